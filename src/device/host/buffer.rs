@@ -1,9 +1,11 @@
-//! Host buffers: charged pieces of memory with a type while they are written, and bytes behind [`DeviceBuffer`] after.
+//! Host buffers: charged, typed pieces of memory while they are written, and bytes behind
+//! [`DeviceBuffer`] afterwards.
 //!
 //! ```text
-//!   Pool ── take ──► Piece ── Values<T> (being written) ── freeze ──► DeviceBuffer (read by anybody)
+//!   Pool ── take ──► Piece ── Values<T> (being written) ── freeze ──► DeviceBuffer (read-only)
 //!     ▲                │
-//!     └──── drop ──────┘   large blocks are kept: touching fresh pages costs as much as a pass over them
+//!     └──── drop ──────┘   large blocks are kept: touching fresh pages costs as much as a pass
+//!                          over them
 //! ```
 
 use std::any::Any;
@@ -21,21 +23,21 @@ use crate::device::{DeviceBuffer, DeviceMemory};
 use crate::memory::{Budget, Reservation, human_bytes};
 use crate::{Error, Result};
 
-/// Blocks that are free again, kept up to this many bytes in total.
+/// Maximum bytes of free blocks that are kept, in total.
 const KEPT_BYTES_MAX: u64 = 1 << 30;
 
-/// Smaller blocks are left to the allocator, which is as quick with them.
+/// Smaller blocks go back to the allocator, which is as quick with them.
 const KEPT_BLOCK_BYTES_MIN: usize = 64 << 10;
 
-/// So few that looking through them costs nothing beside using one.
+/// Few enough that a search through the blocks costs much less than the use of one.
 const KEPT_BLOCKS_MAX: usize = 128;
 
 /// Charged memory. Clones share budget and kept blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
-    /// What is charged: the device's memory, or a job's part of it.
+    /// The budget to charge: the device's memory, or a job's part of it.
     pub(super) budget: Budget,
-    /// All of the device's memory, in which blocks are kept.
+    /// All of the device's memory, which bounds the kept blocks.
     whole: Budget,
     kept: Arc<Mutex<Vec<Block>>>,
 }
@@ -45,12 +47,12 @@ impl Pool {
         Self { whole: budget.clone(), budget, kept: Arc::default() }
     }
 
-    /// The same blocks, charged to a job's part of the memory.
+    /// Returns a pool with the same blocks, charged to a job's part of the memory.
     pub(super) fn charged_to(&self, budget: Budget) -> Self {
         Self { budget, ..self.clone() }
     }
 
-    /// `rows` values whose contents are unspecified.
+    /// Takes room for `rows` values with unspecified contents.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the budget refuses, or the system has no memory.
@@ -75,9 +77,10 @@ impl Pool {
         Ok(Piece { block: Some(block), pool: self.clone(), reservation })
     }
 
-    /// The smallest kept block that is large enough and not wastefully so.
+    /// Takes the smallest kept block that is large enough and not wastefully large.
     fn take_kept(&self, bytes: usize) -> Option<Block> {
-        // What a new block would have is not waste: in a few megabytes, whole huge pages are more than a quarter.
+        // The size of a new block is not waste. With a few megabytes, rounding up to whole huge
+        // pages adds more than a quarter.
         let most = Block::rounded(bytes)?.saturating_add((bytes / 4).max(KEPT_BLOCK_BYTES_MIN));
         let fits = |block: &Block| block.len() >= bytes && block.len() <= most;
         let mut kept = self.kept.lock();
@@ -93,19 +96,19 @@ impl Pool {
         self.trim();
     }
 
-    /// Kept blocks are not charged; they may only take what the budget has free, so that both together stay within what
-    /// the operator promised.
+    /// Frees blocks beyond the limits. Kept blocks are not charged. They may only take memory that
+    /// the budget has free, so that the sum stays within the operator's limit.
     fn trim(&self) {
         let mut kept = self.kept.lock();
         let bound = self.whole.unused_bytes().min(KEPT_BYTES_MAX);
         while kept.len() > KEPT_BLOCKS_MAX || kept.iter().map(|block| block.len() as u64).sum::<u64>() > bound {
-            // The oldest first: a size that no caller asks for any more must not stay for ever.
+            // The oldest first: a size that no caller asks for any more must not stay forever.
             drop(kept.remove(0));
         }
     }
 }
 
-/// Memory that goes back to its pool on drop.
+/// Memory that returns to its pool on drop.
 #[derive(Debug)]
 struct Piece {
     /// `Some` until dropped.
@@ -135,7 +138,7 @@ pub(super) struct Values<T> {
 }
 
 impl<T: Pod> Values<T> {
-    /// The values as a device buffer, no longer writable.
+    /// Turns the values into a device buffer, no longer writable.
     pub(super) fn freeze(self) -> DeviceBuffer {
         let bytes = self.rows * size_of::<T>();
         Arc::new(HostBuffer { storage: Storage::Owned(self.piece), bytes })
@@ -168,20 +171,20 @@ pub(super) struct HostBuffer {
 enum Storage {
     /// Charged to the device.
     Owned(Piece),
-    /// Somebody else's (a chunk of a table in the arena), taken as it is.
+    /// A buffer of another owner (a chunk of a table in the arena), used in place.
     Shared(Buffer),
     /// Bytes that several calls may write.
     Flags { values: Box<[AtomicU8]>, reservation: Reservation },
 }
 
 impl HostBuffer {
-    /// An Arrow buffer as it is.
+    /// Wraps an Arrow buffer without copying it.
     pub(super) fn shared(buffer: Buffer) -> DeviceBuffer {
         let bytes = buffer.len();
         Arc::new(Self { storage: Storage::Shared(buffer), bytes })
     }
 
-    /// `rows` flags, none set.
+    /// Creates `rows` flags, none set.
     pub(super) fn flags(rows: usize, pool: &Pool) -> Result<DeviceBuffer> {
         let reservation = pool.budget.reserve(rows as u64, "flags of matched rows")?;
         // Zeroed by the allocator: large blocks come as untouched pages, which are zero already.
@@ -216,7 +219,7 @@ fn host(buffer: &DeviceBuffer) -> &HostBuffer {
     buffer.as_any().downcast_ref().expect("a buffer of another device was given to a host device")
 }
 
-/// The bytes of a buffer that is not of flags.
+/// Returns the bytes of a buffer that does not hold flags.
 pub(super) fn bytes_of(buffer: &DeviceBuffer) -> &[u8] {
     let buffer = host(buffer);
     match &buffer.storage {
@@ -226,8 +229,9 @@ pub(super) fn bytes_of(buffer: &DeviceBuffer) -> &[u8] {
     }
 }
 
-/// The first `rows` values of a buffer. Buffers that this device made are aligned for any type; keys and positions are
-/// always such buffers, and columns are read as byte arrays, which need no alignment.
+/// Returns the first `rows` values of a buffer. Buffers that this device made are aligned for any
+/// type, and keys and positions always are in such buffers. Columns are read as byte arrays, which
+/// need no alignment.
 pub(super) fn values_of<T: Pod>(buffer: &DeviceBuffer, rows: usize) -> &[T] {
     let bytes = bytes_of(buffer);
     let needed = rows.checked_mul(size_of::<T>()).expect("a buffer's size fits in usize");
@@ -236,7 +240,7 @@ pub(super) fn values_of<T: Pod>(buffer: &DeviceBuffer, rows: usize) -> &[T] {
         .unwrap_or_else(|error| panic!("a buffer of keys or positions is misaligned: {error}"))
 }
 
-/// The first `rows` flags.
+/// Returns the first `rows` flags.
 pub(super) fn flags_of(buffer: &DeviceBuffer, rows: usize) -> &[AtomicU8] {
     match &host(buffer).storage {
         Storage::Flags { values, .. } => &values[..rows],
@@ -244,8 +248,8 @@ pub(super) fn flags_of(buffer: &DeviceBuffer, rows: usize) -> &[AtomicU8] {
     }
 }
 
-/// Cuts a slice into consecutive pieces: piece `i` is `bounds[i]..bounds[i + 1]`, counted from `bounds[0]`, in units of
-/// `width` elements.
+/// Cuts a slice into consecutive pieces: piece `i` is `bounds[i]..bounds[i + 1]`, counted from
+/// `bounds[0]`, in units of `width` elements.
 pub(super) fn split_at_bounds<'a, T>(mut slice: &'a mut [T], bounds: &[usize], width: usize) -> Vec<&'a mut [T]> {
     let mut pieces = Vec::with_capacity(bounds.len().saturating_sub(1));
     for pair in bounds.windows(2) {

@@ -7,8 +7,9 @@
 //!   3       1              (3, 2)
 //! ```
 //!
-//! The pairs before each block of rows are counted first. Then the output is cut into chunks of pairs, and each chunk
-//! finds its first row from the counts: one row with a billion pairs is as well divided as a billion rows with one.
+//! First, the pairs before each block of rows are counted. Then the output is cut into chunks of
+//! pairs, and each chunk finds its first row from the counts. One row with a billion pairs is as
+//! well divided as a billion rows with one pair.
 
 use std::ops::Range;
 
@@ -66,7 +67,8 @@ pub(super) fn expand(run: &Run<'_>, matches: &Matches, pairs: Range<u64>, unmatc
             let block = before.partition_point(|&start| start <= pair) - 1;
             let (row, skip) = (block * BLOCK_ROWS, pair - before[block]);
             match source.count {
-                // Without runs, rows without a match are left out, or there would be nothing to expand.
+                // Without runs, rows without a match are left out here. The early return above
+                // handles the other cases.
                 None => source.write_matched(row, skip, build, probe),
                 Some(_) => source.write(row, skip, build, probe),
             }
@@ -79,16 +81,16 @@ pub(super) fn expand(run: &Run<'_>, matches: &Matches, pairs: Range<u64>, unmatc
     })
 }
 
-/// Rows whose pairs are counted together: a chunk looks through at most so many rows for its first.
+/// Rows whose pairs are counted together. A chunk searches at most this many rows for its first.
 const BLOCK_ROWS: usize = 1 << 10;
 
 const _: () = assert!(MORSEL_ROWS.is_multiple_of(BLOCK_ROWS));
 
-/// What pairs are made of.
+/// Input of the pairs.
 struct Source<'a> {
     first: &'a [u32],
     count: Option<&'a [u32]>,
-    /// Whether rows without a match give a pair.
+    /// True if rows without a match give a pair.
     emit: bool,
     row_start: u32,
 }
@@ -107,8 +109,9 @@ impl Source<'_> {
         (start..self.first.len().min(start + BLOCK_ROWS)).map(|row| self.pairs_of(row)).sum()
     }
 
-    /// As [`Source::write`], of rows with one pair or none. Which of them have one is as good as random, so nothing
-    /// is decided by it: each row is written, and the next one over it unless it has a match.
+    /// Does [`Source::write`] for rows with at most one pair. The presence of a pair is
+    /// unpredictable, so the loop does not branch on it. Each row is written, and the next row
+    /// overwrites it if it has no match.
     fn write_matched(&self, mut row: usize, skip: u64, build: &mut [u32], probe: &mut [u32]) {
         let mut skipped = 0;
         while skipped < skip {
@@ -125,7 +128,7 @@ impl Source<'_> {
         }
     }
 
-    /// Writes the pairs that follow the first `skip` ones of the rows from `row` on.
+    /// Writes the pairs from row `row` on, after skipping the first `skip` pairs.
     fn write(&self, mut row: usize, mut skip: u64, build: &mut [u32], probe: &mut [u32]) {
         let mut written = 0;
         while written < build.len() {
@@ -157,7 +160,7 @@ mod tests {
     use crate::device::Device;
     use crate::device::host::testing::{Bench, SIZES, THREADS, numbers, random};
 
-    /// Matches with these runs, and all the pairs that they give.
+    /// Returns matches with the given run lengths, and all pairs that they give.
     fn matches_of(bench: &Bench, counts: &[u32], unmatched: Unmatched) -> (Matches, Vec<(u32, u32)>) {
         let row_start = 100;
         let first: Vec<u32> = (0..).zip(counts).map(|(row, &n)| if n == 0 { NO_ROW } else { row * 3 }).collect();

@@ -1,6 +1,11 @@
-//! The deliberate failures of a host device: `launch-error`, `copy-error` (of any copy), `copy-out-error` (of one to host memory),
-//! `out-of-memory` (as when the system has not what the budget promises), `transient` (the next attempt may succeed), and `lost`,
-//! after which the device answers every call with its loss. `device/fault.rs` says how a test asks for one.
+//! Deliberate failures of a host device. `device/fault.rs` says how a test asks for one.
+//!
+//! * `launch-error`: of any primitive.
+//! * `copy-error`: of any copy.
+//! * `copy-out-error`: of a copy to host memory.
+//! * `out-of-memory`: as when the system lacks memory that the budget promises.
+//! * `transient`: the next attempt may succeed.
+//! * `lost`: every later call on the device fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +15,8 @@ use crate::device::fault::Trigger;
 use crate::device::loss::remedy;
 use crate::{Error, Result};
 
-/// The failures of one device. Clones, which are that device for several jobs, are lost together.
+/// Failures of one device. Clones belong to views of the device for several jobs, and are lost
+/// together.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
     device: DeviceId,
@@ -19,12 +25,12 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Those that the trigger asks for.
+    /// Returns the failures that the trigger asks for.
     pub(super) fn of(device: DeviceId, trigger: Trigger) -> Self {
         Self { device, trigger, lost: Arc::default() }
     }
 
-    /// The failures of any primitive.
+    /// Fails if a failure of any primitive is due.
     pub(super) fn before_primitive(&self) -> Result<()> {
         let device = self.device;
         if self.trigger.is_due("lost") {
@@ -47,7 +53,7 @@ impl Faults {
         Ok(())
     }
 
-    /// The device's loss, once it is lost.
+    /// Fails once the device is lost.
     pub(super) fn check(&self) -> Result<()> {
         match self.lost.load(Ordering::Relaxed) {
             true => {
@@ -58,7 +64,7 @@ impl Faults {
         }
     }
 
-    /// The failures of a copy.
+    /// Fails if a failure of a copy is due.
     pub(super) fn before_copy(&self) -> Result<()> {
         match self.trigger.is_due("copy-error") {
             true => Err(Error::Internal(format!("a copy to or from device {}: a deliberate failure", self.device))),
@@ -66,7 +72,8 @@ impl Faults {
         }
     }
 
-    /// The failures of a copy to host memory, once it is made: what it wrote is there, and must be given back.
+    /// Fails if a failure of a finished copy to host memory is due. The copy's result exists then,
+    /// and must be freed.
     pub(super) fn after_copy_out(&self) -> Result<()> {
         match self.trigger.is_due("copy-out-error") {
             true => Err(Error::Internal(format!("a copy from device {}: a deliberate failure", self.device))),
@@ -107,7 +114,7 @@ mod tests {
         ask("transient");
         assert!(matches!(one.before_primitive(), Err(Error::Unavailable(_))));
         assert!(one.check().is_ok() && one.before_primitive().is_ok(), "it still answers");
-        // What is lost stays so, for every job, and only it.
+        // A lost device stays lost, for every job, and other devices do not.
         ask("host:0 lost");
         let for_job = one.clone();
         assert!(matches!(for_job.before_primitive(), Err(Error::Unavailable(text)) if text.contains("host:0")));

@@ -1,15 +1,19 @@
-//! A blocked Bloom filter over build keys: it tells of most keys that match nothing that they do, for one cache line each.
+//! A blocked Bloom filter over build keys. It rejects most keys without a match, for one cache line
+//! each.
 //!
 //! ```text
 //!   mixed key ──┬─ highest bits: which line of 64 bytes
-//!               └─ lowest bits:  [ w0 | w1 | w2 | w3 ][ w4 | w5 | w6 | w7 ]   three bits of one word in each half
+//!               └─ lowest bits:  [ w0 | w1 | w2 | w3 ][ w4 | w5 | w6 | w7 ]
+//!                                three bits of one word in each half
 //! ```
 //!
-//! All bits of a key are in one line, as in Putze, Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters"
-//! (2007), and in few words of it, as in Lang et al., "Performance-Optimal Filtering" (VLDB 2019), section 3.2. The filter
-//! also knows the smallest and the largest key, and lets nothing through beyond these.
+//! All bits of a key are in one line, as in Putze, Sanders and Singler, "Cache-, Hash- and
+//! Space-Efficient Bloom Filters" (2007). They are in few words of it, as in Lang et al.,
+//! "Performance-Optimal Filtering" (VLDB 2019), section 3.2. The filter also knows the smallest and
+//! the largest key, and rejects keys outside this range.
 //!
-//! Several threads fill a large filter region by region, with keys that were arranged by region first: they share no line.
+//! Several threads fill a large filter region by region, with keys that were arranged by region
+//! first. They share no line.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -24,11 +28,11 @@ use super::{MORSEL_ROWS, Run};
 use crate::Result;
 use crate::device::{DeviceMemory, Filter, KeyWidth, Keys, PackedKeys, Positions};
 
-/// The share of keys that match nothing and pass all the same, about: a test counts them.
+/// Approximate share of keys without a match that pass all the same. A test counts them.
 pub const FILTER_FALSE_POSITIVES: f64 = 0.015;
 
-/// With three bits in each of two words, fewer bits per key let twice as many keys through at eight, and more of them make
-/// the filter outgrow caches.
+/// With three bits in each of two words, eight bits per key would let twice as many keys through.
+/// More bits would make the filter outgrow caches.
 const BITS_PER_KEY: usize = 10;
 
 /// One cache line.
@@ -39,18 +43,19 @@ const LINE_BITS: usize = 512;
 /// Lines that one thread fills at a time, so that they stay in its second cache.
 const REGION_LINES: usize = 1 << 12;
 
-/// Bytes of device memory that a filter takes. It stands beside the code that takes them, so that whoever plans a join
-/// reckons with what will happen.
+/// Bytes of device memory that a filter takes. The type is next to the code that takes the memory,
+/// so that a plan reckons with the real use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FilterBytes {
-    /// For as long as the filter lives.
+    /// Bytes while the filter lives.
     pub stays: u64,
-    /// On top of that while it is built: keys arranged by region.
+    /// Further bytes while the filter is built: keys arranged by region.
     pub building: u64,
 }
 
 impl FilterBytes {
-    /// Of a filter over `rows` keys of that width, built by so many threads.
+    /// Returns the bytes of a filter over `rows` keys of the given width, built by `threads`
+    /// threads.
     pub fn new(width: KeyWidth, rows: u64, threads: usize) -> Self {
         let lines = line_count(rows as usize);
         let key_bytes = with_key!(width, K => size_of::<K>()) as u64;
@@ -67,7 +72,8 @@ fn line_count(rows: usize) -> usize {
 #[derive(Debug)]
 struct HostFilter<K: Key> {
     lines: Values<Line>,
-    /// The smallest and the largest key; the smallest is greater when there are no keys.
+    /// The smallest and the largest key. The smallest is greater than the largest when there are no
+    /// keys.
     range: (K, K),
 }
 
@@ -81,10 +87,10 @@ impl<K: Key> DeviceMemory for HostFilter<K> {
     }
 }
 
-/// 64 bits that tell where a key is in a filter. Keys of 32 bits are spread over them.
+/// Returns 64 bits that locate a key in a filter. Keys of 32 bits are spread over all of them.
 #[inline(always)]
 fn hash<K: Key>(key: K) -> u64 {
-    /// Odd, so that multiplying loses nothing: 2^64 over the golden ratio.
+    /// 2^64 over the golden ratio. Odd, so that multiplication is a bijection.
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mixed = key.mix();
     match K::BITS {
@@ -94,13 +100,13 @@ fn hash<K: Key>(key: K) -> u64 {
     }
 }
 
-/// The line of a hash: its upper half, scaled to the number of lines.
+/// Returns the line of a hash: its upper half, scaled to the number of lines.
 #[inline(always)]
 fn line_of(hash: u64, lines: usize) -> usize {
     (((hash >> 32) * lines as u64) >> 32) as usize
 }
 
-/// A word of each half of the line, and the bits to be set there.
+/// Returns one word of each half of the line, and the bits to be set in it.
 #[inline(always)]
 fn bits_of(hash: u64) -> [(usize, u64); 2] {
     let bit = |at: u32| 1u64 << (hash >> at & 63);
@@ -119,7 +125,7 @@ pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Filter> {
         (min, max)
     })?;
     let range = ranges.into_iter().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-    // Nothing lies between the largest key and the smallest.
+    // Without keys, the range is empty.
     let range = range.unwrap_or((K::truncate(u128::MAX), K::default()));
 
     if run.threads == 1 || line_count <= REGION_LINES {
@@ -138,7 +144,7 @@ pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Filter> {
     Ok(Filter { state: Arc::new(HostFilter { lines, range }), rows: keys.rows })
 }
 
-/// Enters keys whose lines are among `lines`, the first of which is number `first` of `line_count`.
+/// Enters keys whose lines are among `lines`. The first line is number `first` of `line_count`.
 fn enter<K: Key>(run: &Run<'_>, lines: &mut [Line], first: usize, line_count: usize, keys: &[K]) -> Result<()> {
     for keys in keys.chunks(MORSEL_ROWS) {
         run.cancel.check()?;
@@ -158,7 +164,7 @@ pub(super) fn filter_keys<K: Key>(run: &Run<'_>, filter: &Filter, given: &Packed
     let filter = filter.expect("a filter of another device, or over keys of another width");
     let (keys, rows) = (&given.keys, given.keys.rows);
     let values = values_of::<K>(&keys.data, rows);
-    // A bit per key: whether it passes.
+    // One bit per key, set if the key passes.
     let mut passing = run.values::<u64>(rows.div_ceil(64), "keys that pass a filter")?;
     let counts: Vec<usize> = passing
         .par_chunks_mut(MORSEL_ROWS / 64)
@@ -210,7 +216,8 @@ pub(super) fn filter_keys<K: Key>(run: &Run<'_>, filter: &Filter, given: &Packed
 }
 
 impl<K: Key> HostFilter<K> {
-    /// Which of at most 64 keys pass, a bit for each. All lines are asked for before the first is looked at.
+    /// Returns a bit for each of at most 64 keys, set if the key passes. All lines are prefetched
+    /// before the first is read.
     #[inline(always)]
     fn test(&self, keys: &[K]) -> u64 {
         let lines = &self.lines[..];
@@ -224,7 +231,7 @@ impl<K: Key> HostFilter<K> {
         for (at, (&hash, &key)) in hashes.iter().zip(keys).enumerate() {
             let line = &lines[line_of(hash, lines.len())];
             let [(a, a_bits), (b, b_bits)] = bits_of(hash);
-            // No branch: which keys pass cannot be guessed.
+            // No branch, because the result is unpredictable.
             let passes = (line[a] & a_bits == a_bits) & (line[b] & b_bits == b_bits) & (key >= min) & (key <= max);
             passing |= u64::from(passes) << at;
         }
@@ -256,7 +263,7 @@ mod tests {
                     let probe_numbers: Vec<u32> =
                         build_numbers.iter().flat_map(|&n| [n ^ 0x5555, n]).chain([0]).collect();
                     let (probe, values) = bench.keys::<K>(&probe_numbers);
-                    // Every third row has no key, so that keys have numbers of their own.
+                    // Every third row has no key, so that key numbers differ from row numbers.
                     let all: fn(usize) -> u32 = |at| at as u32;
                     let some: fn(usize) -> u32 = |at| (at + at / 2) as u32;
                     let rows_kept = bench.list(&(0..probe.rows).map(some).collect::<Vec<_>>(), false);

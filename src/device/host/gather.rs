@@ -1,4 +1,4 @@
-//! Rows of a column, by position.
+//! Gathers rows of a column by position.
 
 use std::ops::Range;
 
@@ -13,7 +13,6 @@ use crate::Result;
 use crate::device::{Column, HostColumn, NO_ROW, Positions, ROWS_MAX};
 use crate::memory::Arena;
 
-/// Bytes of bitmap per morsel.
 const MORSEL_BITMAP_BYTES: usize = MORSEL_ROWS / 8;
 
 pub(super) fn gather(run: &Run<'_>, column: &Column, positions: &Positions) -> Result<Column> {
@@ -54,10 +53,11 @@ fn needs_validity(column: &Column, positions: &Positions) -> bool {
     column.validity.is_some() || matches!(positions, Positions::List { may_miss: true, .. })
 }
 
-/// Writes the values at `positions`; zeros for [`NO_ROW`].
+/// Writes the values at `positions`, and zeros for [`NO_ROW`].
 fn gather_values(run: &Run<'_>, column: &Column, positions: &Positions, out: &mut [u8]) -> Result<()> {
     with_cell!(column.width, T => {
-        // Byte arrays and not integers: a column may be a slice of somebody else's buffer, aligned to nothing.
+        // Byte arrays and not integers, because a column may be a slice of another owner's buffer,
+        // without alignment.
         let values = values_of::<T>(&column.data, column.rows);
         let out = bytemuck::cast_slice_mut::<u8, T>(out);
         match positions {
@@ -75,7 +75,7 @@ fn pick<T: Pod>(values: &[T], positions: &[u32], may_miss: bool, out: &mut [T]) 
         out.iter_mut().zip(positions).for_each(|(out, &at)| *out = values[at as usize]);
         return;
     }
-    // No column has a row of this number, so that one comparison finds both misses and mistakes.
+    // No column has a row number `NO_ROW`, so that one comparison finds both misses and mistakes.
     assert!(values.len() <= ROWS_MAX);
     for (out, &at) in out.iter_mut().zip(positions) {
         debug_assert!(at == NO_ROW || (at as usize) < values.len(), "position {at} of {} rows", values.len());
@@ -83,7 +83,7 @@ fn pick<T: Pod>(values: &[T], positions: &[u32], may_miss: bool, out: &mut [T]) 
     }
 }
 
-/// Writes the validity of the rows at `positions` and returns how many are null.
+/// Writes the validity of the rows at `positions` and returns the number of nulls.
 fn gather_validity(run: &Run<'_>, column: &Column, positions: &Positions, bitmap: &mut [u8]) -> Result<usize> {
     let rows = positions.len();
     let validity = column.validity.as_ref().map(bytes_of);
@@ -102,7 +102,7 @@ fn gather_validity(run: &Run<'_>, column: &Column, positions: &Positions, bitmap
         .try_reduce(|| 0, |a, b| Ok::<_, crate::Error>(a + b))
 }
 
-/// Copies `len` bits from bit `start` and returns how many are zero.
+/// Copies `len` bits from bit `start` and returns the number of zeros.
 fn copy_bits(validity: Option<&[u8]>, start: usize, len: usize, bitmap: &mut [u8]) -> usize {
     let validity = validity.expect("a range misses no row, so that validity is of the column");
     bitmap.fill(0);
@@ -188,7 +188,8 @@ mod tests {
     use crate::device::host::testing::{Bench, SIZES, THREADS, buffer_of, cell, numbers, random};
     use crate::device::{BitSlice, Device};
 
-    /// What is gathered from a column of [`Bench::columns_of_every_width`]: `None` for a null.
+    /// Returns the values gathered from a column of [`Bench::columns_of_every_width`]. `None`: a
+    /// null.
     fn expected(column: &Column, valid: &[bool], positions: &[u32]) -> Vec<Option<Vec<u8>>> {
         let value = |&at: &u32| (at != NO_ROW && valid[at as usize]).then(|| cell(at as usize, column.width));
         positions.iter().map(value).collect()

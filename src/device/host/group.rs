@@ -1,4 +1,4 @@
-//! Grouping: equal keys of each partition made adjacent, with all that is carried.
+//! Grouping: makes equal keys of each partition adjacent, with all that is carried.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -12,15 +12,16 @@ use super::{MORSEL_ROWS, Run};
 use crate::device::{Column, Grouping, Keys, NO_ROW, Partitions};
 use crate::{Error, Result};
 
-/// Where the keys of a partition, and its piece of each carried column, go.
+/// Destination of a partition's keys, and of its piece of each carried column.
 type GroupTask<'a, K> = (&'a mut [K], Vec<&'a mut [u8]>);
 
-/// Partitions of more rows than this, several times those of an ordinary one, are worked on by all threads together when
-/// they are a large share of all rows: others would wait for the one thread that has it.
+/// Partitions of more rows than this, several times an ordinary one, may be worked on by all
+/// threads. They are if they have a large share of all rows. Otherwise other threads would wait for
+/// the one thread that has the partition.
 const HEAVY_ROWS_MIN: usize = 8 * MORSEL_ROWS;
 
-/// Makes equal keys adjacent by counting: a table gives each distinct key of a partition a group, groups get consecutive
-/// places, and rows move once.
+/// Makes equal keys adjacent by counting. A table gives each distinct key of a partition a group,
+/// groups get consecutive places, and rows move once.
 pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Partitions> {
     if partitions.is_grouped() {
         return Ok(partitions);
@@ -46,7 +47,7 @@ pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Par
     let (heavy, others): (Vec<_>, Vec<_>) = tasks.into_iter().enumerate().partition(is_heavy);
     for (partition, task) in heavy {
         let range = bounds[partition]..bounds[partition + 1];
-        // Working together takes more memory; where there is none, one thread does it.
+        // Working together takes more memory. If there is not enough, one thread does it.
         match order_together(run, &values[range.clone()], run.threads) {
             Ok(order) => take_in_order(run, &order, values, &carried, range, task)?,
             Err(Error::Exhausted(_)) => group_alone(run, values, &carried, range, task)?,
@@ -82,7 +83,7 @@ fn group_alone<K: Key>(
     Ok(())
 }
 
-/// Takes the rows of one partition in an order, on all threads.
+/// Moves the rows of one partition into a given order, on all threads.
 fn take_in_order<K: Key>(
     run: &Run<'_>,
     order: &[u32],
@@ -105,17 +106,18 @@ fn take<T: bytemuck::Pod + Send + Sync>(run: &Run<'_>, order: &[u32], from: &[T]
     run.fill(to, |start, to| to.iter_mut().zip(&order[start..]).for_each(|(to, &row)| *to = from[row as usize]))
 }
 
-/// The row at each place once equal keys are adjacent, in the order that [`group_places`] gives, found by several threads.
+/// Returns the row at each place once equal keys are adjacent, in the order of [`group_places`].
+/// Several threads find it.
 ///
 /// ```text
 ///   rows    [  part 0  |  part 1  ]   1. each part numbers its own groups, and counts their rows
-///   groups   a:2 b:1    b:3 c:1       2. groups of one key are put together, and places dealt out: a 0..2, b 2..3 and
-///                                        3..6, c 6..7
-///   places   0 2 1      3 6 4 5       3. each part deals its places to its rows
+///   groups   a:2 b:1    b:3 c:1       2. groups of one key are merged, and get places:
+///                                        a 0..2, b 2..3 and 3..6, c 6..7
+///   places   0 2 1      3 6 4 5       3. each part gives its places to its rows
 /// ```
 fn order_together<K: Key>(run: &Run<'_>, keys: &[K], parts: usize) -> Result<Values<u32>> {
     let part_rows = keys.len().div_ceil(parts).max(1);
-    // The tables of all parts together start no larger than the one table of a thread alone.
+    // The tables of all parts together start no larger than the one table of a single thread.
     let room = START_ROWS / parts;
     // The group of each row, counted within its part.
     let mut groups = run.values::<u32>(keys.len(), "the groups of grouped keys")?;
@@ -128,7 +130,8 @@ fn order_together<K: Key>(run: &Run<'_>, keys: &[K], parts: usize) -> Result<Val
     let largest = parts.iter().map(Vec::len).max().unwrap_or(0);
     let mut table = GrowingTable::<K::Run>::new(run, largest, "a table to group keys by")?;
     let mut sizes: Vec<u32> = Vec::with_capacity(largest);
-    // For each part and group of it: the group among all, and how many rows of it lie in the parts before.
+    // For each part and each of its groups: the group among all, and the number of its rows in
+    // earlier parts.
     let mut next: Vec<Vec<(u32, u32)>> = Vec::with_capacity(parts.len());
     for part in parts {
         run.cancel.check()?;
@@ -163,7 +166,7 @@ fn order_together<K: Key>(run: &Run<'_>, keys: &[K], parts: usize) -> Result<Val
                 run.cancel.check()?;
                 for &group in groups {
                     let place = &mut next[group as usize];
-                    // Nobody else has this place; that the compiler cannot see.
+                    // No other thread writes this place, which the compiler cannot see.
                     order[*place as usize].store(row, Ordering::Relaxed);
                     *place += 1;
                     row += 1;
@@ -175,8 +178,9 @@ fn order_together<K: Key>(run: &Run<'_>, keys: &[K], parts: usize) -> Result<Val
     Ok(order)
 }
 
-/// Numbers the distinct keys in order of first appearance, writes the number of each row's, and answers the keys with how
-/// many rows each has. `room`: distinct keys that the table starts with room for.
+/// Numbers the distinct keys in order of first appearance, and writes the number of each row's key.
+/// Returns the keys with their row counts. `room`: distinct keys that the table has room for at
+/// first.
 fn number_groups<K: Key>(run: &Run<'_>, keys: &[K], groups: &mut [u32], room: usize) -> Result<Vec<(K, u32)>> {
     let mut table = GrowingTable::<K::Run>::new(run, keys.len().min(room), "a table to group keys by")?;
     let mut found: Vec<(K, u32)> = Vec::new();
@@ -196,9 +200,10 @@ fn number_groups<K: Key>(run: &Run<'_>, keys: &[K], groups: &mut [u32], room: us
     Ok(found)
 }
 
-/// The place of each row once equal keys are adjacent, groups being in order of first appearance.
+/// Returns the place of each row once equal keys are adjacent, with groups in order of first
+/// appearance.
 fn group_places<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<Values<u32>> {
-    // First the group of each row, then its place.
+    // Holds the group of each row first, then its place.
     let mut places = run.values::<u32>(keys.len(), "the places of grouped keys")?;
     let mut next: Vec<u32> =
         number_groups(run, keys, &mut places, START_ROWS)?.into_iter().map(|(_, rows)| rows).collect();
@@ -310,7 +315,7 @@ mod tests {
         for threads in [2, 3, 8] {
             assert!(grouped(&Bench::new(threads)).unwrap() == alone, "{threads} threads");
         }
-        // With less and less memory, until one thread has not enough either: the result never changes.
+        // Memory shrinks until even one thread has too little. The result never changes.
         let mut memory = 40 << 20;
         let (mut done, mut refused) = (0, 0);
         while refused < 3 {

@@ -1,8 +1,8 @@
 //! Keys as numbers, and their bijective mixing.
 //!
-//! Mixing is a bijection on keys of each width, so equal mixed keys mean equal keys, and dense, sparse and patterned keys
-//! spread alike. Partitions take bits from the top of the mixed key, tables from the bottom, so that rows of one partition
-//! still spread over a table.
+//! Mixing is a bijection on keys of each width. Equal mixed keys therefore mean equal keys, and
+//! dense, sparse and patterned keys spread alike. Partitions take bits from the top of the mixed
+//! key, tables from the bottom. Rows of one partition therefore still spread over a table.
 
 use std::fmt::Debug;
 
@@ -21,25 +21,26 @@ pub(super) trait Key: Cell + Ord + Default + Debug + std::hash::Hash {
     /// A table slot for keys that repeat.
     type Run: Slot<Self>;
 
-    /// A bijection under which every bit of the result depends on every bit of the key.
+    /// Maps keys to keys bijectively. Every bit of the result depends on every bit of the key.
     fn mix(self) -> Self;
 
-    /// The lowest bits, as many as an index has.
+    /// Returns the lowest bits that fit an index.
     fn low(self) -> usize;
 
-    /// The number formed by the bits from `shift` upwards, as many as an index has; `shift` is less than [`Self::BITS`].
+    /// Returns the bits from `shift` upwards that fit an index. `shift` is less than
+    /// [`Self::BITS`].
     fn bits_from(self, shift: u32) -> usize;
 
-    /// The lowest bits of `value`.
+    /// Returns the lowest bits of `value`.
     fn truncate(value: u128) -> Self;
 
-    /// The lowest bits of `value`, which is quicker than [`Self::truncate`].
+    /// Returns the lowest bits of `value`, quicker than [`Self::truncate`].
     fn truncate_64(value: u64) -> Self;
 
-    /// Moved up by `shift` bits, which is less than [`Self::BITS`].
+    /// Shifts left by `shift` bits, less than [`Self::BITS`].
     fn shifted(self, shift: u32) -> Self;
 
-    /// The difference, wrapping.
+    /// Returns the difference, wrapping.
     fn wrapping_sub(self, other: Self) -> Self;
 
     /// Bitwise or.
@@ -51,10 +52,10 @@ pub(super) trait Key: Cell + Ord + Default + Debug + std::hash::Hash {
     /// Bitwise exclusive or.
     fn xor(self, other: Self) -> Self;
 
-    /// Zeros above the highest set bit.
+    /// Number of zeros above the highest set bit.
     fn leading_zeros(self) -> u32;
 
-    /// Zeros below the lowest set bit.
+    /// Number of zeros below the lowest set bit.
     fn trailing_zeros(self) -> u32;
 }
 
@@ -158,12 +159,13 @@ impl Key for u128 {
     type Run = Slot16;
     key_arithmetic!(u128);
 
-    /// Three rounds of a Feistel network over the two halves, with the 64-bit mix as its round function: a bijection
-    /// whatever the round function is.
+    /// Three rounds of a Feistel network over the two halves, with the 64-bit mix as its round
+    /// function. A Feistel network is a bijection with any round function.
     #[inline(always)]
     fn mix(self) -> Self {
         let (mut high, mut low) = ((self >> 64) as u64, self as u64);
-        // Constants (binary digits of pi) keep zero halves from meeting the mix's fixed point at zero.
+        // Constants (binary digits of pi) keep zero halves from meeting the mix's fixed point at
+        // zero.
         high ^= (low ^ 0x243f_6a88_85a3_08d3).mix();
         low ^= (high ^ 0x1319_8a2e_0370_7344).mix();
         high ^= (low ^ 0xa409_3822_299f_31d0).mix();
@@ -171,7 +173,7 @@ impl Key for u128 {
     }
 }
 
-/// Runs an expression with `$key` standing for the integer type of a [`KeyWidth`](crate::device::KeyWidth).
+/// Runs an expression with `$key` as the integer type of a [`KeyWidth`](crate::device::KeyWidth).
 macro_rules! with_key {
     ($width:expr, $key:ident => $body:expr) => {
         match $width {
@@ -191,7 +193,7 @@ macro_rules! with_key {
     };
 }
 
-/// Runs an expression with `$cell` standing for the byte array of a [`Width`](crate::device::Width).
+/// Runs an expression with `$cell` as the byte array of a [`Width`](crate::device::Width).
 macro_rules! with_cell {
     ($width:expr, $cell:ident => $body:expr) => {
         match $width {
@@ -231,7 +233,8 @@ mod tests {
 
     use super::*;
 
-    /// Pearson's statistic of how evenly `count` buckets are filled, over its expectation: near 1 for random numbers.
+    /// Pearson's statistic of how evenly `count` buckets are filled, divided by its expectation:
+    /// near 1 for random numbers.
     fn unevenness(buckets: impl Iterator<Item = usize>, count: usize) -> f64 {
         let mut filled = vec![0u32; count];
         let mut total = 0.0;

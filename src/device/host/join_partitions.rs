@@ -1,5 +1,6 @@
-//! Partitions joined in one go, composed of the primitives that do it step by step: a wave of these stays in cache from step to step,
-//! so that strategies on the CPU do without this. It is what GPUs are compared with, and what emulated ones do.
+//! Joins partitions in one step, composed of the step-by-step primitives. A wave of partitions
+//! stays in cache from step to step, so strategies on the CPU do not use this. It is the reference
+//! for GPUs, and the implementation of emulated GPUs.
 
 use std::ops::Range;
 

@@ -1,7 +1,9 @@
-//! Emulated links between host memory and a host device, so that transfers cost what they would on a GPU's bus.
+//! Emulated links between host memory and a host device, which give transfers the cost of a GPU's
+//! bus.
 //!
-//! A transfer passes over one or more lanes at once, as packets do on the links and switches of a route: it is over when the
-//! slowest of them has had the time for its bytes. Devices whose routes share a link share its lane, and so its rate.
+//! A transfer passes over one or more lanes at once, as packets do on the links and switches of a
+//! route. It ends when the slowest lane has had the time for its bytes. Devices whose routes share
+//! a link share its lane, and so its rate.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use parking_lot::Mutex;
 use crate::device::CancelFlag;
 use crate::{Error, Result};
 
-/// The rates of an emulated link of one device's own, in bytes per second for each direction.
+/// The rates of an emulated link of a single device, in bytes per second for each direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmulatedLink {
     /// From host memory to the device.
@@ -20,7 +22,7 @@ pub struct EmulatedLink {
     pub from_device_bytes_per_second: f64,
 }
 
-/// The lanes between host memory and a device, some of which other devices may share.
+/// The lanes between host memory and a device. Other devices may share some lanes.
 #[derive(Clone, Debug)]
 pub struct EmulatedRoute {
     /// From host memory to the device.
@@ -30,7 +32,7 @@ pub struct EmulatedRoute {
 }
 
 impl EmulatedRoute {
-    /// The route over one link that nobody shares.
+    /// Returns the route over one unshared link.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a link without a rate.
@@ -43,23 +45,23 @@ impl EmulatedRoute {
     }
 }
 
-/// What moves bytes at a bounded rate: one direction of a link, or both together. Transfers take turns, so that two at once
-/// share the rate, as they do on a bus. Clones are the same lane.
+/// A mover of bytes at a bounded rate: one direction of a link, or both together. Transfers take
+/// turns, so that two at once share the rate, as they do on a bus. Clones are the same lane.
 #[derive(Clone, Debug)]
 pub struct Lane {
     bytes_per_second: f64,
-    /// When the last transfer that was queued will be over.
+    /// The end of the last queued transfer.
     free_at: Arc<Mutex<Instant>>,
 }
 
-/// How long a sleeping transfer goes without looking at its cancel flag.
+/// Time between two checks of the cancel flag during a sleeping transfer.
 const NAP: Duration = Duration::from_millis(10);
 
 impl Lane {
-    /// A lane of that rate.
+    /// Creates a lane of the given rate.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the rate is none.
+    /// [`Error::Invalid`] for a rate that is below 1 byte per second or not finite.
     pub fn new(bytes_per_second: f64) -> Result<Self> {
         if !(bytes_per_second >= 1.0 && bytes_per_second.is_finite()) {
             return Err(Error::Invalid(format!(
@@ -69,12 +71,12 @@ impl Lane {
         Ok(Self { bytes_per_second, free_at: Arc::new(Mutex::new(Instant::now())) })
     }
 
-    /// How long so many bytes take.
+    /// Time of a transfer of `bytes`.
     fn time(&self, bytes: usize) -> Duration {
         Duration::from_secs_f64(bytes as f64 / self.bytes_per_second)
     }
 
-    /// Queues a transfer and returns when it will be over.
+    /// Queues a transfer and returns its end.
     fn queue(&self, bytes: usize) -> Instant {
         let mut free_at = self.free_at.lock();
         *free_at = (*free_at).max(Instant::now()) + self.time(bytes);
@@ -82,11 +84,11 @@ impl Lane {
     }
 }
 
-/// A transfer on its way. Dropped before its time, because it was cancelled or its copy failed, it leaves the rest of its
-/// time to others.
+/// A transfer in progress. If dropped early, because it was cancelled or its copy failed, it leaves
+/// the rest of its time to others.
 #[derive(Debug)]
 pub(super) struct Transfer<'a> {
-    /// The lanes, and when each of them has had its time.
+    /// The lanes, each with the end of the transfer on it.
     lanes: Vec<(&'a Lane, Instant)>,
     bytes: usize,
 }
@@ -97,7 +99,7 @@ impl<'a> Transfer<'a> {
         Self { lanes: lanes.iter().map(|lane| (lane, lane.queue(bytes))).collect(), bytes }
     }
 
-    /// Sleeps until it is over.
+    /// Sleeps until the transfer ends.
     ///
     /// # Errors
     /// [`Cancelled`](Error::Cancelled) when the flag is raised first.
@@ -118,7 +120,8 @@ impl Drop for Transfer<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         for (lane, end) in &self.lanes {
-            // Whoever queued behind it keeps the time that was said; the next one starts earlier.
+            // Transfers queued behind this one keep their announced end. The next transfer starts
+            // earlier.
             let left = end.saturating_duration_since(now).min(lane.time(self.bytes));
             *lane.free_at.lock() -= left;
         }
@@ -141,7 +144,7 @@ mod tests {
         assert!(matches!(transfer.wait(&cancel), Err(Error::Cancelled(_))));
         assert!(busy(&lanes[0]) < hour && busy(&lanes[1]) < hour);
 
-        // One that waits behind another gives back its own time and not the other's.
+        // A transfer that waits behind another gives back its own time and not the other's.
         let first = Transfer::begin(&lanes, 100_000);
         drop(Transfer::begin(&lanes, 1_000_000));
         assert!((24 * hour..30 * hour).contains(&busy(&lanes[0])));

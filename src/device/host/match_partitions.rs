@@ -1,8 +1,9 @@
-//! Matching within partitions, each with a table that stays in the cache of the thread that works on it.
+//! Matching within partitions, each with a table that stays in the cache of its thread.
 //!
-//! Partitions are worked on in parallel, and so are the probe rows of one partition if there are many (a heavy key), all
-//! of them with the same table; and where many build rows have few keys, several threads look for the runs of equal ones. A
-//! build partition that outgrew the cache makes its table slower to reach, nothing else.
+//! Partitions are worked on in parallel. So are the probe rows of one partition if there are many
+//! (a heavy key), with one shared table. If many build rows have few keys, several threads search
+//! for the runs of equal keys. A build partition that outgrows the cache only makes its table
+//! slower to reach.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +77,8 @@ pub(super) fn match_partitions<K: Key>(
     Ok(PartitionMatches::Matched(matches(first, count, rows, tally)))
 }
 
-/// A table of the positions of distinct keys, counted from `start`. `None` when a key repeats.
+/// Builds a table of the positions of distinct keys, counted from `start`. `None` when a key
+/// repeats.
 fn enter_distinct<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Option<GrowingTable<K::Unique>>> {
     let mut table = GrowingTable::<K::Unique>::new(run, keys.len(), TABLE)?;
     let mut position = start as u32;
@@ -95,11 +97,11 @@ fn enter_distinct<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Opt
     Ok(Some(table))
 }
 
-/// What the memory of a partition's table is for.
+/// Purpose of the memory of a partition's table, for errors.
 const TABLE: &str = "a partition's hash table";
 
-/// A table of the runs of adjacent equal keys, their positions counted from `start`. It has room for the runs and not for
-/// the rows, of which a heavy key has many.
+/// Builds a table of the runs of adjacent equal keys, with positions counted from `start`. Its size
+/// depends on the runs and not on the rows, because a heavy key has many rows.
 fn enter_runs<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Values<K::Run>> {
     if keys.len() > HEAVY_ROWS_MIN
         && run.threads > 1
@@ -120,11 +122,11 @@ fn enter_runs<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Values<
     Ok(slots)
 }
 
-/// Partitions of more rows than this, several times those of an ordinary one, are looked through by all threads.
+/// Partitions of more rows than this, several times an ordinary one, are searched by all threads.
 const HEAVY_ROWS_MIN: usize = 8 * MORSEL_ROWS;
 
-/// Where runs of equal keys start, when they are few: then their list is small beside the table that they will need. Found
-/// on all threads.
+/// Returns the starts of runs of equal keys if they are few. Their list is then small compared with
+/// the table that they will need. All threads search.
 fn few_run_starts<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<Option<Vec<u32>>> {
     let few = keys.len() / 8;
     let starts_run = |row: usize| row == 0 || keys[row] != keys[row - 1];
@@ -137,7 +139,7 @@ fn few_run_starts<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<Option<Vec<u32>>>
     Ok(Some(run.map(0..keys.len(), starts)?.concat()))
 }
 
-/// As [`enter_runs`], of runs that start there.
+/// Does [`enter_runs`] for runs with the given starts.
 fn enter_runs_at<K: Key>(run: &Run<'_>, keys: &[K], start: usize, starts: &[u32]) -> Result<Values<K::Run>> {
     let mut slots = run.values::<K::Run>(slot_count(starts.len()), TABLE)?;
     slots.fill(Slot::<K>::empty());
@@ -243,7 +245,8 @@ mod tests {
         for_every_key!(matches_within_partitions);
     }
 
-    /// What two partitions of `rows` build rows with one key each take, beside what goes in and comes out.
+    /// Returns the bytes that two partitions of `rows` build rows with one key each take, without
+    /// input and output.
     fn bytes_for_a_heavy_key<K: Key>(rows: usize, grouped: bool) -> u64 {
         let bench = Bench::new(2);
         let (build, _) = bench.keys::<K>(&vec![7; rows]);
@@ -254,7 +257,7 @@ mod tests {
         let mut row_bytes = 0;
         if grouped {
             build = bench.device.group_partitions(build, &bench.stream).unwrap();
-            // Grouping moved all keys, and knew the place of each.
+            // Grouping moved all keys, and stored the place of each.
             row_bytes = size_of::<K>() + 4;
         }
         let found = bench.device.match_partitions(&build, &probe, 0..2, &bench.stream).unwrap();
@@ -277,7 +280,8 @@ mod tests {
 
     #[test]
     fn probe_rows_find_the_runs_of_a_heavy_partition() {
-        // Half of the build rows have one key, and the others one of a thousand: few runs in two large partitions.
+        // Half of the build rows have one key, and the others one of a thousand keys: few runs in
+        // two large partitions.
         let rows = 4 * HEAVY_ROWS_MIN as u32;
         let build_numbers: Vec<u32> = (0..rows).map(|row| if row % 2 == 0 { 7 } else { row % 1000 }).collect();
         let probe_numbers: Vec<u32> = (0..3000).chain([7; 50_000]).collect();

@@ -1,10 +1,11 @@
 //! Matching of sorted keys against sorted keys.
 //!
-//! The work is divided by merge path (Green, McColl and Bader, "GPU Merge Path", ICS 2012): both sides together are cut
-//! into pieces of equal length, and a binary search on each cut's diagonal finds how many rows of either side lie before
-//! it. A probe row comes before the build rows that equal it, so that the build rows before a cut are all smaller than
-//! the probe rows behind it, and each piece finds the runs of its own probe rows. Within a piece, steps on the build
-//! side gallop, so that a few probe rows cost no more than as many searches.
+//! The work is divided by merge path (Green, McColl and Bader, "GPU Merge Path", ICS 2012). Both
+//! sides together are cut into pieces of equal length. A binary search on each cut's diagonal finds
+//! the number of rows of either side before it. A probe row comes before the build rows that equal
+//! it. The build rows before a cut are therefore all smaller than the probe rows behind it. Each
+//! piece finds the runs of its own probe rows. Within a piece, steps on the build side gallop, so
+//! that a few probe rows cost no more than as many searches.
 
 use std::ops::Range;
 
@@ -29,7 +30,8 @@ pub(super) fn match_sorted<K: Key>(run: &Run<'_>, build: &Keys, probe: &Keys, ro
     let to = probe_keys.last().map_or(from, |key| build_keys.partition_point(|build| build <= key));
     let near = &build_keys[from..to];
     let length = probe_keys.len() + near.len();
-    // A piece has at most a morsel of probe rows; where the build side is much longer, galloping shortens it.
+    // A piece has at most a morsel of probe rows. If the build side is much longer, galloping
+    // shortens it.
     let pieces = probe_keys.len().div_ceil(MORSEL_ROWS).max(length.div_ceil(8 * MORSEL_ROWS)).max(1);
     let cuts: Vec<(usize, usize)> = (0..=pieces)
         .into_par_iter()
@@ -58,12 +60,13 @@ pub(super) fn match_sorted<K: Key>(run: &Run<'_>, build: &Keys, probe: &Keys, ro
     Ok(matches(first, Some(count), rows, tally))
 }
 
-/// How many probe and build rows are among the first `diagonal` of both, merged.
+/// Returns the number of probe and build rows among the first `diagonal` of both, merged.
 fn cut<K: Key>(probe: &[K], build: &[K], diagonal: usize) -> (usize, usize) {
     let (mut low, mut high) = (diagonal.saturating_sub(build.len()), diagonal.min(probe.len()));
     while low < high {
         let middle = low + (high - low) / 2;
-        // With `middle` probe rows, the next probe row would come before the last build row taken: take more of them.
+        // With `middle` probe rows, the next probe row would come before the last build row taken.
+        // Take more probe rows.
         if probe[middle] <= build[diagonal - middle - 1] {
             low = middle + 1;
         } else {
@@ -76,14 +79,14 @@ fn cut<K: Key>(probe: &[K], build: &[K], diagonal: usize) -> (usize, usize) {
 /// A walk along the build side.
 struct Walk<'a, K> {
     build: &'a [K],
-    /// All build rows before are smaller than the next probe key.
+    /// Position in the build side. All earlier build rows are smaller than the next probe key.
     at: usize,
 }
 
 impl<K: Key> Walk<'_, K> {
     fn match_keys(&mut self, keys: &[K], first: &mut [u32], count: &mut [u32]) -> Tally {
         let mut tally = Tally::default();
-        // The key before, and its run.
+        // The previous key and its run.
         let mut last: Option<(K, u32, u32)> = None;
         for ((&key, first), count) in keys.iter().zip(first).zip(count) {
             let (run_first, run) = match last {
@@ -102,8 +105,8 @@ impl<K: Key> Walk<'_, K> {
     }
 }
 
-/// How many of the first keys satisfy a condition that holds for a prefix: found in steps that double, so that the cost is
-/// logarithmic in the answer.
+/// Counts the first keys that satisfy a condition, which must hold for a prefix. Steps double, so
+/// that the cost is logarithmic in the result.
 #[inline(always)]
 fn gallop<K: Copy>(keys: &[K], holds: impl Fn(K) -> bool) -> usize {
     let mut step = 1;
@@ -131,7 +134,7 @@ mod tests {
                     if rows > 2000 && (index + threads) % 3 != 0 {
                         continue;
                     }
-                    // Probe sides that are longer, as long and much shorter than the build side.
+                    // Probe sides longer than, as long as, and much shorter than the build side.
                     for step in [1, 100] {
                         let mut probe_numbers: Vec<u32> =
                             build_numbers.iter().step_by(step).flat_map(|&n| [n, n ^ 0x55]).chain([0, 9]).collect();

@@ -1,4 +1,5 @@
-//! A slice of the CPU as a device: some threads, a memory budget, and every primitive of joins written for caches.
+//! A slice of the CPU as a device: threads, a memory budget, and every primitive of joins, written
+//! for caches.
 //!
 //! ```text
 //!   mod.rs        the device itself: threads, streams; hands each call to the file named for it
@@ -9,15 +10,16 @@
 //!   sort.rs       by key                                      buffer.rs  charged, pooled memory
 //!   table.rs      one table over all keys, hashed or dense    raw.rs     the only unsafe code
 //!   filter.rs     which keys cannot match
-//!   match_partitions.rs, merge.rs                             matching within partitions, and of sorted keys
-//!   join_partitions.rs                                        the same and gathering, composed of the others
+//!   match_partitions.rs, merge.rs           matching within partitions, and of sorted keys
+//!   join_partitions.rs                      matching and gathering, composed of the others
 //!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
 //!   fault.rs      deliberate failures, for tests
 //! ```
 //!
-//! Every call runs on the device's own threads and is finished when it returns. It works in morsels of [`MORSEL_ROWS`]
-//! and looks at the stream's cancel flag before each. Memory that lives longer than a morsel is charged to the budget,
-//! except for small bookkeeping per thread and partition (counters, line buffers).
+//! Every call runs on the device's own threads and is finished when it returns. It works in morsels
+//! of [`MORSEL_ROWS`] and checks the stream's cancel flag before each. Memory that lives longer
+//! than a morsel is charged to the budget. The exception is small bookkeeping per thread and
+//! partition (counters, line buffers).
 //!
 //! This room knows nothing of other kinds of device.
 
@@ -74,8 +76,9 @@ use super::{
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
 
-/// Rows that a thread takes at a time: long enough to forget the cost of taking them, short enough that a cancelled job
-/// stops at once and threads finish together. A multiple of 64, so that morsels never share a word of a bitmap.
+/// Rows that a thread takes at a time. Long enough that the cost of taking them does not matter,
+/// short enough that a cancelled job stops at once and threads finish together. A multiple of 64,
+/// so that morsels never share a word of a bitmap.
 const MORSEL_ROWS: usize = 1 << 14;
 
 /// A slice of the CPU as a device.
@@ -86,23 +89,26 @@ pub struct HostDevice {
     pool: Pool,
     threads: Crew,
     route: Option<EmulatedRoute>,
-    /// Columns that stay from join to join, shared by the views of all jobs. Only with a link.
+    /// Columns that stay from join to join, shared by the views of all jobs. Used only with a link.
     kept: Arc<OnceLock<Arc<ColumnCache>>>,
     faults: Faults,
 }
 
 impl HostDevice {
-    /// Device number `index` with `threads` threads of its own and `memory`. With a link, transfers are copies that take
-    /// the time they would on a bus of those rates; without, they are as quick as the memory.
+    /// Creates device number `index` with `threads` threads of its own and `memory`. With a link,
+    /// transfers are copies that take the time of a bus with these rates. Without a link, they run
+    /// at memory speed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no threads or a link without a rate, [`Error::Exhausted`] when the system refuses threads.
+    /// [`Error::Invalid`] for no threads or a link without a rate, [`Error::Exhausted`] when the
+    /// system refuses threads.
     pub fn new(index: u16, threads: usize, memory: Budget, link: Option<EmulatedLink>) -> Result<Self> {
         let route = link.map(EmulatedRoute::of).transpose().context(|| format!("linking device host:{index}"))?;
         Self::with_route(index, threads, memory, route)
     }
 
-    /// As [`new`](Self::new), with a route of lanes that other devices may share.
+    /// Creates a device like [`new`](Self::new), with a route of lanes that other devices may
+    /// share.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no threads, [`Error::Exhausted`] when the system refuses threads.
@@ -113,7 +119,7 @@ impl HostDevice {
         let id = DeviceId { kind: DeviceKind::Host, index };
         Ok(Self {
             id,
-            // As a GPU behind such a link would.
+            // A GPU behind such a link would join partitions too.
             info: DeviceInfo { joins_partitions: route.is_some(), ..info(threads) },
             pool: Pool::new(memory),
             threads: Crews::new(id, threads).crew()?,
@@ -123,16 +129,18 @@ impl HostDevice {
         })
     }
 
-    /// The same with several streams for a job, as a device has whose copies overlap with its primitives. All use the same
-    /// threads, so that nothing is gained but a test of the joins that such devices run.
+    /// Returns the device with several streams per job, like a device whose copies overlap with its
+    /// primitives. All streams use the same threads, so the only gain is a test of the joins that
+    /// such devices run.
     #[must_use]
     pub fn with_streams(mut self, streams: usize) -> Self {
         self.info.streams = streams.max(1);
         self
     }
 
-    /// The same, joining partitions in one go or not, whatever would be done here: nothing is gained by it, because a wave stays in
-    /// cache from primitive to primitive, but a test of the joins that other devices run so.
+    /// Returns the device with a fixed choice of joining partitions in one step or not. The host
+    /// gains nothing, because a wave stays in cache between primitives. It serves to test the joins
+    /// of other devices.
     #[must_use]
     pub fn joining_partitions(mut self, joins: bool) -> Self {
         self.info.joins_partitions = joins;
@@ -153,7 +161,7 @@ impl HostDevice {
         self.run_in(&self.pool, stream, primitive)
     }
 
-    /// The same with memory of that pool.
+    /// Runs one primitive with memory of the given pool.
     fn run_in<R: Send>(
         &self,
         pool: &Pool,
@@ -167,7 +175,8 @@ impl HostDevice {
     }
 }
 
-/// The sizes are for caches of today's servers: 1–2 MiB of second level per core, 32–48 KiB of first.
+/// Describes a host device. The sizes fit caches of today's servers: 1–2 MiB of second level per
+/// core, 32–48 KiB of first.
 fn info(threads: usize) -> DeviceInfo {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
@@ -189,7 +198,7 @@ fn info(threads: usize) -> DeviceInfo {
     }
 }
 
-/// What a primitive works with, on a thread of the device.
+/// Resources of a primitive, on a thread of the device.
 struct Run<'a> {
     pool: &'a Pool,
     cancel: &'a CancelFlag,
@@ -198,12 +207,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// `rows` values whose contents are unspecified.
+    /// Takes room for `rows` values with unspecified contents.
     fn values<T: Pod>(&self, rows: usize, purpose: &str) -> Result<Values<T>> {
         self.pool.values(rows, purpose)
     }
 
-    /// Calls `work` with the number of its first row and the rows, for each morsel of `out`, in parallel.
+    /// Calls `work` for each morsel of `out`, in parallel, with the number of its first row and its
+    /// rows.
     fn fill<T: Send>(&self, out: &mut [T], work: impl Fn(usize, &mut [T]) + Sync) -> Result<()> {
         out.par_chunks_mut(MORSEL_ROWS).enumerate().try_for_each(|(morsel, chunk)| {
             self.cancel.check()?;
@@ -212,7 +222,7 @@ impl Run<'_> {
         })
     }
 
-    /// Calls `work` for each morsel of `rows`, in parallel, and returns what each gave, in order.
+    /// Calls `work` for each morsel of `rows`, in parallel, and returns the results in order.
     fn map<R: Send>(&self, rows: Range<usize>, work: impl Fn(Range<usize>) -> R + Sync) -> Result<Vec<R>> {
         (0..rows.len().div_ceil(MORSEL_ROWS))
             .into_par_iter()
@@ -230,7 +240,7 @@ impl Run<'_> {
     }
 }
 
-/// Calls are finished when they return, so that a stream needs no state.
+/// Stateless handle of streams and events, because calls are finished when they return.
 #[derive(Debug)]
 struct Done;
 
@@ -261,7 +271,7 @@ impl Device for HostDevice {
         self.threads.install(work);
     }
 
-    /// Jobs take turns on the CPU; more of them than threads would only wait for each other.
+    /// Jobs take turns on the CPU. More jobs than threads would only wait for each other.
     fn jobs_max(&self) -> usize {
         self.info.parallelism
     }
@@ -271,7 +281,8 @@ impl Device for HostDevice {
             id: self.id,
             info: self.info.clone(),
             pool: self.pool.charged_to(memory),
-            // Streams have threads of their own, which a crew of the caller's must not wait for.
+            // Streams have their own threads. A crew that includes the caller must not wait for
+            // them.
             threads: if self.info.streams == 1 { self.threads.of_caller()? } else { self.threads.another()? },
             route: self.route.clone(),
             kept: self.kept.clone(),
@@ -321,7 +332,7 @@ impl Device for HostDevice {
 
     fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
         if self.route.is_some() {
-            // What was called is done, so that nothing has to be waited for.
+            // Calls are finished when they return, so there is no work to wait for.
             self.kept.get_or_init(|| ColumnCache::new(self.memory(), limit_bytes, Box::new(|| ())));
         }
         Ok(())
@@ -480,13 +491,13 @@ impl Device for HostDevice {
 }
 
 impl HostDevice {
-    /// A transfer to the device takes at least what the route needs for its bytes.
+    /// Runs a copy to the device, which takes at least the route's time for its bytes.
     fn pass_in<R>(&self, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
         self.faults.before_copy()?;
         pass(self.route.as_ref().map(|route| &route.to_device[..]), stream, bytes, copy)
     }
 
-    /// A transfer from the device takes at least what the route needs for its bytes.
+    /// Runs a copy from the device, which takes at least the route's time for its bytes.
     fn pass_out<R>(&self, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
         self.faults.before_copy()?;
         let copied = pass(self.route.as_ref().map(|route| &route.from_device[..]), stream, bytes, copy)?;
@@ -495,7 +506,8 @@ impl HostDevice {
     }
 }
 
-/// Copies while the bytes are on their way over the lanes: the copy stands for the transfer and not for more work after it.
+/// Copies while the bytes pass over the lanes, so the time of the copy counts as part of the
+/// transfer.
 fn pass<R>(lanes: Option<&[Lane]>, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
     let Some(lanes) = lanes else {
         return copy();

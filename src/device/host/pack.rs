@@ -1,4 +1,4 @@
-//! Key columns to keys of one width.
+//! Packs key columns into keys of one width.
 
 use std::ops::Range;
 
@@ -64,8 +64,8 @@ pub(super) fn pack_keys<K: Key>(run: &Run<'_>, fields: &[KeyField], width: KeyWi
     })
 }
 
-/// Whether the column's own buffer is the keys. Keys are read as integers and must be aligned, which a slice of somebody
-/// else's buffer may not be.
+/// True if the column's own buffer is the keys. Keys are read as integers and must be aligned. A
+/// slice of another owner's buffer may not be.
 fn lies_ready<K: Key>(field: &KeyField) -> bool {
     field.encoding == KeyEncoding::Unsigned
         && field.shift == 0
@@ -75,8 +75,8 @@ fn lies_ready<K: Key>(field: &KeyField) -> bool {
         && (bytes_of(&field.column.data).as_ptr() as usize).is_multiple_of(align_of::<K>())
 }
 
-/// The words of a bitmap that says which rows of `range` have a key: those that are valid everywhere. `range` starts at a
-/// multiple of 64.
+/// Returns the words of a bitmap of the rows of `range` that have a key, because they are valid in
+/// every column. `range` starts at a multiple of 64.
 fn kept_words<'a>(required: &'a [&DeviceBuffer], range: Range<usize>) -> impl Iterator<Item = u64> + 'a {
     range.clone().step_by(64).map(move |start| {
         let len = range.end.min(start + 64) - start;
@@ -85,7 +85,7 @@ fn kept_words<'a>(required: &'a [&DeviceBuffer], range: Range<usize>) -> impl It
     })
 }
 
-/// Bits `start..start + len` of a bitmap, `start` being a multiple of 8 and `len` at most 64.
+/// Returns bits `start..start + len` of a bitmap. `start` is a multiple of 8, and `len` at most 64.
 fn validity_word(bitmap: &[u8], start: usize, len: usize) -> u64 {
     let bytes = &bitmap[start / 8..(start + len).div_ceil(8)];
     let mut word = [0; 8];
@@ -107,8 +107,8 @@ fn pack_rows<K: Key>(fields: &[KeyField], start: usize, out: &mut [K]) {
     }
 }
 
-/// Ors the field's bits into `out`. One loop per combination of column width and encoding; 64-bit arithmetic wherever its
-/// lowest bits are those of the 128-bit result.
+/// Ors the field's bits into `out`. One loop per combination of column width and encoding. It uses
+/// 64-bit arithmetic if the lowest bits equal those of the 128-bit result.
 fn encode_rows<K: Key>(field: &KeyField, start: usize, out: &mut [K]) {
     let KeyField { column, encoding, bits, .. } = field;
     let narrow = column.width != Width::W16 && *bits <= 64;
@@ -144,7 +144,7 @@ fn add<K: Key>(field: &KeyField, start: usize, out: &mut [K], encode: impl Fn(&[
     });
 }
 
-/// Null rows get their bit, and zeros for the value.
+/// Sets the null bit of null rows, and zeros for the value.
 fn mark_nulls<K: Key>(field: &KeyField, null_bit: u32, validity: &[u8], start: usize, out: &mut [K]) {
     let value_bits = if field.bits == 0 { 0 } else { (u128::MAX >> (128 - field.bits)) << field.shift };
     let (keep, mark) = (K::truncate(!value_bits), K::truncate(1 << null_bit));
@@ -196,7 +196,8 @@ fn signed(bytes: &[u8]) -> i128 {
     }
 }
 
-/// The order-keeping image of a float: negatives reversed, positives above them, one NaN above all.
+/// Returns an integer in the float's order: negatives reversed, positives above them, one NaN above
+/// all.
 #[inline(always)]
 fn float_bits(bytes: &[u8]) -> u64 {
     let (exponent_bits, mantissa_bits) = match bytes.len() {
@@ -297,7 +298,7 @@ mod tests {
             [0, 1]
         );
         assert_eq!(key(column(&bench, &[u128::MAX]), offset(1 << 127), 127, KeyWidth::W16), [u128::MAX >> 1]);
-        // A minimum outside the column's type: the difference still is one of 128 bits.
+        // A minimum outside the column's type: the difference still has 128 bits.
         assert_eq!(key(column(&bench, &[5i64]), signed(i128::MIN), 128, KeyWidth::W16), [(1 << 127) + 5]);
         assert_eq!(
             key(column(&bench, &[[9u8; 16]]), KeyEncoding::Unsigned, 128, KeyWidth::W16),

@@ -1,19 +1,22 @@
 //! Radix partitioning with software write-combining.
 //!
 //! ```text
-//!   rows      [ chunk of thread 0 | chunk of thread 1 ]        1. each thread counts its rows per partition
-//!                   │ │ │               │ │ │                  2. offsets: partition by partition, thread by thread
-//!   lines      64 bytes per partition and column, in cache     3. each thread moves its rows through the lines; a
-//!                   ▼ ▼ ▼               ▼ ▼ ▼                     full line goes to its place in one piece
-//!   out       [ p0: t0 t1 | p1: t0 t1 | p2: t0 t1 | ... ]
+//!   rows   [ chunk of thread 0 | chunk of thread 1 ]     1. each thread counts its rows per
+//!                │ │ │               │ │ │                 partition
+//!   lines  64 bytes per partition and column, in cache   2. offsets: by partition, then by thread
+//!                ▼ ▼ ▼               ▼ ▼ ▼              3. each thread moves its rows through
+//!   out    [ p0: t0 t1 | p1: t0 t1 | p2: t0 t1 | ... ]      the lines; each full line goes out at
+//!                                                           once
 //! ```
 //!
-//! Without the lines, every row would touch a different page and cache line of the output. Balkesen et al., "Main-Memory
-//! Hash Joins on Multi-Core CPUs" (ICDE 2013), section III.C, describe the technique. A thread's share of a partition is
-//! a slice of the output that nobody else has, so that threads never meet.
+//! Without the lines, every row would touch a different page and cache line of the output. Balkesen
+//! et al., "Main-Memory Hash Joins on Multi-Core CPUs" (ICDE 2013), section III.C, describe the
+//! technique. A thread's share of a partition is its own slice of the output, so that threads never
+//! meet.
 //!
-//! More partitions than one pass resolves well take several: the lowest bits first, and because each pass leaves rows with
-//! equal digits in order, the next one finds each of its partitions divided already.
+//! More partitions than one pass resolves well take several passes, the lowest bits first. Each
+//! pass leaves rows with equal digits in order, so the next pass finds each of its partitions
+//! divided already.
 
 #[cfg(test)]
 mod tests;
@@ -60,13 +63,13 @@ pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bit
     })
 }
 
-/// The partition of a key.
+/// Returns a function that gives the partition of a key.
 fn digit_of<K: Key>(bits: RadixBits) -> impl Fn(K) -> usize + Sync {
     let (shift, mask) = (K::BITS - bits.skip - bits.bits, (1usize << bits.bits) - 1);
     move |key: K| key.mix().bits_from(shift) & mask
 }
 
-/// Two passes of half the bits each, or more of them when half is still too many.
+/// Makes two passes of half the bits each, or more if half is still too many.
 fn partition_in_passes<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits: RadixBits) -> Result<Partitions> {
     let high = RadixBits { skip: bits.skip, bits: bits.bits.div_ceil(2) };
     let low = RadixBits { skip: bits.skip + high.bits, bits: bits.bits - high.bits };
@@ -91,7 +94,7 @@ fn partition_in_passes<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits
     Ok(Partitions { bounds: bounds.into(), ..second })
 }
 
-/// What is carried by an arrangement that moves nothing.
+/// Returns carried data of an arrangement that moves no rows.
 pub(super) fn carried_as_is(run: &Run<'_>, carry: &Carry, rows: usize) -> Result<Column> {
     match carry {
         Carry::Column(column) => {
@@ -109,13 +112,14 @@ pub(super) fn carried_as_is(run: &Run<'_>, carry: &Carry, rows: usize) -> Result
 /// Rows moved by a digit of their key.
 pub(super) struct Scattered<K> {
     pub(super) keys: Values<K>,
-    /// What was carried.
+    /// The carried columns.
     pub(super) columns: Vec<(Width, Values<u8>)>,
-    /// One more than digits.
+    /// Start of each digit's rows, and the end of the last: one more entry than digits.
     pub(super) bounds: Vec<usize>,
 }
 
-/// Moves rows into the order of `digit(key)`, which is less than `digits`; rows with equal digits stay in order.
+/// Moves rows into the order of `digit(key)`, which is less than `digits`. Rows with equal digits
+/// stay in order.
 pub(super) fn scatter<K: Key>(
     run: &Run<'_>,
     keys: &Keys,
@@ -131,7 +135,8 @@ pub(super) fn scatter<K: Key>(
 
     let counts: Vec<Vec<usize>> =
         chunks.par_iter().map(|chunk| count_digits(run, chunk, digits, &digit)).collect::<Result<_>>()?;
-    // Where each piece of the output starts, a piece being one thread's share of one partition, and the end.
+    // Start of each piece of the output, and the end. A piece is one thread's share of one
+    // partition.
     let mut piece_bounds = Vec::with_capacity(digits * chunks.len() + 1);
     let mut bounds = Vec::with_capacity(digits + 1);
     let mut start = 0;
@@ -146,7 +151,8 @@ pub(super) fn scatter<K: Key>(
     bounds.push(start);
     drop(counts);
 
-    // One output and, per thread, one writer for each column: the keys first, then what is carried.
+    // One output per column, and one writer per thread and column: the keys first, then the carried
+    // columns.
     let mut keys_out = run.values::<K>(rows, "arranging keys")?;
     let mut columns_out = Vec::with_capacity(carry.len());
     for carry in carry {
@@ -192,8 +198,9 @@ pub(super) fn scatter<K: Key>(
 /// Digits are kept in 16 bits.
 const DIGITS_MAX: usize = 1 << 16;
 
-/// Rows whose digits are computed before the columns are moved one after the other: many rows per line of a column while its
-/// lines are in the first cache, few enough for the digits to be there too.
+/// Rows whose digits are computed before the columns are moved, one after the other. Many rows per
+/// line of a column while its lines are in the first cache, few enough that the digits fit there
+/// too.
 const BLOCK_ROWS: usize = 1 << 13;
 
 fn carried_width(carry: &Carry) -> Width {

@@ -1,7 +1,8 @@
-//! The unsafe code of the host device: blocks of memory, the memory layout of table slots, atomic views, and the three
-//! instructions that safe Rust has no name for.
+//! The unsafe code of the host device: blocks of memory, the memory layout of table slots, atomic
+//! views, and the three instructions that safe Rust does not name.
 //!
-//! Every function here is safe to call with any arguments; what makes it so is said beside each block.
+//! Every function here is safe to call with any arguments. A comment at each block gives the
+//! reason.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut};
@@ -10,11 +11,12 @@ use std::sync::atomic::AtomicU32;
 
 use bytemuck::{Pod, Zeroable};
 
-/// Every block starts at a multiple of a cache line.
+/// Size of a cache line. Every block starts at a multiple of it.
 pub(super) const LINE_BYTES: usize = 64;
 
-/// Size and alignment of a huge page. Blocks of at least this size are mapped, so that the kernel can back them with huge
-/// pages: random access into 4 KiB pages would miss the translation buffer at almost every step.
+/// Size and alignment of a huge page. Blocks of at least this size are mapped, so that the kernel
+/// can back them with huge pages. Random access into 4 KiB pages would miss the translation buffer
+/// at almost every step.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Owned, initialised memory, aligned to [`LINE_BYTES`]. Fresh blocks are zero.
@@ -25,7 +27,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// A block of at least `len` bytes, or `None` when the system has no memory.
+    /// Allocates a block of at least `len` bytes, or `None` when the system has no memory.
     pub(super) fn new(len: usize) -> Option<Self> {
         let len = Self::rounded(len)?;
         if len >= HUGE_PAGE_BYTES {
@@ -37,19 +39,20 @@ impl Block {
         Some(Self { start, len })
     }
 
-    /// The size of a new block for `len` bytes: whole huge pages, or whole lines. `None` when nothing is that large.
+    /// Returns the size of a new block for `len` bytes: whole huge pages, or whole lines. `None` on
+    /// overflow.
     pub(super) fn rounded(len: usize) -> Option<usize> {
         let unit = if len >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { LINE_BYTES };
         len.max(1).checked_next_multiple_of(unit)
     }
 
-    /// Whether the block has pages of its own.
+    /// True if the block has pages of its own.
     fn is_mapped(&self) -> bool {
         self.len >= HUGE_PAGE_BYTES
     }
 
     fn map(len: usize) -> Option<Self> {
-        // One page more than needed, of which the ends are unmapped again: mmap knows no alignment.
+        // One page more than needed, with both ends unmapped again: mmap does not align.
         let mapped_len = len.checked_add(HUGE_PAGE_BYTES)?;
         // SAFETY: a fresh private mapping at an address of the kernel's choice.
         let address = unsafe {
@@ -68,8 +71,8 @@ impl Block {
         let head = (address as usize).next_multiple_of(HUGE_PAGE_BYTES) - address as usize;
         let tail = HUGE_PAGE_BYTES - head;
         let start = address.cast::<u8>().wrapping_add(head);
-        // SAFETY: head, block and tail make up the mapping just made, which nobody else knows of; the advice changes
-        // nothing about the bytes.
+        // SAFETY: head, block and tail make up the mapping just made, which no other code knows of.
+        // The advice does not change the bytes.
         unsafe {
             if head > 0 {
                 libc::munmap(address, head);
@@ -102,7 +105,8 @@ impl DerefMut for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if self.is_mapped() {
-            // SAFETY: exactly the range that `map` left mapped; slices of it borrow this block and are gone.
+            // SAFETY: exactly the range that `map` left mapped; slices of it borrow this block and
+            // are gone.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
         } else {
             let layout = Layout::from_size_align(self.len, LINE_BYTES).expect("the layout it was allocated with");
@@ -117,8 +121,8 @@ unsafe impl Send for Block {}
 // SAFETY: `&Block` only reads.
 unsafe impl Sync for Block {}
 
-/// A slot of a hash table over 4-byte keys that are all distinct. `first` is the position of the key's row, or `NO_ROW`
-/// in an empty slot.
+/// A slot of a hash table over distinct 4-byte keys. `first` is the position of the key's row, or
+/// `NO_ROW` in an empty slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot4 {
@@ -136,7 +140,8 @@ pub(super) struct RunSlot4 {
     pub(super) padding: u32,
 }
 
-/// A slot of a hash table over 8-byte keys. The run length takes what alignment would leave empty.
+/// A slot of a hash table over 8-byte keys. The run length uses bytes that alignment would leave
+/// empty.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot8 {
@@ -155,8 +160,8 @@ pub(super) struct Slot16 {
     pub(super) padding: u64,
 }
 
-// SAFETY: for this and the next five: plain integers, all bit patterns valid, and the sizes of the fields add up, so there is no padding;
-// the assertions below would fail to compile otherwise.
+// SAFETY: for this and the next seven: plain integers, all bit patterns valid. The sizes of the
+// fields add up, so there is no padding. The assertions below would fail to compile otherwise.
 unsafe impl Zeroable for Slot4 {}
 // SAFETY: as above.
 unsafe impl Pod for Slot4 {}
@@ -176,16 +181,17 @@ unsafe impl Pod for Slot16 {}
 const _: () = assert!(size_of::<Slot4>() == 8 && size_of::<RunSlot4>() == 16);
 const _: () = assert!(size_of::<Slot8>() == 16 && size_of::<Slot16>() == 32);
 
-/// The same numbers, to be written by several threads at once.
+/// Returns the numbers as atomics, so that several threads can write them at once.
 pub(super) fn as_atomic_u32(values: &mut [u32]) -> &[AtomicU32] {
-    // SAFETY: same size and alignment (asserted below), and the exclusive borrow is given up for the lifetime of the
-    // result, so that every access is atomic.
+    // SAFETY: same size and alignment (asserted below). The exclusive borrow is given up for the
+    // lifetime of the result, so that every access is atomic.
     unsafe { std::slice::from_raw_parts(values.as_mut_ptr().cast(), values.len()) }
 }
 
 const _: () = assert!(align_of::<AtomicU32>() == align_of::<u32>());
 
-/// Asks for the cache line of `values[index]`; an index outside the slice asks for a line that nobody reads.
+/// Prefetches the cache line of `values[index]`. An index outside the slice prefetches an unused
+/// line.
 #[inline(always)]
 pub(super) fn prefetch<T>(values: &[T], index: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -198,8 +204,8 @@ pub(super) fn prefetch<T>(values: &[T], index: usize) {
     let _ = (values, index);
 }
 
-/// Copies one cache line of values to a line-aligned place, past the caches: the line is not read first, and it does not
-/// displace what the caches hold. Call [`fence`] before another thread reads.
+/// Copies one cache line of values to a line-aligned place, bypassing the caches. The line is not
+/// read first, and displaces no cached data. Call [`fence`] before another thread reads.
 ///
 /// # Panics
 /// When either slice is not one line long, or the destination is not aligned to a line.
@@ -211,7 +217,8 @@ pub(super) fn stream_line<T: Pod>(to: &mut [T], from: &[T]) {
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
         for part in 0..LINE_BYTES / 16 {
-            // SAFETY: both slices have 64 bytes and the destination is aligned, as asserted; SSE2 is part of x86-64.
+            // SAFETY: both slices have 64 bytes and the destination is aligned, as asserted; SSE2
+            // is part of x86-64.
             unsafe {
                 let value = _mm_loadu_si128(from.as_ptr().cast::<__m128i>().add(part));
                 _mm_stream_si128(to.as_mut_ptr().cast::<__m128i>().add(part), value);
@@ -222,7 +229,7 @@ pub(super) fn stream_line<T: Pod>(to: &mut [T], from: &[T]) {
     to.copy_from_slice(from);
 }
 
-/// Makes lines written by [`stream_line`] visible in order before anything that this thread writes later.
+/// Makes lines written by [`stream_line`] visible in order before later writes of this thread.
 pub(super) fn fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64.

@@ -13,7 +13,8 @@ use crate::device::{DeviceBuffer, Matches, NO_ROW, Positions, Which};
 /// The row is matched.
 const MATCHED: u8 = 1;
 
-/// The row is matched, and so is the whole run that starts with it: another probe row of the same key has nothing to do.
+/// The row is matched, and so is the whole run that starts with it. Another probe row of the same
+/// key need not mark it.
 const RUN_MATCHED: u8 = 2;
 
 pub(super) fn matches(run: &Run<'_>, matches: &Matches, which: Which) -> Result<Positions> {
@@ -28,7 +29,7 @@ pub(super) fn flags(run: &Run<'_>, flags: &DeviceBuffer, rows: usize, which: Whi
     select(run, 0..rows, |row| (flags[row].load(Ordering::Relaxed) != 0) == matched)
 }
 
-/// The rows of a range that satisfy a condition, in ascending order.
+/// Returns the rows of a range that satisfy a condition, in ascending order.
 fn select(run: &Run<'_>, rows: Range<usize>, condition: impl Fn(usize) -> bool + Sync) -> Result<Positions> {
     let counts = run.map(rows.clone(), |range| range.filter(|&row| condition(row)).count())?;
     let mut bounds = vec![0];
@@ -47,7 +48,8 @@ fn select(run: &Run<'_>, rows: Range<usize>, condition: impl Fn(usize) -> bool +
         let start = rows.start + morsel * MORSEL_ROWS;
         let mut filled = 0;
         for row in start..rows.end.min(start + MORSEL_ROWS) {
-            // Every row is written where the next selected one belongs, so that nothing depends on a guess.
+            // Every row is written to the next selected row's place, so that no branch has to be
+            // predicted.
             if let Some(out) = piece.get_mut(filled) {
                 *out = row as u32;
             }
@@ -77,7 +79,7 @@ pub(super) fn mark_build(run: &Run<'_>, matches: &Matches, flags: &DeviceBuffer)
     })
 }
 
-/// Marks a run, its first row last: whoever sees that mark sees all.
+/// Marks a run, its first row last. A thread that sees that mark sees all marks.
 fn mark_run(run: &Run<'_>, flags: &[AtomicU8]) -> Result<()> {
     let [first, rest @ ..] = flags else { return Ok(()) };
     if first.load(Ordering::Acquire) == RUN_MATCHED {
@@ -150,7 +152,8 @@ mod tests {
             for rows in SIZES.into_iter().filter(|&rows| rows > 0) {
                 let flags = bench.device.new_flags(rows, &bench.stream).unwrap();
                 let mut expected = vec![false; rows];
-                // Runs of equal keys: they do not overlap, and several probe rows may have the same.
+                // Runs of equal keys. They do not overlap, and several probe rows may have the same
+                // run.
                 let mut heads = vec![0];
                 while *heads.last().unwrap() < rows {
                     heads.push(rows.min(heads.last().unwrap() + random.random_range(1..40)));
@@ -166,7 +169,7 @@ mod tests {
                         expected[first as usize..][..count as usize].fill(true);
                     }
                     let (first, count): (Vec<u32>, Vec<u32>) = runs.into_iter().unzip();
-                    // What is counted in matches does not matter here.
+                    // The counts of the matches do not matter here.
                     let matches = Matches {
                         first: bench.buffer(&first),
                         count: Some(bench.buffer(&count)),

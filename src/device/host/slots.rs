@@ -1,9 +1,10 @@
-//! Open addressing: the one hash table of the host device, used whole by `table` and per partition by
-//! `match_partitions`.
+//! Open addressing: the one hash table of the host device. `table` uses one for all keys, and
+//! `match_partitions` one per partition.
 //!
-//! A table is a slice of slots, a power of two of them and at most half full, probed linearly from the slot that the
-//! lowest bits of the mixed key name. It may be divided into regions of equal size, each a power of two, in which probing
-//! wraps around; then regions can be filled by different threads.
+//! A table is a slice of slots, a power of two in number and at most half full. It is probed
+//! linearly from the slot that the lowest bits of the mixed key name. It may be divided into
+//! regions of equal size, each a power of two, in which probing wraps around. Different threads can
+//! then fill the regions.
 
 use bytemuck::Pod;
 use rayon::prelude::*;
@@ -17,7 +18,7 @@ use crate::device::NO_ROW;
 
 /// One entry of a table. It is empty while `first` is [`NO_ROW`].
 pub(super) trait Slot<K>: Pod + Send + Sync + std::fmt::Debug {
-    /// Whether runs longer than one can be kept.
+    /// Creates a slot. A slot type without run lengths ignores `count`.
     fn new(key: K, first: u32, count: u32) -> Self;
     fn key(&self) -> K;
     fn first(&self) -> u32;
@@ -91,12 +92,12 @@ run_slot!(Slot16, u128, padding);
 /// Slots of the smallest table.
 pub(super) const SLOTS_MIN: usize = 16;
 
-/// How many slots a table of `rows` distinct keys has: between two and four for each.
+/// Returns the number of slots of a table of `rows` distinct keys: two to four per key.
 pub(super) fn slot_count(rows: usize) -> usize {
     (2 * rows).next_power_of_two().max(SLOTS_MIN)
 }
 
-/// Where keys go in a table.
+/// Mapping from keys to slots of a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addressing {
     /// Slots in the whole table, less one.
@@ -121,7 +122,8 @@ impl Addressing {
         (index & !self.region_mask) | ((index + 1) & self.region_mask)
     }
 
-    /// The slot that holds `key`, or the empty slot where it belongs. There must be an empty slot in its region.
+    /// Returns the slot of `key`, or the empty slot where it belongs. Its region must have an empty
+    /// slot.
     #[inline(always)]
     pub(super) fn find<K: Key, S: Slot<K>>(self, slots: &[S], key: K, start: usize) -> usize {
         let mut index = start;
@@ -135,8 +137,9 @@ impl Addressing {
     }
 }
 
-/// A table over the keys of one partition that is as large as its distinct keys need and not its rows: a key on millions of
-/// rows is one key. It starts with room for [`START_ROWS`] and doubles when more keys than that prove to be distinct.
+/// A table over the keys of one partition, sized by its distinct keys and not its rows: a key on
+/// millions of rows is one key. It starts with room for [`START_ROWS`] and doubles when there are
+/// more distinct keys.
 #[derive(Debug)]
 pub(super) struct GrowingTable<S> {
     pub(super) slots: Values<S>,
@@ -144,11 +147,12 @@ pub(super) struct GrowingTable<S> {
     entered: usize,
 }
 
-/// Twice the rows of an ordinary partition, so that only the extraordinary ones ever grow.
+/// Initial room: twice the rows of an ordinary partition, so that only extraordinary partitions
+/// ever grow.
 pub(super) const START_ROWS: usize = 1 << 16;
 
 impl<S: Pod> GrowingTable<S> {
-    /// An empty table for keys of that many rows.
+    /// Creates an empty table for keys of `rows` rows.
     pub(super) fn new<K: Key>(run: &Run<'_>, rows: usize, purpose: &'static str) -> Result<Self>
     where
         S: Slot<K>,
@@ -158,7 +162,7 @@ impl<S: Pod> GrowingTable<S> {
         Ok(Self { slots, purpose, entered: 0 })
     }
 
-    /// Makes sure that `rows` more keys find room, all of them distinct if need be.
+    /// Ensures room for `rows` more keys, all of them distinct if need be.
     pub(super) fn make_room<K: Key>(&mut self, run: &Run<'_>, rows: usize) -> Result<()>
     where
         S: Slot<K>,
@@ -181,7 +185,7 @@ impl<S: Pod> GrowingTable<S> {
         Ok(())
     }
 
-    /// The slot of `key`, which is empty if the key is new; then the caller fills it.
+    /// Returns the slot of `key`. It is empty if the key is new, and the caller then fills it.
     #[inline(always)]
     pub(super) fn slot<K: Key>(&mut self, key: K) -> &mut S
     where
@@ -195,7 +199,7 @@ impl<S: Pod> GrowingTable<S> {
     }
 }
 
-/// What a range of probe rows found.
+/// Statistics of the matches of a range of probe rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     /// Rows with a match.
@@ -223,8 +227,8 @@ impl Tally {
     }
 }
 
-/// Looks keys up in parallel, a morsel at a time by `look_up`, which writes what each key found to its place in `first`
-/// and, if there is one, in `count`.
+/// Looks keys up in parallel, one morsel at a time. `look_up` writes each key's result to its place
+/// in `first` and, if given, in `count`.
 pub(super) fn probe_morsels<K: Key>(
     run: &Run<'_>,
     keys: &[K],
@@ -246,7 +250,7 @@ pub(super) fn probe_morsels<K: Key>(
         .try_reduce(Tally::default, |a, b| Ok(a.add(b)))
 }
 
-/// Looks `keys` up and writes what each found to `first` and, if asked for, `count`.
+/// Looks `keys` up and writes each result to `first` and, if given, `count`.
 pub(super) fn probe<K: Key, S: Slot<K>>(
     slots: &[S],
     addressing: Addressing,
@@ -271,7 +275,8 @@ fn probe_with<K: Key, S: Slot<K>>(
     first: &mut [u32],
     mut put_count: impl FnMut(usize, u32),
 ) -> Tally {
-    /// Keys in flight at once: enough to cover the latency of memory, few enough for the line fill buffers.
+    /// Keys in flight at once: enough to cover the latency of memory, few enough for the line fill
+    /// buffers.
     const BATCH: usize = 32;
     let mut tally = Tally::default();
     let mut starts = [0usize; BATCH];

@@ -1,13 +1,17 @@
-//! Sorting by key: one pass that divides rows into ranges of keys, then radix sorts of the ranges in cache.
+//! Sorting by key: one pass that divides rows into ranges of keys, then radix sorts of the ranges
+//! in cache.
 //!
 //! ```text
-//!   rows ── scatter by leading bits (or by splitters) ──►  [ range 0 | range 1 | ... ]   all threads, everything carried
-//!   each range ── radix sort of (key, row of the range) ── permute what is carried, in place    a range per thread
+//!   rows ── scatter by leading bits (or by splitters) ──► [ range 0 | range 1 | ... ]
+//!           all threads, everything carried
+//!   each range ── radix sort of (key, row of the range) ── permute carried columns, in place
+//!           a range per thread
 //! ```
 //!
-//! The leading bits are the highest in which any two keys differ, so that small numbers in wide keys lose nothing. Where
-//! a sample says that bits would divide badly (clustered keys), ranges are bounded by splitters from the sample instead.
-//! Digits in which no two keys of a range differ are skipped; sorted input and ranges are left as they are.
+//! The leading bits are the highest in which any two keys differ, so that small numbers in wide
+//! keys lose no precision. If a sample shows that bits would divide badly (clustered keys), ranges
+//! are bounded by splitters from the sample instead. Digits in which no two keys of a range differ
+//! are skipped. Sorted input and sorted ranges are not moved.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,20 +26,24 @@ use super::{MORSEL_ROWS, Run};
 use crate::Result;
 use crate::device::{Carry, Column, KeyWidth, Keys, Sorted, Width};
 
-/// Rows that a range should have: two copies of its keys and row numbers, and one column, stay in the second cache.
+/// Rows that a range should have. Two copies of its keys and row numbers, and one column, then stay
+/// in the second cache.
 const RANGE_ROWS: usize = 1 << 14;
 
-/// Ranges shorter than this are sorted by comparison: counters would cost more than the rows.
+/// Ranges shorter than this are sorted by comparison, because counters would cost more than the
+/// rows.
 const COMPARED_ROWS_MAX: usize = 256;
 
-/// Bits that one pass over a range resolves: its counters and the lines that it writes stay in the first cache.
+/// Bits that one pass over a range resolves. Its counters and the lines that it writes stay in the
+/// first cache.
 const DIGIT_BITS_MAX: u32 = 11;
 
-/// How much fuller than the average one a range may be before ranges are bounded by splitters.
+/// Maximum size of a range relative to the average, before ranges are bounded by splitters.
 const CROWDED: usize = 8;
 
-/// Bytes that sorting takes beside the sorted keys and what they carry: for each range that is being sorted, two copies of its
-/// keys and row numbers and one of its widest column.
+/// Returns the bytes that sorting takes in addition to the sorted keys and carried columns. For
+/// each range being sorted, these are two copies of its keys and row numbers, and one of its widest
+/// column.
 pub fn sort_scratch_bytes(width: KeyWidth, rows: u64, carried_bytes_max: u64, threads: usize) -> u64 {
     let row_bytes = with_key!(width, K => 2 * size_of::<<K as Key>::Unique>()) as u64 + carried_bytes_max;
     rows.min((threads * (CROWDED + 1) * RANGE_ROWS) as u64) * row_bytes
@@ -93,7 +101,7 @@ fn divide<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Scatter
     let (shift, mask) = (bits_used - bits, (1usize << bits) - 1);
     let digit = |key: K| key.bits_from(shift) & mask;
 
-    // Sixteen keys a range, from all over the rows.
+    // Takes sixteen keys per range, spread over all rows.
     let ranges = 1usize << bits;
     let step = (keys.rows / (SAMPLES_PER_RANGE * ranges)).max(1);
     let mut sample: Vec<K> = values.iter().step_by(step).copied().collect();
@@ -108,8 +116,9 @@ fn divide<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Scatter
     scatter(run, keys, carry, splitters.len() + 1, |key| splitters.partition_point(|&splitter| splitter <= key))
 }
 
-/// The first keys of all ranges but the first, from a sorted sample. A key that is several of them is heavy: it gets a range
-/// of its own, which ends before the next larger key, so that nobody has to sort its rows.
+/// Returns the first keys of all ranges except the first, from a sorted sample. A key that would be
+/// several of them is heavy. It gets a range of its own, which ends before the next larger key, so
+/// that its rows need no sorting.
 fn splitters_of<K: Key>(sample: &[K], ranges: usize) -> Vec<K> {
     let all: Vec<K> = (1..ranges).map(|range| sample[range * sample.len() / ranges]).collect();
     let mut splitters = Vec::with_capacity(2 * ranges);
@@ -128,17 +137,17 @@ fn splitters_of<K: Key>(sample: &[K], ranges: usize) -> Vec<K> {
 /// Keys per range in the sample that decides how to divide.
 const SAMPLES_PER_RANGE: usize = 16;
 
-/// The bits in which any of `keys` differs from `reference`.
+/// Returns the bits in which any of `keys` differs from `reference`.
 fn differing_bits<K: Key>(reference: K, keys: &[K]) -> K {
     keys.iter().fold(K::default(), |bits, &key| bits.or(key.xor(reference)))
 }
 
-/// Sorts one range and what is carried with it, in place.
+/// Sorts one range and its carried columns, in place.
 fn sort_range<K: Key>(run: &Run<'_>, keys: &mut [K], columns: Vec<(Width, &mut [u8])>) -> Result<()> {
     if is_range_sorted(run, keys)? {
         return Ok(());
     }
-    // The position within the range sits where a table would have it.
+    // The slot's `first` field holds the position within the range.
     let mut rows = run.values::<K::Unique>(keys.len(), "sorting a range of rows")?;
     let mut index = 0;
     for (rows, keys) in rows.chunks_mut(MORSEL_ROWS).zip(keys.chunks(MORSEL_ROWS)) {
@@ -161,7 +170,7 @@ fn sort_range<K: Key>(run: &Run<'_>, keys: &mut [K], columns: Vec<(Width, &mut [
     }
     let end = K::BITS - differing.leading_zeros();
     let mut shift = differing.trailing_zeros();
-    // Digits of equal width: 22 bits are two of 11, not one of 11 and one of 8 and one of 3.
+    // Digits of equal width: 22 bits are two digits of 11, not one of 11, one of 8 and one of 3.
     let digit_bits = (end - shift).div_ceil((end - shift).div_ceil(DIGIT_BITS_MAX));
     while shift < end {
         let mask = (1usize << digit_bits.min(end - shift)) - 1;
@@ -174,7 +183,7 @@ fn sort_range<K: Key>(run: &Run<'_>, keys: &mut [K], columns: Vec<(Width, &mut [
     put(run, from, keys, columns)
 }
 
-/// Whether a range is in order, looked at on this thread.
+/// True if a range is in order. Runs on this thread.
 fn is_range_sorted<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<bool> {
     for start in (0..keys.len()).step_by(MORSEL_ROWS) {
         run.cancel.check()?;
@@ -186,7 +195,7 @@ fn is_range_sorted<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<bool> {
     Ok(true)
 }
 
-/// One stable pass of a radix sort.
+/// Does one stable pass of a radix sort.
 fn move_by_digit<K: Key, S: Slot<K>>(
     run: &Run<'_>,
     from: &[S],
@@ -214,7 +223,7 @@ fn move_by_digit<K: Key, S: Slot<K>>(
     Ok(())
 }
 
-/// Writes the sorted keys, and the columns in their order.
+/// Writes the sorted keys, and the columns in the same order.
 fn put<K: Key, S: Slot<K>>(run: &Run<'_>, rows: &[S], keys: &mut [K], columns: Vec<(Width, &mut [u8])>) -> Result<()> {
     for (keys, rows) in keys.chunks_mut(MORSEL_ROWS).zip(rows.chunks(MORSEL_ROWS)) {
         run.cancel.check()?;
@@ -230,7 +239,7 @@ fn put<K: Key, S: Slot<K>>(run: &Run<'_>, rows: &[S], keys: &mut [K], columns: V
     Ok(())
 }
 
-/// Puts the values of `column` into the order of `rows`; `before` is room for a copy.
+/// Puts the values of `column` into the order of `rows`. `before` is room for a copy.
 fn permute<K, S: Slot<K>, T: Pod>(run: &Run<'_>, rows: &[S], before: &mut [T], column: &mut [T]) -> Result<()> {
     for (before, column) in before.chunks_mut(MORSEL_ROWS).zip(column.chunks(MORSEL_ROWS)) {
         run.cancel.check()?;
@@ -279,8 +288,8 @@ mod tests {
 
     #[test]
     fn a_heavy_key_has_a_range_of_its_own() {
-        // A third of the rows have one key, its neighbours a few each. Had they one range, a thread would sort all of it,
-        // and take a copy of its keys and row numbers to do so.
+        // A third of the rows have one key, and its neighbours a few rows each. In one range, a
+        // single thread would sort all of them, with a copy of their keys and row numbers.
         let rows = 1_000_000u32;
         let heavy = 0x4000_0000;
         let numbers: Vec<u32> = (0..rows).map(|row| if row % 3 == 0 { heavy } else { heavy - 400_000 + row }).collect();

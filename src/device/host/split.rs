@@ -1,4 +1,5 @@
-//! Pairs by the part of the build side that they refer to: each morsel counts its own, and has a place of its own in every part.
+//! Splits pairs by the part of the build side that they refer to. Each morsel counts its own, and
+//! has its own place in every part.
 
 use std::ops::Range;
 
@@ -20,7 +21,7 @@ pub(super) fn split_pairs(run: &Run<'_>, pairs: &Pairs, part_bits: u32, parts: u
         morsel.for_each(|row| counts[part_of(row)] += 1);
         counts
     })?;
-    // Where each part of each morsel starts, and what comes after the last; morsel by morsel within a part.
+    // Start of each morsel in each part, part after part, and the end of the last.
     let mut starts = vec![0];
     let mut bounds = vec![0];
     for part in 0..parts {
@@ -59,7 +60,7 @@ fn at(positions: &Positions, row: usize) -> u32 {
     }
 }
 
-/// Places that lie part by part, and in each morsel by morsel, as those of each morsel.
+/// Regroups places, ordered by part and by morsel within a part, as the places of each morsel.
 fn of_morsels(places: Vec<&mut [u32]>, morsels: usize) -> Vec<Vec<&mut [u32]>> {
     let mut of_morsels: Vec<Vec<&mut [u32]>> = (0..morsels).map(|_| Vec::new()).collect();
     for (number, place) in places.into_iter().enumerate() {

@@ -1,10 +1,11 @@
 //! One table over all keys: hashed, or an array of positions when distinct keys are dense.
 //!
-//! A large hashed table is built region by region: rows are first partitioned by the region of the table that they fall
-//! into, and threads then fill regions, each of which fits in their cache. Filling it in the order of the rows would miss
-//! the cache, and need atomics, at each of them.
+//! A large hashed table is built region by region. Rows are first partitioned by their region of
+//! the table. Threads then fill regions, each small enough for their cache. Filling in row order
+//! would miss the cache at each row, and need atomics.
 //!
-//! Where keys repeat, the rows of each key get a run of consecutive places in `order`, and the table holds runs.
+//! If keys repeat, the rows of each key get a run of consecutive places in `order`, and the table
+//! holds runs.
 
 mod dense;
 #[cfg(test)]
@@ -27,29 +28,33 @@ use super::{MORSEL_ROWS, Run};
 use crate::device::{Carry, DeviceMemory, KeyWidth, Keys, Matches, Positions, Table};
 use crate::{Error, Result};
 
-/// Slots of a region: its slots, and the rows that fill them, fit in the second cache for every width of key.
+/// Slots of a region. They and the rows that fill them fit in the second cache for every width of
+/// key.
 const REGION_SLOTS: usize = 1 << 15;
 
-/// The most slots of a region: [`fill_runs`] keeps the slot of each row in 32 bits.
+/// Maximum number of slots of a region, because [`fill_runs`] keeps the slot of each row in 32
+/// bits.
 const REGION_SLOTS_MAX: usize = 1 << 32;
 
-/// Bytes of device memory that a table over hashed keys takes. It stands beside the code that takes them, so that whoever
-/// plans a join reckons with what will happen.
+/// Bytes of device memory that a table over hashed keys takes. The type is next to the code that
+/// takes the memory, so that a plan reckons with the real use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableBytes {
-    /// For as long as the table lives: its slots and, where keys repeat, the list of their rows.
+    /// Bytes while the table lives: its slots and, if keys repeat, the list of their rows.
     pub stays: u64,
-    /// On top of that while it is built: keys arranged by region, and the slot of each row.
+    /// Further bytes while the table is built: keys arranged by region, and the slot of each row.
     pub building: u64,
 }
 
 impl TableBytes {
-    /// Of a table over `rows` keys of that width, which all are distinct or may repeat.
+    /// Returns the bytes of a table over `rows` keys of the given width, which are all distinct or
+    /// may repeat.
     pub fn new(width: KeyWidth, rows: u64, repeats: bool) -> Self {
         let slots = (2 * rows).next_power_of_two().max(SLOTS_MIN as u64);
         let (unique_bytes, run_bytes, key_bytes) =
             with_key!(width, K => (size_of::<<K as Key>::Unique>(), size_of::<<K as Key>::Run>(), size_of::<K>()));
-        // Keys and their row numbers, by region, stay through the attempt with distinct keys and the one with runs.
+        // Keys and their row numbers, by region, stay allocated through both attempts, with
+        // distinct keys and with runs.
         let by_region = if slots >= 2 * REGION_SLOTS as u64 { rows * (key_bytes as u64 + 4) } else { 0 };
         match repeats {
             false => Self { stays: slots * unique_bytes as u64, building: by_region },
@@ -61,7 +66,7 @@ impl TableBytes {
 /// The device's own form of a table.
 #[derive(Debug)]
 enum HostTable<K: Key> {
-    /// Hashed, all keys distinct.
+    /// Hashed, with distinct keys.
     Unique(Values<K::Unique>, Addressing),
     /// Hashed, with runs.
     Runs(Values<K::Run>, Addressing),
@@ -90,8 +95,8 @@ pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Table> {
     if let Some(table) = regions.build::<K>(run, keys)? {
         return Ok(table);
     }
-    // More distinct keys fell into one region than it has slots, against all odds or by design of the keys. The table as
-    // one region has room for all.
+    // More distinct keys fell into one region than it has slots, against all odds or by design of
+    // the keys. One region for the whole table has room for all.
     drop(regions);
     if slots > REGION_SLOTS_MAX {
         return Err(Error::Unsupported(format!(
@@ -108,7 +113,7 @@ pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Table> {
 /// Keys arranged by region.
 struct Regions {
     keys: Keys,
-    /// The row of each key; `None` when they lie as they were given.
+    /// The row of each key. `None` when the keys are in their given order.
     rows: Option<crate::device::DeviceBuffer>,
     bounds: Vec<usize>,
     addressing: Addressing,
@@ -128,7 +133,7 @@ impl Regions {
         Ok(Self { keys, rows, bounds: scattered.bounds, addressing })
     }
 
-    /// `None` when a region has no room for its keys.
+    /// Builds the table. `None` when a region has no room for its keys.
     fn build<K: Key>(&self, run: &Run<'_>, keys: &Keys) -> Result<Option<Table>> {
         let rows = keys.rows;
         if let Some(table) = self.build_unique::<K>(run)? {
@@ -143,7 +148,8 @@ impl Regions {
         self.rows.as_ref().map(|rows| values_of::<u32>(rows, self.keys.rows))
     }
 
-    /// `None` when keys repeat, or may: more of them fall into a region than distinct ones should.
+    /// Builds a table of distinct keys. `None` when keys repeat or may repeat, because a region
+    /// gets more keys than distinct keys should give.
     fn build_unique<K: Key>(&self, run: &Run<'_>) -> Result<Option<HostTable<K>>> {
         let mut slots = run.values::<K::Unique>(self.addressing.mask + 1, "a hash table")?;
         let repeated = AtomicBool::new(false);
@@ -161,7 +167,7 @@ impl Regions {
         Ok((!repeated.into_inner()).then_some(HostTable::Unique(slots, self.addressing)))
     }
 
-    /// `None` when a region has no room.
+    /// Builds a table of runs. `None` when a region has no room.
     fn build_runs<K: Key>(&self, run: &Run<'_>) -> Result<Option<(HostTable<K>, Values<u32>)>> {
         let mut slots = run.values::<K::Run>(self.addressing.mask + 1, "a hash table of runs")?;
         let mut order = run.values::<u32>(self.keys.rows, "the rows of a hash table")?;
@@ -187,13 +193,15 @@ fn clear<K: Key, S: Slot<K>>(run: &Run<'_>, slots: &mut [S]) -> Result<()> {
     run.fill(slots, |_, slots| slots.fill(S::empty()))
 }
 
-/// Distinct keys that a region takes: one slot in eight stays empty, so that searches end, and soon.
+/// Maximum number of distinct keys in a region. One slot in eight stays empty, so that searches end
+/// soon.
 fn room(slots: usize) -> usize {
     slots - slots / 8
 }
 
-/// Enters distinct keys; `start` is the place of the first of them among all, and `rows` translates places to rows. False
-/// when a key repeats, or there are too many to be sure of an empty slot.
+/// Enters distinct keys. `start` is the place of the first key among all, and `rows` translates
+/// places to rows. False when a key repeats, or there are too many keys to be sure of an empty
+/// slot.
 fn fill_unique<K: Key, S: Slot<K>>(
     run: &Run<'_>,
     slots: &mut [S],
@@ -220,7 +228,8 @@ fn fill_unique<K: Key, S: Slot<K>>(
     Ok(true)
 }
 
-/// Enters keys that may repeat, and puts their rows into `order`, equal keys adjacent. False when there is no room.
+/// Enters keys that may repeat, and puts their rows into `order`, with equal keys adjacent. False
+/// when there is no room.
 fn fill_runs<K: Key, S: Slot<K>>(
     run: &Run<'_>,
     slots: &mut [S],
@@ -230,7 +239,7 @@ fn fill_runs<K: Key, S: Slot<K>>(
     rows: Option<&[u32]>,
     order: &mut [u32],
 ) -> Result<bool> {
-    // The slot of each row, so that the second pass need not search again.
+    // Holds the slot of each row, so that the second pass need not search again.
     let mut slot_of = run.values::<u32>(keys.len(), "the slots of a hash table's rows")?;
     let mut distinct = 0;
     for (keys, slot_of) in keys.chunks(MORSEL_ROWS).zip(slot_of.chunks_mut(MORSEL_ROWS)) {
@@ -250,7 +259,8 @@ fn fill_runs<K: Key, S: Slot<K>>(
             *slot_of = index as u32;
         }
     }
-    // `first` is where the run's next row goes, counted from this region's start, until all are placed.
+    // `first` is the place of the run's next row, counted from this region's start, until all are
+    // placed.
     let mut next = 0;
     for slots in slots.chunks_mut(MORSEL_ROWS) {
         run.cancel.check()?;
@@ -296,7 +306,7 @@ pub(super) fn probe<K: Key>(run: &Run<'_>, table: &Table, probe: &Keys, rows: Ra
     Ok(matches(first, count, rows, tally))
 }
 
-/// Puts matches together; lengths are kept only if one is above one.
+/// Assembles matches. Run lengths are kept only if one is above one.
 pub(super) fn matches(first: Values<u32>, count: Option<Values<u32>>, rows: Range<usize>, tally: Tally) -> Matches {
     Matches {
         first: first.freeze(),

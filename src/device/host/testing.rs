@@ -1,4 +1,4 @@
-//! What tests of the host device share.
+//! Helpers shared by the tests of the host device.
 
 use std::collections::HashMap;
 
@@ -43,20 +43,20 @@ impl Bench {
         self.device.copy_in(&[buffer_of(values)], &self.stream).unwrap()
     }
 
-    /// Positions as a list, `NO_ROW` allowed.
+    /// Returns positions as a list, with `NO_ROW` allowed.
     pub(super) fn list(&self, positions: &[u32], may_miss: bool) -> Positions {
         Positions::List { data: self.buffer(positions), rows: positions.len(), may_miss }
     }
 }
 
-/// Values as an aligned Arrow buffer.
+/// Returns values as an aligned Arrow buffer.
 pub(super) fn buffer_of<T: Pod>(values: &[T]) -> Buffer {
     let mut bytes = MutableBuffer::new(size_of_val(values));
     bytes.extend_from_slice(bytemuck::cast_slice::<T, u8>(values));
     bytes.into()
 }
 
-/// Positions as numbers.
+/// Returns positions as numbers.
 pub(super) fn numbers(positions: &Positions) -> Vec<u32> {
     match positions {
         Positions::Range(range) => range.clone().map(|position| position as u32).collect(),
@@ -64,7 +64,7 @@ pub(super) fn numbers(positions: &Positions) -> Vec<u32> {
     }
 }
 
-/// Random numbers of a seed that a failing test prints.
+/// Returns a random generator with a seed that a failing test prints.
 pub(in crate::device) fn random(seed: u64) -> StdRng {
     println!("random seed {seed}");
     StdRng::seed_from_u64(seed)
@@ -77,13 +77,14 @@ pub(super) const SIZES: [usize; 14] =
 /// Thread counts to test with.
 pub(super) const THREADS: [usize; 4] = [1, 2, 3, 8];
 
-/// Small numbers made to hurt, by name. The first pattern has no repeats.
+/// Returns difficult patterns of small numbers, with names. The first pattern has no repeats.
 pub(in crate::device) fn patterns(rows: usize, random: &mut StdRng) -> Vec<(&'static str, Vec<u32>)> {
     let count = rows as u32;
     let mut shuffled: Vec<u32> = (0..count).collect();
     shuffled.shuffle(random);
     let zipf = |random: &mut StdRng| {
-        // The inverse of a power law's distribution: a third of the rows have one of the first few numbers.
+        // The inverse of a power law's distribution: a third of the rows have one of the first few
+        // numbers.
         let uniform: f64 = random.random_range(1e-9..1.0);
         (uniform.powf(-1.5) as u32).min(1 << 20)
     };
@@ -99,21 +100,22 @@ pub(in crate::device) fn patterns(rows: usize, random: &mut StdRng) -> Vec<(&'st
     ]
 }
 
-/// A key of any width from a number: distinct for distinct numbers, with the number in its lowest and highest bits.
+/// Returns a key of any width for a number: distinct for distinct numbers, with the number in its
+/// lowest and highest bits.
 pub(super) fn key<K: Key>(number: u32) -> K {
     let number = u128::from(number);
     K::truncate(number | number << 50 | number << 96)
 }
 
 impl Bench {
-    /// Keys from numbers, and the same as values.
+    /// Makes keys from numbers. Returns them on the device and as values.
     pub(super) fn keys<K: Key>(&self, numbers: &[u32]) -> (Keys, Vec<K>) {
         let values: Vec<K> = numbers.iter().map(|&number| key(number)).collect();
         let width = KeyWidth::for_bits(K::BITS).unwrap();
         (Keys { data: self.buffer(&values), width, rows: values.len() }, values)
     }
 
-    /// A column of each width whose values tell their row.
+    /// Returns a column of each width whose values identify their row.
     pub(super) fn columns_of_every_width(&self, rows: usize) -> Vec<Column> {
         [Width::W1, Width::W2, Width::W4, Width::W8, Width::W16, Width::W32]
             .map(|width| Column {
@@ -127,14 +129,14 @@ impl Bench {
 }
 
 impl Bench {
-    /// Row numbers, and a column of each width.
+    /// Returns row numbers, and a column of each width.
     pub(super) fn carry_everything(&self, rows: usize) -> Vec<Carry> {
         [Carry::RowNumber].into_iter().chain(self.columns_of_every_width(rows).into_iter().map(Carry::Column)).collect()
     }
 }
 
-/// Asserts that `keys` are `values` in another order, each of them once, and that all of [`Bench::carry_everything`] came
-/// along. Returns the row at each place.
+/// Asserts that `keys` are `values` in another order, each once, and that all of
+/// [`Bench::carry_everything`] moved along. Returns the row at each place.
 pub(super) fn assert_arranged<'a, K: Key>(
     keys: &Keys,
     carried: &'a [Column],
@@ -153,12 +155,12 @@ pub(super) fn assert_arranged<'a, K: Key>(
     order
 }
 
-/// The value of a row in [`Bench::columns_of_every_width`].
+/// Returns the value of a row in [`Bench::columns_of_every_width`].
 pub(super) fn cell(row: usize, width: Width) -> Vec<u8> {
     (0..width.bytes()).map(|byte| (row >> (8 * (byte % 4))) as u8 ^ byte as u8).collect()
 }
 
-/// Asserts that `columns`, arranged from those of [`Bench::columns_of_every_width`], hold the rows `order`.
+/// Asserts that `columns`, arranged from [`Bench::columns_of_every_width`], hold the rows `order`.
 fn assert_moved(columns: &[Column], order: &[u32], situation: &str) {
     for column in columns {
         let bytes = column.width.bytes();
@@ -170,7 +172,8 @@ fn assert_moved(columns: &[Column], order: &[u32], situation: &str) {
     }
 }
 
-/// Asserts that `matches` are right for probe keys, `build` being the keys by build position.
+/// Asserts that `matches` are right for the given probe keys. `build` has the keys by build
+/// position.
 pub(super) fn assert_matches<K: Key>(matches: &Matches, build: &[K], probe: &[K], situation: &str) {
     let mut counts: HashMap<K, u32> = HashMap::new();
     build.iter().for_each(|&key| *counts.entry(key).or_default() += 1);
@@ -178,7 +181,8 @@ pub(super) fn assert_matches<K: Key>(matches: &Matches, build: &[K], probe: &[K]
     let first = values_of::<u32>(&matches.first, rows.len());
     let count = matches.count.as_ref().map(|count| values_of::<u32>(count, rows.len()));
     let (mut total, mut matched_rows, mut longest) = (0, 0, 0);
-    // Each run is looked through once, not once per probe row: with few distinct keys that would never end.
+    // Each run is checked once, not once per probe row. With few distinct keys, the latter would
+    // take too long.
     let mut runs_seen: HashMap<K, u32> = HashMap::new();
     for (index, key) in probe[rows].iter().enumerate() {
         let expected = counts.get(key).copied().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The device as a whole: every primitive, its memory, its links.
+//! Tests of the device as a whole: every primitive, its memory, its links.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use super::testing::{Bench, numbers, patterns, random};
 use super::*;
 use crate::device::{BitSlice, Width};
 
-/// Calls every primitive once, each with what the one before gave.
+/// Calls every primitive once, each with the result of the one before.
 fn every_primitive(bench: &Bench, rows: usize) -> Result<()> {
     let Bench { device, stream, arena } = bench;
     let numbers: Vec<u32> = patterns(rows, &mut random(5)).swap_remove(1).1;
@@ -49,7 +49,8 @@ fn every_primitive(bench: &Bench, rows: usize) -> Result<()> {
 #[test]
 fn a_budget_that_is_too_small_refuses_and_gets_every_byte_back() {
     let rows = 20_000;
-    // One thread: with two, the peak depends on how the threads met, and another run may need a little less.
+    // One thread: with two, the peak depends on how the threads interleave, and another run may
+    // need a little less.
     let enough = Bench::new(1);
     every_primitive(&enough, rows).unwrap();
     assert_eq!(enough.used_bytes(), 0);
@@ -89,7 +90,7 @@ fn a_flag_raised_in_the_middle_stops_the_work_and_frees_its_memory() {
             device: HostDevice::new(1, 2, bench.device.memory().clone(), None).unwrap(),
             arena: bench.arena.clone(),
         };
-        // Until it is stopped, the work goes on for ever.
+        // The work continues forever until it is stopped.
         let stopped = loop {
             if let Err(error) = every_primitive(&again, 100_000) {
                 break error;
@@ -116,7 +117,7 @@ fn a_link_makes_transfers_copies_that_take_their_time() {
     let start = Instant::now();
     device.copy_out(&buffer, 1_000_000, &arena, &stream).unwrap();
     assert!(start.elapsed() >= Duration::from_millis(50));
-    // Both of two streams at once wait for the other's bytes.
+    // Each of two concurrent streams waits for the other's bytes.
     let column = Column { data: buffer, width: Width::W1, rows: 1_000_000, validity: None };
     let start = Instant::now();
     std::thread::scope(|scope| {

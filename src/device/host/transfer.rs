@@ -14,7 +14,8 @@ use crate::memory::Arena;
 /// Bytes that a thread copies at a time.
 const COPY_BYTES: usize = 1 << 20;
 
-/// One part is taken as it is, unless a link says that it must be `copied`.
+/// Copies parts into one buffer. A single part is used in place, unless a link requires it to be
+/// `copied`.
 pub(super) fn copy_in(run: &Run<'_>, parts: &[Buffer], copied: bool) -> Result<DeviceBuffer> {
     if let ([part], false) = (parts, copied) {
         return Ok(HostBuffer::shared(part.clone()));
@@ -30,7 +31,7 @@ pub(super) fn copy_in(run: &Run<'_>, parts: &[Buffer], copied: bool) -> Result<D
     Ok(values.freeze())
 }
 
-/// Copies in parallel, in pieces between which the job may be stopped.
+/// Copies in parallel, in pieces, and checks for cancellation before each piece.
 fn copy_bytes(run: &Run<'_>, from: &[u8], to: &mut [u8]) -> Result<()> {
     to.par_chunks_mut(COPY_BYTES).zip(from.par_chunks(COPY_BYTES)).try_for_each(|(to, from)| {
         run.cancel.check()?;
@@ -39,7 +40,7 @@ fn copy_bytes(run: &Run<'_>, from: &[u8], to: &mut [u8]) -> Result<()> {
     })
 }
 
-/// Parts of what is on the device already, one after the other.
+/// Concatenates parts of buffers that the device has already.
 pub(super) fn put_together(run: &Run<'_>, parts: &[KeptPart]) -> Result<DeviceBuffer> {
     let bytes = parts.iter().map(|part| part.bytes.len()).sum();
     let mut values = run.values::<u8>(bytes, "putting a column together")?;

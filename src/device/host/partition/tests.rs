@@ -9,7 +9,7 @@ fn rows_arrive_in_their_partition<K: Key>() {
         for rows in SIZES {
             let carry = bench.carry_everything(rows);
             for (index, (pattern, numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
-                // Every combination would take minutes: sizes, patterns and bits take turns.
+                // All combinations would take minutes, so sizes, patterns and bits take turns.
                 if rows > 2000 && (index + threads) % 4 != 0 {
                     continue;
                 }
@@ -41,7 +41,8 @@ fn every_row_arrives_in_its_partition_with_all_it_carries() {
 
 #[test]
 fn a_pass_more_changes_no_partition() {
-    // Around what one, two and three passes resolve, with rows enough that most partitions have some.
+    // Bits around the limits of one, two and three passes, with enough rows that most partitions
+    // have some.
     let bench = Bench::new(2);
     let max = bench.device.info().pass_bits_max;
     let numbers: Vec<u32> = (0..100_003).map(|row: u32| row.wrapping_mul(0x9e37_79b9) >> 4).collect();

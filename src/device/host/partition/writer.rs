@@ -3,7 +3,7 @@
 use super::super::buffer::split_at_bounds;
 use super::super::raw::{self, LINE_BYTES};
 
-/// Where a writer's values come from.
+/// Source of a writer's values.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a, T> {
     /// A column.
@@ -12,16 +12,16 @@ pub(super) enum Source<'a, T> {
     Numbers,
 }
 
-/// Moves one column of one thread's rows.
+/// Writer of one column of one thread's rows.
 pub(super) trait Write: Send {
-    /// Moves the rows from `first_row` on, whose digits these are.
+    /// Moves the rows from `first_row` on, which have the given digits.
     fn write(&mut self, digits: &[u16], first_row: usize);
 
-    /// Writes what is left in the lines.
+    /// Writes the values that remain in the lines.
     fn finish(&mut self);
 }
 
-/// A value that can be a row number: only `u32` ever is one.
+/// A value that can be a row number. Only `u32` ever is one.
 pub(in crate::device::host) trait Cell: bytemuck::Pod + Send + Sync {
     fn number(row: usize) -> Self;
 }
@@ -45,7 +45,8 @@ impl Cell for u32 {
 
 not_a_number!(u64, u128, [u8; 1], [u8; 2], [u8; 4], [u8; 8], [u8; 16], [u8; 32]);
 
-/// Gives each thread a writer of its pieces of `out`, which lie digit by digit, and thread by thread within a digit.
+/// Gives each thread a writer of its pieces of `out`, which are ordered by digit, and by thread
+/// within a digit.
 pub(super) fn add_writers<'a, T: Cell>(
     writers: &mut [Vec<Box<dyn Write + 'a>>],
     source: Source<'a, T>,
@@ -74,10 +75,10 @@ struct Writer<'a, T> {
     source: Source<'a, T>,
     pieces: Vec<&'a mut [T]>,
     lines: Vec<T>,
-    /// Values written so far, counted from the line boundary before the piece, so that the place in the line is the lowest
-    /// bits.
+    /// Values written so far, counted from the line boundary before the piece. The lowest bits are
+    /// the place in the line.
     ends: Vec<usize>,
-    /// Where in its first line each piece starts.
+    /// Offset of each piece in its first line.
     phases: Vec<usize>,
 }
 
@@ -99,7 +100,7 @@ impl<'a, T: Cell> Writer<'a, T> {
         }
     }
 
-    /// Writes the line that ends at `end`, which is full but for what lies before the piece.
+    /// Writes the line that ends at `end`. The line is full except for any part before the piece.
     #[inline(always)]
     fn flush(&mut self, digit: usize, end: usize) {
         let lanes = lane_count::<T>();

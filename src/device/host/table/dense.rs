@@ -20,7 +20,8 @@ pub(in crate::device::host) fn build_dense<K: Key>(
     assert!(key_min <= key_max || keys.rows == 0, "a range of keys from {key_min} to {key_max}");
     let span = key_max.saturating_sub(key_min).saturating_add(1);
     if key_max > u128::MAX >> (128 - K::BITS) || span < keys.rows as u128 {
-        // Keys beyond their width cannot occur, and more rows than keys must repeat; either way there is no such table.
+        // Keys beyond their width cannot occur, and more rows than keys must repeat. Both rule out
+        // such a table.
         return Ok(None);
     }
     let Ok(span) = usize::try_from(span) else { return Ok(None) };
@@ -30,7 +31,8 @@ pub(in crate::device::host) fn build_dense<K: Key>(
     run.fill(&mut positions, |_, positions| positions.fill(NO_ROW))?;
     let sound = AtomicBool::new(true);
     {
-        // Each row is written down, then each looks whether it is still there: quicker than exchanging atomically.
+        // Each row is written, then each checks that it is still stored. This is quicker than
+        // atomic exchanges.
         let positions = as_atomic_u32(&mut positions);
         let slot = |key: K| positions.get(dense_index(key, key_min));
         run.map(0..keys.rows, |range| {
@@ -54,7 +56,7 @@ pub(in crate::device::host) fn build_dense<K: Key>(
     Ok(sound.into_inner().then(|| Table { state: Arc::new(table), order: None, rows: keys.rows }))
 }
 
-/// Where a key lies in a dense table; beyond its end for a key outside the table's range.
+/// Returns the index of a key in a dense table, beyond its end for a key outside the table's range.
 #[inline(always)]
 fn dense_index<K: Key>(key: K, key_min: K) -> usize {
     let offset = key.wrapping_sub(key_min);

@@ -2,7 +2,7 @@ use super::*;
 use crate::device::Device;
 use crate::device::host::testing::{Bench, SIZES, THREADS, assert_matches, for_every_key, numbers, patterns, random};
 
-/// Numbers to look up: some that the build side has, some that it has not.
+/// Returns numbers to look up, some of them in the build side and some not.
 fn probe_numbers(build: &[u32]) -> Vec<u32> {
     build.iter().flat_map(|&number| [number, number ^ 0x55, number]).chain([0, 1, u32::MAX]).collect()
 }
@@ -79,8 +79,8 @@ fn a_dense_table_is_built_of_distinct_keys_in_range_only() {
 
 #[test]
 fn keys_that_all_fall_into_one_region_are_found() {
-    // Keys chosen so that the lowest bits of their mixed form agree but for a few: against the odds, one region of the
-    // table gets all of them.
+    // The lowest bits of the mixed keys agree except for a few, so one region of the table gets all
+    // keys. By chance this would hardly happen.
     let bench = Bench::new(2);
     let wanted = slot_count(60_000) - 1;
     let region = wanted & !(REGION_SLOTS - 1);
@@ -100,17 +100,17 @@ fn takes_what_was_reckoned<K: Key>() {
             let (keys, values) = bench.keys::<K>(&numbers);
             let repeats = repeats && rows > 1;
             let reckoned = TableBytes::new(width, u64::from(rows), repeats);
-            // A device with that much memory has enough, whichever attempt fails first...
+            // A device with this much memory has enough, whichever attempt fails first.
             let enough = reckoned.stays + reckoned.building + PIECES_ROUNDED_UP;
             let exact = Bench::with_memory(2, enough);
             let situation = format!("{rows} keys of {width:?}, repeats {repeats}");
             let table =
                 exact.device.build_table(&keys, false, &exact.stream).unwrap_or_else(|e| panic!("{situation}: {e}"));
-            // ...and no more stays than was said, nor much less.
+            // The table keeps no more than predicted, nor much less.
             let used = exact.used_bytes();
             assert!(used <= reckoned.stays + PIECES_ROUNDED_UP, "{used} of {reckoned:?}, {situation}");
             assert!(used >= reckoned.stays, "{used} of {reckoned:?}, {situation}");
-            // Regions need not be filled at the same time, and so neither need the slots of their rows.
+            // Regions, and the slots of their rows, need not be filled at the same time.
             let peak = exact.device.memory().used_bytes_max() + 4 * u64::from(rows);
             assert!(peak + PIECES_ROUNDED_UP >= enough, "{peak} of {reckoned:?}, {situation}");
             assert_eq!(table.order.is_some(), repeats, "{situation}");
@@ -119,7 +119,7 @@ fn takes_what_was_reckoned<K: Key>() {
     }
 }
 
-/// Each piece of memory is rounded up to a cache line.
+/// Allowance for rounding each piece of memory up to a cache line.
 const PIECES_ROUNDED_UP: u64 = 64 * 64;
 
 #[test]
