@@ -1,14 +1,14 @@
-//! The layer around every call: who it is, how long it may take, how it ended.
+//! Layer around every call: authentication, deadline and outcome.
 //!
 //! ```text
-//!   request ─► (draining? refuse new work) ─► authenticate ─► service ─► body ─► one access line, metrics
-//!                                                       └── deadline or end of the server: a status in its place
+//!   request ─► draining? refuse work ─► authenticate ─► service ─► body ─► access line, metrics
+//!                                                          └── deadline, end of server: status
 //! ```
 //!
-//! A call ends when its last byte is sent or when it is given up, which for a long stream is much later than when the
-//! handler returns; so the line is written by the body's wrapper. Every call has one, at level info. Calls of which there are
-//! many and that tell nothing when they go well, probes of health and polls of jobs, have a target of their own, by which a
-//! filter tells them from the others.
+//! A call ends when its last byte is sent or when it is given up. For a long stream, this is much
+//! later than the return of the handler, so the body's wrapper writes the line. Every call has a
+//! line, at level info. Health probes and polls of jobs are frequent and uninteresting when they
+//! succeed. They have a target of their own, so that a filter can separate them.
 
 mod body;
 
@@ -34,8 +34,8 @@ use super::shared::Shared;
 use super::table_upload::OptionsHeader;
 use crate::Error;
 
-/// The RPCs that are served, by the names under which they are counted. Paths that nobody serves share one name, so that
-/// strangers cannot fill the memory with names.
+/// RPCs that are served, by the names under which they are counted. All unknown paths share one
+/// name, so that strangers cannot fill the memory with names.
 const RPCS: [&str; 14] = [
     "Handshake",
     "ListFlights",
@@ -53,17 +53,18 @@ const RPCS: [&str; 14] = [
     "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 
-/// The service of most of them.
+/// Service of the RPCs without a service name.
 const FLIGHT: &str = "arrow.flight.protocol.FlightService";
 
-/// The name of all other paths.
+/// Name of all other paths.
 const UNKNOWN_RPC: &str = "unknown";
 
-/// What was admitted is served to its end while the server drains: jobs are polled, results are fetched, uploads under way
-/// get their other streams, and of the actions those that do not begin anything are done.
+/// RPCs that are served while the server drains, because admitted work is served to its end. Jobs
+/// are polled, results are fetched, and uploads under way get their other streams. Only actions
+/// that do not begin new work are run.
 const SERVED_WHILE_DRAINING: [&str; 4] = ["PollFlightInfo", "DoGet", "DoPut", "DoAction"];
 
-/// The answer to new work while the server drains.
+/// Returns the error for new work while the server drains.
 pub(super) fn shutting_down() -> Error {
     Error::Unavailable("the server is shutting down; call another one, or this one later".into())
 }
@@ -71,11 +72,12 @@ pub(super) fn shutting_down() -> Error {
 /// RPCs whose requests are streams of data; the others send one message, or a few small ones.
 const STREAMED: [&str; 2] = ["DoPut", "DoExchange"];
 
-/// What the request of any other RPC may take, in bytes. A command, a criterion or an action is a few hundred; a large schema
-/// with its endpoints, which CancelFlightInfo sends back, a few million.
+/// Maximum size of the request of any other RPC, in bytes. A command, a criterion or an action is a
+/// few hundred bytes. A large schema with its endpoints, which CancelFlightInfo sends back, is a
+/// few million.
 const REQUEST_BYTES_MAX: u64 = 16 << 20;
 
-/// Text of a client's for a line of the log: on one line, and not too long.
+/// Prepares a client's text for a line of the log: on one line, and not too long.
 fn printable(text: &str) -> String {
     const CHARACTERS_MAX: usize = 500;
     let mut printable: String =
@@ -86,7 +88,7 @@ fn printable(text: &str) -> String {
     printable
 }
 
-/// What a handler tells about its call, for the access line. In the request's extensions.
+/// Data from a handler for the access line of its call. Stored in the request's extensions.
 #[derive(Clone, Debug, Default)]
 pub struct CallRecord {
     inner: Arc<Inner>,
@@ -102,23 +104,23 @@ struct Inner {
 }
 
 impl CallRecord {
-    /// Says in a few words what was asked for: a table's name, `join orders lineitem`, an action.
+    /// Sets a short form of the request: a table's name, `join orders lineitem`, an action.
     pub fn set_command(&self, command: impl Into<String>) {
         *self.inner.command.lock() = printable(&command.into());
     }
 
-    /// Says that the call only asks how far a job is. Clients do so several times a second, and whoever reads the log may want to
-    /// see the others only.
+    /// Marks the call as one that only asks for the progress of a job. Clients do so several times
+    /// a second, and a reader of the log may want to see only the other calls.
     pub fn set_poll(&self) {
         self.inner.is_poll.store(true, Ordering::Relaxed);
     }
 
-    /// Adds rows that were taken or sent.
+    /// Adds rows that were received or sent.
     pub fn add_rows(&self, rows: u64) {
         self.inner.rows.fetch_add(rows, Ordering::Relaxed);
     }
 
-    /// Says how long the call's job waited and ran.
+    /// Sets the times that the call's job waited and ran.
     pub fn set_job_times(&self, times: JobTimes) {
         self.inner.queue_micros.store(times.queued.as_micros() as u64, Ordering::Relaxed);
         self.inner.run_micros.store(times.run.as_micros() as u64, Ordering::Relaxed);
@@ -132,7 +134,7 @@ pub struct CallLayer {
 }
 
 impl CallLayer {
-    /// The layer of a server.
+    /// Creates the layer of a server.
     pub fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
     }
@@ -146,7 +148,7 @@ impl<S> Layer<S> for CallLayer {
     }
 }
 
-/// Authenticates, bounds, measures and logs every call of the service inside.
+/// Authenticates, limits, measures and logs every call of the service inside.
 #[derive(Clone, Debug)]
 pub struct CallService<S> {
     shared: Arc<Shared>,
@@ -197,7 +199,7 @@ where
     }
 }
 
-/// One call, from its head to its last byte. Dropping it writes the access line.
+/// Call, from its head to its last byte. Dropping it writes the access line.
 struct Call {
     shared: Arc<Shared>,
     /// One of [`RPCS`], or [`UNKNOWN_RPC`].
@@ -210,7 +212,8 @@ struct Call {
     deadline: Option<Instant>,
     received: Arc<AtomicU64>,
     sent: u64,
-    /// How it ended; `None` while it has not, and then the client gave it up.
+    /// Status of the end. `None` until the call ends; on drop, `None` means that the client gave
+    /// the call up.
     outcome: Option<(Code, String)>,
 }
 
@@ -241,7 +244,8 @@ impl Call {
         }
     }
 
-    /// Who it is, unless the call is refused. Probes of health carry no token, and are answered to the end.
+    /// Returns the caller, unless the call is refused. Health probes carry no token, and are
+    /// answered to the end.
     fn admit(&self, request: &Request<Body>) -> crate::Result<super::auth::Caller> {
         if self.is_health {
             return Ok(super::auth::Caller::anonymous());
@@ -251,13 +255,13 @@ impl Call {
         }
         let certificates =
             request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>().and_then(TlsConnectInfo::peer_certs);
-        // The client's own comes first; those who signed it follow.
+        // The client's own certificate is first; those of its signers follow.
         let certificate = certificates.as_ref().and_then(|chain| chain.first()).map(AsRef::as_ref);
         self.shared.authenticator.authenticate(request.headers(), certificate)
     }
 
-    /// What ends it from outside. Streams of other services than Flight's have no end of their own: who watches the health
-    /// does so for ever.
+    /// Returns the limits that end the call from outside. Streams of services other than Flight's
+    /// have no end of their own: a health watch lasts for ever.
     fn limits(&self) -> CallLimits {
         let end = if self.rpc.contains('/') { &self.shared.closing } else { &self.shared.ended };
         CallLimits::new(end, self.deadline)
@@ -274,7 +278,7 @@ impl Call {
         response.map(|body| Body::new(CallBody::new(body, limits, self)))
     }
 
-    /// What tonic says in its own words, where that is the caller's mistake and does not sound like it.
+    /// Rewords an error of tonic that is the caller's mistake but does not say so.
     fn reworded(&self, code: Code, message: &str) -> Option<Status> {
         match (code, message.strip_prefix("failed to decode Protobuf message: ")) {
             (Code::Internal, Some(why)) => {
@@ -338,7 +342,7 @@ fn peer(request: &Request<Body>) -> String {
     address.map_or_else(|| "unknown".into(), |address| address.to_string())
 }
 
-/// The status among headers or trailers.
+/// Returns the status among headers or trailers.
 fn outcome(headers: &HeaderMap) -> Option<(Code, String)> {
     let status = Status::from_header_map(headers)?;
     Some((status.code(), status.message().to_owned()))

@@ -1,7 +1,8 @@
-//! Actions: what has no RPC of its own.
+//! Actions: operations that have no RPC of their own.
 //!
-//! Bodies are JSON objects, both ways; unknown fields are refused. `proto/dovetail.proto` describes the answers that have
-//! more than a few fields. The standard Flight actions carry their protobuf messages.
+//! Bodies are JSON objects, both ways; unknown fields are refused. `proto/dovetail.proto` describes
+//! the answers that have more than a few fields. The standard Flight actions carry their protobuf
+//! messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::memory::Interrupt;
 use crate::scheduler::{Job, JobId};
 use crate::{Context, Error, Result};
 
-/// Every action and what it is for.
+/// Every action, with its purpose.
 const ACTIONS: &[(&str, &str)] = &[
     (
         "drop_table",
@@ -57,7 +58,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("CloseSession", "Forgets the session. Flight's own messages"),
 ];
 
-/// What ends work that is under way, or tells of it.
+/// Actions that end work under way, or report on it.
 const SERVED_WHILE_DRAINING: [&str; 10] = [
     "list_jobs",
     "job",
@@ -71,12 +72,12 @@ const SERVED_WHILE_DRAINING: [&str; 10] = [
     "CloseSession",
 ];
 
-/// What an action answers: results, and a cookie to set.
+/// Answer of an action: results, and a cookie to set.
 #[derive(Debug, Default)]
 pub struct Answer {
     /// One body for each result.
     pub results: Vec<Bytes>,
-    /// The session that was opened or closed.
+    /// Cookie of the session that was opened or closed.
     pub cookie: Option<HeaderValue>,
 }
 
@@ -90,7 +91,7 @@ impl Answer {
     }
 }
 
-/// The actions of Flight SQL.
+/// Actions of Flight SQL.
 const FLIGHT_SQL: [&str; 8] = [
     "CreatePreparedStatement",
     "ClosePreparedStatement",
@@ -102,15 +103,16 @@ const FLIGHT_SQL: [&str; 8] = [
     "EndSavepoint",
 ];
 
-/// The actions, for ListActions.
+/// Returns the actions, for ListActions.
 pub fn list() -> impl Iterator<Item = ActionType> {
     ACTIONS.iter().map(|&(name, description)| ActionType { r#type: name.into(), description: description.into() })
 }
 
-/// Does it.
+/// Runs an action.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an unknown action or a body that is not its own, and whatever doing it runs into.
+/// [`Error::Invalid`] for an unknown action or an invalid body, and the errors of the action
+/// itself.
 pub async fn run(shared: &Arc<Shared>, asker: &Asker, action: Action) -> Result<Answer> {
     asker.record.set_command(&action.r#type);
     if shared.is_draining() && !SERVED_WHILE_DRAINING.contains(&action.r#type.as_str()) {
@@ -190,7 +192,7 @@ async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Resu
     asker.caller.require(Role::Writer, &format!("dropping table {}", asked(&body.name)))?;
     let table = shared.catalog.drop_table(&body.name, &asker.caller.editor())?;
     let answer = Answer::json(&json!({"table": table.name, "rows": table.rows, "bytes": table.bytes}));
-    // Nothing may hold its arrays any more but this.
+    // This call may be the last owner of the table's arrays, so the drop counts as work.
     let arrays = table.schema.fields().len() * table.batches.len();
     let let_go = move |_: &Shared| {
         drop(table);
@@ -200,7 +202,7 @@ async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Resu
 }
 
 async fn list_jobs(shared: &Arc<Shared>, asker: &Asker) -> Result<Answer> {
-    // In both for a moment, and once in the list.
+    // A job may be in both lists for a moment; the map keeps it once.
     let all = shared.scheduler.history().into_iter().chain(shared.scheduler.jobs());
     let mine = all.filter(|job| asker.caller.may_touch(&job.owner));
     let mine: BTreeMap<JobId, Arc<Job>> = mine.map(|job| (job.id, job)).collect();
@@ -213,7 +215,8 @@ fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
     let job = shared.scheduler.job(id)?;
     match asker.caller.may_touch(&job.owner) {
         true => Ok(job),
-        // The same words as for a job that is not there: who else runs what is nobody's business.
+        // The error is the same as for a missing job, because callers must not learn of the jobs of
+        // others.
         false => Err(Error::NotFound(format!("there is no job {id}"))),
     }
 }
@@ -223,7 +226,7 @@ fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
     let job = find_job(shared, asker, JobId(body.job))?;
     asker.polls(shared, job.id);
     if job.status().state.is_final() {
-        // A drain need not wait for anybody to learn it.
+        // A drain need not wait for a client to learn this outcome.
         shared.deliveries.told(job.id);
     }
     Ok(Answer::json(&describe::job(&job)))
@@ -251,7 +254,7 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
     shared.work(explained).await
 }
 
-/// The job that is to be explained, unless it is a join.
+/// Returns the job to explain; `None` for a join.
 fn job_to_explain(action: &Action) -> Result<Option<JobId>> {
     let names_job = |body: &Value| body.as_object().is_some_and(|body| body.contains_key("job"));
     match serde_json::from_slice(&action.body).is_ok_and(|body: Value| names_job(&body)) {

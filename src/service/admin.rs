@@ -1,8 +1,9 @@
 //! The admin port: metrics and health over HTTP, for scrapers and probes.
 //!
-//! It serves counters and gauges, whose labels name devices, tenants and the build, and in a line whether the server is alive and
-//! ready, or why it is not. Nothing here names tables or takes orders, so it needs no token; the names of tenants are why it
-//! listens for other hosts only where the Flight service may.
+//! It serves counters and gauges, whose labels name devices, tenants and the build. It also says in
+//! a line whether the server is alive and ready, or why not. It serves no table names and takes no
+//! orders, so it needs no token. Because it shows the names of tenants, it listens for other hosts
+//! only where the Flight service may.
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use axum::routing::get;
 use super::metrics;
 use super::shared::Shared;
 
-/// The routes: `/metrics`, `/healthz` (the process is alive), `/readyz` (traffic should come here).
+/// Returns the routes: `/metrics`, `/healthz` (the process is alive), `/readyz` (traffic should
+/// come here).
 pub(super) fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/metrics", get(serve_metrics))

@@ -1,8 +1,9 @@
-//! Who is calling, and what they may do.
+//! Authentication of callers, and their roles.
 //!
-//! Without a token file everybody is anonymous and may do everything; the listener is on the loopback interface then
-//! (or the operator said `--insecure`). With one, every call carries `authorization: Bearer TOKEN`, or comes over a
-//! connection whose client certificate the file lists. The file is one caller per line:
+//! Without a token file every caller is anonymous and may do everything. The listener is on the
+//! loopback interface then (or the operator set `--insecure`). With a token file, every call
+//! carries `authorization: Bearer TOKEN`, or comes over a connection whose client certificate the
+//! file lists. The file has one caller per line:
 //!
 //! ```text
 //!   # TOKEN | cert:NAME         TENANT  ROLE  [WEIGHT]
@@ -12,13 +13,14 @@
 //!   cert:spiffe://example/ops   ops     admin
 //! ```
 //!
-//! A certificate is listed by its common name, or by a DNS name or URI among its alternative names. When clients need
-//! certificates (`--tls-client-ca`) and there is no file, each is a writer, and its name is its tenant's: whoever is to be an
-//! admin, or a reader only, has to be listed. A token counts before the certificate of its connection.
+//! A certificate is listed by its common name, or by a DNS name or URI among its alternative names.
+//! If clients need certificates (`--tls-client-ca`) and there is no file, each client is a writer,
+//! and its name is its tenant's. Clients that should be admins, or readers only, must be listed. A
+//! token takes precedence over the certificate of its connection.
 //!
 //! * `reader` reads tables and runs joins whose result is not kept as a table;
 //! * `writer` also uploads, drops and keeps results as tables of its own;
-//! * `admin` may do this with everybody's tables, jobs and results.
+//! * `admin` may do this with the tables, jobs and results of all tenants.
 //!
 //! Only hashes of tokens are kept, and compared in constant time.
 
@@ -34,19 +36,19 @@ use crate::catalog::Editor;
 use crate::human::file_failure;
 use crate::{Context, Error, Result};
 
-/// What somebody may do. Each role includes those before it.
+/// Permissions of a caller. Each role includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Reads tables, runs joins.
     Reader,
     /// Makes and drops tables.
     Writer,
-    /// Acts on what belongs to others.
+    /// Acts on tables, jobs and results of other tenants.
     Admin,
 }
 
 impl Role {
-    /// The name in the token file.
+    /// Returns the name in the token file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reader => "reader",
@@ -56,19 +58,19 @@ impl Role {
     }
 }
 
-/// Who makes a call.
+/// Authenticated caller of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Caller {
-    /// The tenant's name; empty for anonymous callers.
+    /// Name of the tenant; empty for anonymous callers.
     pub tenant: String,
-    /// What the tenant may do with this token.
+    /// Permissions of the tenant with this token.
     pub role: Role,
-    /// The tenant's share of the devices when several wait.
+    /// Tenant's share of the devices when several tenants wait.
     pub weight: f64,
 }
 
 impl Caller {
-    /// The caller of a server without tokens: everything is theirs.
+    /// Returns the caller of a server without tokens: all tables, jobs and results are open to it.
     pub fn anonymous() -> Self {
         Self { tenant: String::new(), role: Role::Admin, weight: 1.0 }
     }
@@ -94,31 +96,31 @@ impl Caller {
         )))
     }
 
-    /// The caller as the catalog knows those who change tables.
+    /// Returns the caller in the catalog's form, for changes of tables.
     pub fn editor(&self) -> Editor {
         Editor { tenant: self.tenant.clone(), is_admin: self.role == Role::Admin }
     }
 
-    /// Whether something of that owner is the caller's to look at and to end.
+    /// True if the caller may look at and end jobs and results of the given owner.
     pub fn may_touch(&self, owner: &str) -> bool {
         self.role == Role::Admin || self.tenant == owner
     }
 }
 
-/// Who may call a server.
+/// Callers that a server admits.
 #[derive(Debug)]
 pub struct Authenticator {
-    /// Those who are listed; `None` without a list.
+    /// Callers of the token file; `None` without a file.
     listed: Option<Listed>,
-    /// Whether connections are of clients with certificates only.
+    /// True if TLS admits only clients with certificates.
     has_certificates: bool,
 }
 
-/// The callers of a token file.
+/// Callers of a token file.
 #[derive(Debug, Default)]
 struct Listed {
     tokens: Vec<Token>,
-    /// By a name of the certificate.
+    /// Callers by a name of the certificate.
     certificates: HashMap<String, Caller>,
 }
 
@@ -134,15 +136,15 @@ impl std::fmt::Debug for Token {
 }
 
 impl Authenticator {
-    /// Lets everybody in.
+    /// Creates an authenticator that admits every caller.
     pub fn open() -> Self {
         Self { listed: None, has_certificates: false }
     }
 
-    /// Counts on connections being of clients whose certificates TLS has checked, or on none.
+    /// Sets whether TLS has checked a certificate of every client.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when certificates are listed and there are none.
+    /// [`Error::Invalid`] when certificates are listed and TLS checks none.
     pub fn with_certificates(self, has_certificates: bool) -> Result<Self> {
         if !has_certificates && self.listed.as_ref().is_some_and(|listed| !listed.certificates.is_empty()) {
             return Err(Error::Invalid(
@@ -155,7 +157,7 @@ impl Authenticator {
     /// Reads a token file.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the line that is wrong, or why the file cannot be read.
+    /// [`Error::Invalid`] with the wrong line, or why the file cannot be read.
     pub fn from_file(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| Error::Invalid(file_failure(path, &error)))
@@ -170,7 +172,7 @@ impl Authenticator {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            // The line itself is a secret: errors give its number only.
+            // The line is a secret: errors give only its number.
             let (secret, caller) = parse_line(line).context(|| format!("line {}", number + 1))?;
             let is_new = match secret.strip_prefix(CERTIFICATE) {
                 Some(name) => listed.certificates.insert(name.into(), caller).is_none(),
@@ -187,20 +189,21 @@ impl Authenticator {
         Ok(Self { listed: Some(listed), has_certificates: false })
     }
 
-    /// Whether callers need a token, unless their certificate is listed.
+    /// True if callers need a token, unless their certificate is listed.
     pub fn needs_token(&self) -> bool {
         self.listed.is_some()
     }
 
-    /// The tenants and their weights, for the scheduler's shares.
+    /// Returns the tenants and their weights, for the scheduler's shares.
     pub fn tenants(&self) -> impl Iterator<Item = &Caller> {
         self.listed.iter().flat_map(Listed::callers)
     }
 
-    /// Who makes a call with these headers, over a connection of a client with this certificate (DER).
+    /// Authenticates a call with the given headers, over a connection with the given client
+    /// certificate (DER).
     ///
     /// # Errors
-    /// [`Error::Unauthenticated`] without a token that is known, or a certificate that will do.
+    /// [`Error::Unauthenticated`] without a known token or an accepted certificate.
     pub fn authenticate(&self, headers: &HeaderMap, certificate: Option<&[u8]>) -> Result<Caller> {
         let certificate = certificate.filter(|_| self.has_certificates);
         let Some(listed) = &self.listed else {
@@ -227,7 +230,7 @@ impl Authenticator {
             ));
         }
         let hash = hash(presented[scheme_len..].trim_ascii());
-        // Every token is compared, so that the time says nothing about which one came close.
+        // Every token is compared, so that the time does not depend on which one matched.
         let mut found = None;
         for token in &listed.tokens {
             if bool::from(token.hash.ct_eq(&hash)) {
@@ -243,8 +246,8 @@ impl Listed {
         self.tokens.iter().map(|token| &token.caller).chain(self.certificates.values())
     }
 
-    /// Refuses lines that give a tenant different weights, of which one would count and nobody could tell which. One that says no
-    /// weight says 1.
+    /// Refuses lines that give a tenant different weights, because only one of them would count. A
+    /// line without a weight has weight 1.
     fn check_weights(&self) -> Result<()> {
         let mut weights = HashMap::new();
         for Caller { tenant, weight, .. } in self.callers() {
@@ -259,14 +262,14 @@ impl Listed {
         Ok(())
     }
 
-    /// Answers whether the token was not there yet.
+    /// Adds a token. Returns true if it was new.
     fn add_token(&mut self, token: Token) -> bool {
         let is_new = self.tokens.iter().all(|other| other.hash != token.hash);
         self.tokens.push(token);
         is_new
     }
 
-    /// The caller of a connection that sent no token.
+    /// Returns the caller of a connection that sent no token.
     fn by_certificate(&self, certificate: Option<&[u8]>) -> Result<Caller> {
         const NEEDS_TOKEN: &str = "this server needs a token: send the header \"authorization: Bearer TOKEN\"";
         let Some(certificate) = certificate else { return Err(Error::Unauthenticated(NEEDS_TOKEN.into())) };
@@ -281,10 +284,10 @@ impl Listed {
     }
 }
 
-/// What a name of a certificate is marked with in the token file.
+/// Prefix of certificate names in the token file.
 const CERTIFICATE: &str = "cert:";
 
-/// The token, or the name of a certificate with its mark, and whose it is.
+/// Parses a line. Returns the token, or the certificate name with its prefix, and the caller.
 fn parse_line(line: &str) -> Result<(&str, Caller)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (token, tenant, role, weight) = match words[..] {
@@ -347,7 +350,7 @@ mod tests {
         }
     }
 
-    /// A certificate of that common name, as TLS hands it on.
+    /// Creates a certificate with the given common name, as TLS passes it on.
     fn certificate(name: &str) -> Vec<u8> {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -361,7 +364,7 @@ mod tests {
         let ann = open.authenticate(&HeaderMap::new(), Some(&certificate("ann"))).unwrap();
         assert_eq!((ann.tenant.as_str(), ann.role), ("ann", Role::Writer));
         assert!(matches!(open.authenticate(&HeaderMap::new(), None), Err(Error::Unauthenticated(_))));
-        // Where nobody checks certificates, none is believed.
+        // Without TLS checks, no certificate is believed.
         let anonymous = Authenticator::open().authenticate(&HeaderMap::new(), Some(&certificate("ann"))).unwrap();
         assert_eq!(anonymous, Caller::anonymous());
     }

@@ -1,6 +1,6 @@
-//! The names in a client's certificate, and the validity of the server's own.
+//! Names in a client's certificate, and validity of the server's own certificate.
 //!
-//! TLS checks who signed a certificate; nothing of that is repeated here.
+//! TLS checks who signed a certificate. This file repeats no check of TLS.
 
 use std::time::SystemTime;
 
@@ -10,21 +10,23 @@ use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use crate::{Error, Result};
 
-/// Longer names are no names of tenants.
+/// Maximum size of a tenant's name, in bytes. Longer names are left out.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Alternative names that are no text (RFC 5280, section 4.2.1.6).
+/// Tags of alternative names that are checked for text (RFC 5280, section 4.2.1.6).
 const DNS_NAME: Tag = Tag(2);
 const URI: Tag = Tag(6);
 
-/// Kinds of text that a common name may have. Others went out of use with the last century.
+/// Kinds of text of a common name. Others went out of use with the last century.
 const TEXT: [Tag; 3] = [Tag::Utf8String, Tag::PrintableString, Tag::Ia5String];
 
-/// The names of a certificate's subject, the one it is known by first: its common names, then the DNS names and URIs of its
-/// alternative names. Names that could not be written on one line of a file or a log are left out.
+/// Returns the names of a certificate's subject, the main name first. Common names come before the
+/// DNS names and URIs of its alternative names. Names that cannot be written on one line of a file
+/// or a log are left out.
 ///
 /// # Errors
-/// [`Error::Unauthenticated`] for what is no certificate, or one without a name.
+/// [`Error::Unauthenticated`] for bytes that are no certificate, or for a certificate without a
+/// name.
 pub(super) fn names(der: &[u8]) -> Result<Vec<String>> {
     let unreadable = || Error::Unauthenticated("the client's certificate is none that this server can read".into());
     let (_, certificate) = X509Certificate::from_der(der).map_err(|_| unreadable())?;
@@ -42,11 +44,11 @@ pub(super) fn names(der: &[u8]) -> Result<Vec<String>> {
     }
 }
 
-/// Text about the dates between which a certificate is valid, if `now` is not between them; `None` for a certificate that
-/// cannot be read.
+/// Describes the dates between which a certificate is valid, if `now` is not between them. `None`
+/// for a certificate that is valid or cannot be read.
 pub(super) fn out_of_date(der: &[u8], now: SystemTime) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    // `humantime` writes no earlier date.
+    // `humantime` cannot write an earlier date.
     let time = |time: ASN1Time| SystemTime::from(time.to_datetime()).max(SystemTime::UNIX_EPOCH);
     let validity = certificate.validity();
     match (time(validity.not_before), time(validity.not_after)) {
@@ -56,7 +58,7 @@ pub(super) fn out_of_date(der: &[u8], now: SystemTime) -> Option<String> {
     }
 }
 
-/// Common names, the most specific first, then DNS names and URIs.
+/// Returns common names, the most specific first, then DNS names and URIs.
 fn all_names<'a>(certificate: &'a X509Certificate<'_>) -> Result<Vec<&'a str>, X509Error> {
     let common = certificate.subject().iter_common_name().filter(|name| TEXT.contains(&name.attr_value().tag()));
     let mut names: Vec<&str> = common.map(|name| name.as_str()).collect::<Result<_, _>>()?;
@@ -137,7 +139,7 @@ mod tests {
         };
         let at = |time: &str| humantime::parse_rfc3339(time).unwrap();
         let day = Duration::from_secs(24 * 3600);
-        // From 2050 on, times are written in another way.
+        // From 2050 on, certificates encode times in another way.
         for years in [[2020, 2030], [1999, 2049], [2049, 2051], [2050, 9999]] {
             let certificate = of(years);
             let [start, end] = [format!("{}-02-03T00:00:00Z", years[0]), format!("{}-04-05T00:00:00Z", years[1])];
@@ -152,7 +154,7 @@ mod tests {
         assert_eq!(out_of_date(b"no certificate", SystemTime::now()), None);
     }
 
-    /// TLS hands on whole certificates only; this is for the day when something else does.
+    /// TLS passes on only whole certificates. This test guards against a later change of that.
     #[test]
     fn a_certificate_that_is_cut_short_anywhere_is_refused() {
         let whole = certificate(Some("ann"), vec![SanType::DnsName("ann.example".try_into().unwrap())]);
@@ -160,7 +162,7 @@ mod tests {
         for len in 0..whole.len() {
             assert!(names(&whole[..len]).is_err(), "{len} of {} bytes", whole.len());
         }
-        // Whatever a byte is changed to, nothing panics.
+        // No change of a single byte may cause a panic.
         for at in 0..whole.len() {
             for value in [0x00, 0x30, 0x7f, 0x80, 0x83, 0xff] {
                 let mut wrong = whole.clone();

@@ -1,8 +1,9 @@
-//! Commands: from the bytes in a FlightDescriptor to what the planner understands.
+//! Commands: from the bytes in a FlightDescriptor to the planner's form.
 //!
-//! A command comes in two forms with the same meaning, and the first byte tells them apart: a JSON object (`{`), or a
-//! protobuf `Any` (whose first byte is the tag of its type URL). Fields that we do not know are refused in both: a
-//! misspelt option that is silently ignored gives a wrong result that looks right.
+//! A command comes in two forms with the same meaning, and the first byte tells them apart. It is a
+//! JSON object (`{`), or a protobuf `Any` (whose first byte is the tag of its type URL). Both forms
+//! refuse unknown fields: a misspelt option that is silently ignored gives a wrong result that
+//! looks right.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -20,36 +21,36 @@ use crate::human::asked;
 use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair};
 use crate::{Context, Error, Result};
 
-/// What a client may write, for error messages.
+/// Example of a command, for error messages.
 const EXAMPLE: &str =
     r#"{"join": {"left": "orders", "right": "lineitem", "on": [{"left": "o_orderkey", "right": "l_orderkey"}]}}"#;
 
 const ON_EXAMPLE: &str = r#"{"left": "o_orderkey", "right": "l_orderkey"}"#;
 
-/// Priorities that a job may have.
+/// Valid priorities of a job.
 const PRIORITIES: RangeInclusive<i32> = -100..=100;
 
-/// The package of Flight SQL's messages in a type URL.
+/// Package of Flight SQL's messages in a type URL.
 const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
 
-/// What holds for joins that do not say: a session's options.
+/// Defaults for joins that omit an option: a session's options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Defaults {
-    /// Of [`JoinSpec::strategy`], by name.
+    /// Default of [`JoinSpec::strategy`], by name.
     pub strategy: Option<String>,
-    /// Of [`JoinSpec::nulls_equal`].
+    /// Default of [`JoinSpec::nulls_equal`].
     pub nulls_equal: Option<bool>,
-    /// Of [`JoinSpec::priority`].
+    /// Default of [`JoinSpec::priority`].
     pub priority: Option<i32>,
-    /// Of [`JoinSpec::retain_seconds`].
+    /// Default of [`JoinSpec::retain_seconds`].
     pub retain_seconds: Option<u32>,
 }
 
 /// Reads a command.
 ///
 /// # Errors
-/// [`Error::Invalid`] for what is neither JSON nor a protobuf `Any`, for unknown fields and for values out of range;
-/// [`Error::Unsupported`] for Flight SQL.
+/// [`Error::Invalid`] for bytes that are neither JSON nor a protobuf `Any`, for unknown fields and
+/// for values out of range; [`Error::Unsupported`] for Flight SQL.
 pub fn decode(command: &[u8], defaults: &Defaults) -> Result<JoinSpec> {
     let message = match command.trim_ascii_start().first() {
         None => return Err(Error::Invalid(format!("the command is empty; send a join such as {EXAMPLE}"))),
@@ -66,7 +67,8 @@ fn decode_json(command: &[u8]) -> Result<proto::Command> {
     let message = serde_json::from_slice(command);
     let slip = || slip(&serde_json::from_slice::<serde_json::Value>(command).ok()?["join"]);
     match message {
-        // The reader takes numbers for names, as protobuf's JSON has it: "how": 5 would be some kind of join.
+        // The reader takes numbers for names, as protobuf's JSON does: `"how": 5` would be some
+        // kind of join.
         Ok(message) => slip().map_or(Ok(message), Err),
         Err(error) => Err(slip().unwrap_or_else(|| {
             Error::Invalid(format!("the JSON command cannot be read: {error}; a join looks like {EXAMPLE}"))
@@ -74,7 +76,7 @@ fn decode_json(command: &[u8]) -> Result<proto::Command> {
     }
 }
 
-/// What a field takes in JSON.
+/// Type of value that a field takes in JSON.
 #[derive(Clone, Copy)]
 enum Takes {
     Text,
@@ -83,7 +85,7 @@ enum Takes {
     Whole { least: i64, most: i64 },
 }
 
-/// The fields of a join of which the reader, when it refuses a value, does not say the name.
+/// Fields of a join that the reader does not name when it refuses their value.
 const JOIN_FIELDS: [(&str, Takes); 12] = [
     ("left", Takes::Text),
     ("right", Takes::Text),
@@ -105,7 +107,7 @@ impl Takes {
             Self::Text => value.is_string(),
             Self::Flag => value.is_boolean(),
             Self::Names => value.as_array().is_some_and(|names| names.iter().all(serde_json::Value::is_string)),
-            // Protobuf's JSON has whole numbers as text too.
+            // Protobuf's JSON also writes whole numbers as text.
             Self::Whole { least, most } => {
                 let number = value.as_f64().or_else(|| value.as_str()?.parse().ok());
                 number.is_some_and(|number| number.fract() == 0.0 && (least as f64..=most as f64).contains(&number))
@@ -125,7 +127,8 @@ impl fmt::Display for Takes {
     }
 }
 
-/// The first field of a join whose value is none that it takes, and kinds of join that other systems have, such as "outer".
+/// Returns the error for the first field of a join with an unacceptable value. Includes kinds of
+/// join that other systems have, such as "outer".
 fn slip(join: &serde_json::Value) -> Option<Error> {
     let given = |field: &str| join.get(field).filter(|value| !value.is_null());
     let wrong = JOIN_FIELDS.iter().find_map(|(field, takes)| {
@@ -140,14 +143,14 @@ fn slip(join: &serde_json::Value) -> Option<Error> {
     Some(refused.context("the join command"))
 }
 
-/// The refusal of a message or an action of Flight SQL.
+/// Returns the refusal of a message or an action of Flight SQL.
 pub fn no_flight_sql(name: &str) -> Error {
     Error::Unsupported(format!(
         "this server does not speak Flight SQL ({name}) yet; call GetFlightInfo with a join command such as {EXAMPLE}"
     ))
 }
 
-/// The refusal of the message of Flight SQL that is wrapped there, if one is.
+/// Returns the refusal of a wrapped message of Flight SQL, if `bytes` has one.
 pub fn flight_sql_refusal(bytes: &[u8]) -> Option<Error> {
     let any = Any::decode(bytes).ok()?;
     let (_, name) = any.type_url.rsplit_once('/')?;
@@ -182,7 +185,7 @@ fn decode_any(command: &[u8]) -> Result<proto::Command> {
     }
 }
 
-/// The fields of a message: all tags up to a number, and the messages inside whose fields are checked too.
+/// Fields of a message: the highest tag, and the nested messages whose fields are checked too.
 struct Fields {
     name: &'static str,
     tag_max: u32,
@@ -193,7 +196,8 @@ static COMMAND: Fields = Fields { name: "dovetail.v1.Command", tag_max: 1, insid
 static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 14, inside: &[(3, &KEY_PAIR)] };
 static KEY_PAIR: Fields = Fields { name: "dovetail.v1.KeyPair", tag_max: 3, inside: &[] };
 
-/// The protobuf decoder passes over fields it does not know; here they are the caller's mistake.
+/// Refuses fields that are unknown. The protobuf decoder skips them; here they are the caller's
+/// mistake.
 fn refuse_unknown_fields(mut message: &[u8], fields: &Fields) -> Result<()> {
     let unreadable = |error| Error::Invalid(format!("the {} in the command cannot be read: {error}", fields.name));
     while message.has_remaining() {
@@ -310,7 +314,7 @@ fn join_kind(kind: proto::JoinKind) -> JoinKind {
     }
 }
 
-/// A count, or a list of names.
+/// Reads the devices of a join: a count, or a list of names.
 fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
     let wrong = |what: String| {
         Err(Error::Invalid(format!(
@@ -406,7 +410,7 @@ mod tests {
             with("[\"host:0\", \"host:1\"]").unwrap(),
             DeviceRequest::Named(vec!["host:0".into(), "host:1".into()])
         );
-        // Whoever knows the devices refuses it, and names them.
+        // The scheduler knows the devices: it refuses 0 and the empty list, and names the devices.
         assert_eq!(with("0").unwrap(), DeviceRequest::Count(0));
         assert_eq!(with("[]").unwrap(), DeviceRequest::Named(vec![]));
         for wrong in ["-1", "1.5", "true", "{}", "[1]", "1e300"] {

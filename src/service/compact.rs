@@ -1,12 +1,13 @@
-//! Slices without what their rows do not refer to.
+//! Slices without the values that their rows do not refer to.
 //!
-//! A slice of most arrays can be sent as the slice that it is. Some types refer to their values by place (views, list
-//! views, dense unions), and Arrow's writer sends all values with every slice of them: a table of a hundred messages would
-//! carry its values a hundred times. Of a sparse union inside a list, Arrow's writer (59.3) sends the children from their
-//! first row on, whatever the slice: rows would get the values of other rows. Here each slice gets children of its own.
+//! A slice of most arrays can be sent as it is. Some types refer to their values by place (views,
+//! list views, dense unions), and Arrow's writer sends all values with every slice. A table of a
+//! hundred messages would carry its values a hundred times. For a sparse union inside a list,
+//! Arrow's writer (59.3) sends the children from their first row on, whatever the slice. Rows would
+//! get the values of other rows. Here each slice gets children of its own.
 //!
-//! What is shared stays shared: nothing here makes a value twice because two rows refer to it, so no slice gets larger. All
-//! slices of a batch keep its dictionaries, which are then sent once.
+//! Shared values stay shared: no value is copied twice because two rows refer to it, so no slice
+//! gets larger. All slices of a batch keep its dictionaries, which are then sent once.
 
 use std::sync::Arc;
 
@@ -25,8 +26,8 @@ use crate::columns::{any_part, lies_by_row, list_array, list_view_array};
 use crate::human::type_name;
 use crate::{Error, Result};
 
-/// The batch with values that its rows refer to, and few others. The values of dictionaries stay as they are: they are
-/// sent once, however many slices there are.
+/// Returns the batch with the values that its rows refer to, and few others. The values of
+/// dictionaries stay as they are: they are sent once, however many slices there are.
 ///
 /// # Errors
 /// Arrow's, which would be a defect here.
@@ -39,12 +40,13 @@ pub(crate) fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
     Ok(RecordBatch::try_new_with_options(batch.schema(), columns, &options)?)
 }
 
-/// Whether slices of the type hold values of other rows.
+/// True if slices of the type hold values of other rows.
 fn refers_by_place(data_type: &DataType) -> bool {
     use DataType as T;
     any_part(data_type, &|part| match part {
         T::Utf8View | T::BinaryView | T::ListView(_) | T::LargeListView(_) | T::Union(..) => true,
-        // Arrow's writer sends no rows of some runs as one run that ends at 0, which is none.
+        // Arrow's writer sends an empty slice of some runs as one run that ends at 0, which is
+        // invalid.
         T::RunEndEncoded(..) => true,
         _ => false,
     })
@@ -70,7 +72,7 @@ fn compact_array(array: &ArrayRef) -> Result<ArrayRef> {
             let entries = compact_array(&entries)?.as_struct().clone();
             Arc::new(MapArray::try_new(field.clone(), offsets, entries, map.nulls().cloned(), *ordered)?)
         }
-        // Lists of no values have none to be rid of, and their length cannot be told from them.
+        // Lists of size 0 have no values to drop, and their length cannot be derived from values.
         T::FixedSizeList(_, 0) => array.clone(),
         T::FixedSizeList(field, size) => {
             let values = compact_array(array.as_fixed_size_list().values())?;
@@ -89,7 +91,8 @@ fn compact_array(array: &ArrayRef) -> Result<ArrayRef> {
     })
 }
 
-/// Values that several views refer to would be copied once for each of them; then the buffers go as they are.
+/// Drops unused bytes of views. Values that several views share would be copied once for each view;
+/// in that case the buffers stay as they are.
 fn compact_views<T: ByteViewType>(array: &ArrayRef) -> ArrayRef {
     let views = array.as_byte_view::<T>();
     let held: usize = views.data_buffers().iter().map(|buffer| buffer.len()).sum();
@@ -105,7 +108,7 @@ fn compact_list<O: OffsetSizeTrait>(list: &GenericListArray<O>) -> Result<Generi
     Ok(list_array(field, offsets, values, list.nulls().cloned())?)
 }
 
-/// The offsets less the first of them, the first, and how many values they span.
+/// Returns the offsets less the first, the first offset, and the number of values that they span.
 fn own_offsets<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> (OffsetBuffer<O>, usize, usize) {
     let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
     let own: ScalarBuffer<O> = offsets.iter().map(|&offset| offset - first).collect();
@@ -116,7 +119,7 @@ fn compact_list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> Resu
     let (DataType::ListView(field) | DataType::LargeListView(field)) = list.data_type() else {
         return Err(Error::Internal(format!("{} is no list view", type_name(list.data_type()))));
     };
-    // A null row may refer to anything, and needs nothing.
+    // A null row may refer to any place, and needs no values.
     let places = list.offsets().iter().zip(list.sizes()).enumerate();
     let places: Vec<(usize, usize)> = places
         .map(|(row, (offset, size))| if list.is_null(row) { (0, 0) } else { (offset.as_usize(), size.as_usize()) })
@@ -144,14 +147,14 @@ fn compact_union(union: &UnionArray) -> Result<UnionArray> {
         let child = union.child(id);
         let rows = || (0..offsets.len()).filter(|&row| type_ids[row] == id);
         let used = Used::of(rows().map(|row| (offsets[row] as usize, 1)), child);
-        // It was an `i32` before, and places only get lower.
+        // The offset was an `i32` before, and places only get lower.
         rows().for_each(|row| placed[row] = used.place(offsets[row] as usize) as i32);
         children.push(compact_array(&used.values(child)?)?);
     }
     Ok(UnionArray::try_new(fields.clone(), type_ids.clone(), Some(placed.into()), children)?)
 }
 
-/// The values of the runs that the slice touches, without those of other slices.
+/// Keeps the values of the runs that the slice touches.
 fn compact_runs<R: RunEndIndexType>(runs: &RunArray<R>) -> Result<ArrayRef> {
     let data = runs.to_data();
     if runs.is_empty() {
@@ -170,16 +173,17 @@ fn compact_runs<R: RunEndIndexType>(runs: &RunArray<R>) -> Result<ArrayRef> {
     Ok(make_array(builder.child_data(vec![ends.to_data(), values.to_data()]).build()?))
 }
 
-/// Which of an array's values are referred to.
+/// Ranges of an array's values that are referred to.
 struct Used {
-    /// Start and end of each range, in order and apart from each other, and where it begins when the others are gone.
+    /// Start and end of each range, in order and disjoint, and its new start after the other values
+    /// are dropped.
     ranges: Vec<(usize, usize, usize)>,
-    /// Whether what lies between the ranges stays.
+    /// True if values between the ranges stay.
     keeps_gaps: bool,
 }
 
 impl Used {
-    /// Those that start at a place and have a length.
+    /// Collects the ranges of the given places (start, length).
     fn of(places: impl Iterator<Item = (usize, usize)>, values: &ArrayRef) -> Self {
         let mut places: Vec<(usize, usize)> = places.filter(|&(_, len)| len > 0).collect();
         places.sort_unstable();
@@ -191,7 +195,8 @@ impl Used {
                 None => ranges.push((start, start + len, 0)),
             }
         }
-        // Copying ranges of these would copy what several of their rows share once for each.
+        // Copying ranges of these types would copy values that several rows share once for each
+        // row.
         let keeps_gaps = !lies_by_row(values.data_type());
         if let (true, [(start, ..), .., (_, end, _)]) = (keeps_gaps, &ranges[..]) {
             ranges = vec![(*start, *end, 0)];
@@ -199,14 +204,14 @@ impl Used {
         Self { ranges, keeps_gaps }
     }
 
-    /// Where a value is that was at `place`, which is in one of the ranges.
+    /// Returns the new place of the value at `place`, which is in one of the ranges.
     fn place(&self, place: usize) -> usize {
         let range = self.ranges.partition_point(|&(start, ..)| start <= place) - 1;
         let (start, _, moved) = self.ranges[range];
         moved + place - start
     }
 
-    /// The values that are left.
+    /// Returns the values of the ranges.
     fn values(&self, values: &ArrayRef) -> Result<ArrayRef> {
         Ok(match self.ranges[..] {
             [] => values.slice(0, 0),
@@ -242,7 +247,7 @@ mod tests {
         Arc::new(StringViewArray::from_iter_values((0..rows).map(|row| format!("a value of some length, {row:08}"))))
     }
 
-    /// What a message of these rows takes.
+    /// Returns the bytes of a message of these rows.
     fn sent_bytes(array: &ArrayRef) -> usize {
         let batch = RecordBatch::try_from_iter_with_nullable([("c", array.clone(), true)]).unwrap();
         let (mut encoder, _) = crate::service::encode::Encoder::new(batch.schema()).unwrap();
@@ -250,7 +255,7 @@ mod tests {
         encoder.next_message().unwrap().expect("a batch gives a message").body_bytes()
     }
 
-    /// Every slice keeps its rows, and small ones take little.
+    /// Checks that every slice keeps its rows, and that small slices take few bytes.
     fn check(array: &ArrayRef, slice_bytes_max: usize) {
         let rows = array.len();
         for (start, len) in [(0, rows), (0, 0), (rows, 0), (3, 5), (rows / 2, 7), (rows - 4, 4)] {
@@ -329,7 +334,7 @@ mod tests {
 
     #[test]
     fn list_views_leave_the_values_of_other_rows_out() {
-        // Out of order, overlapping, with null rows that refer to everything.
+        // Places are out of order and overlap, and null rows refer to all values.
         let offsets = (0..1000).map(|row: i32| if row % 7 == 0 { 0 } else { (997 * row) % 2900 });
         let sizes = (0..1000).map(|row: i32| if row % 7 == 0 { 3000 } else { row % 5 });
         let nulls: Vec<bool> = (0..1000).map(|row| row % 7 != 0).collect();
@@ -348,7 +353,7 @@ mod tests {
         let one =
             ListViewArray::new(field(&inner), (0..3000).collect(), std::iter::repeat_n(1, 3000).collect(), inner, None);
         let one: ArrayRef = Arc::new(one);
-        // Rows near each other refer to values near each other.
+        // Adjacent rows refer to adjacent values.
         let outer =
             ListViewArray::new(field(&one), (0..2000).collect(), (0..2000).map(|row| row % 3).collect(), one, None);
         check(&(Arc::new(outer) as ArrayRef), 1000);

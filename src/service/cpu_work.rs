@@ -1,13 +1,14 @@
-//! Work on the CPU that calls ask for beside the queue of jobs: commands are read, joins are bound, planned and explained,
-//! statistics are taken, and schemas of thousands of columns are written.
+//! CPU work of calls that does not go through the queue of jobs. It reads commands, binds, plans
+//! and explains joins, takes statistics, and writes schemas of thousands of columns.
 //!
 //! ```text
-//!   call ─► waits for a slot, without a thread ─► works, on a thread that serves nothing else ─► answer
+//!   call ─► waits for a slot, without a thread ─► works, on a thread of its own ─► answer
 //!    └─ given up (client gone, deadline passed, server ends) ─► the work stops at its next check
 //! ```
 //!
-//! There are as many slots as processors. The threads that serve connections only wait for the answer, so that they are there for
-//! other calls, for deadlines and for the end of the server, whatever is asked for.
+//! There are as many slots as processors. The threads that serve connections only wait for the
+//! answer. So they are available for other calls, for deadlines and for the end of the server,
+//! whatever the work is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,10 +20,10 @@ use super::shared::Shared;
 use crate::memory::Interrupt;
 use crate::{Error, Result, panics};
 
-/// Columns, jobs or arrays that are written or dropped where they come up: a tenth of a millisecond of work.
+/// Columns, jobs or arrays that are written or dropped inline: a tenth of a millisecond of work.
 const FEW: usize = 256;
 
-/// The slots of a server's work, and the calls that want one.
+/// Slots of a server's work, and the calls that wait for a slot.
 #[derive(Debug)]
 pub struct CpuWork {
     slots: Arc<Semaphore>,
@@ -32,7 +33,7 @@ pub struct CpuWork {
 }
 
 impl CpuWork {
-    /// As many slots as there are processors.
+    /// Creates as many slots as there are processors.
     pub fn new() -> Self {
         Self::with_slots(std::thread::available_parallelism().map_or(1, usize::from))
     }
@@ -42,22 +43,23 @@ impl CpuWork {
         Self { slots, slots_max, calls: Arc::default(), interrupted: Arc::default() }
     }
 
-    /// Calls that wait for a slot, or for their work.
+    /// Returns the number of calls that wait for a slot, or for their work.
     pub fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Slots in which work is done, whether or not a call still waits for it.
+    /// Returns the number of slots in which work is done, whether or not a call still waits for it.
     pub fn slots_taken(&self) -> usize {
         self.slots_max - self.slots.available_permits()
     }
 
-    /// How often work was stopped because its call was given up.
+    /// Returns how often work was stopped because its call was given up.
     pub fn interrupted(&self) -> usize {
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// Does work for the call that awaits it. The work is to look at its interrupt every few milliseconds.
+    /// Runs work for the call that awaits it. The work should check its interrupt every few
+    /// milliseconds.
     ///
     /// # Errors
     /// The work's own; [`Error::Internal`] when it panics.
@@ -89,7 +91,7 @@ impl Default for CpuWork {
 }
 
 impl Shared {
-    /// As [`CpuWork::run`], for work on what the server's calls share.
+    /// Runs work like [`CpuWork::run`], with access to the state that the server's calls share.
     ///
     /// # Errors
     /// As [`CpuWork::run`].
@@ -102,7 +104,8 @@ impl Shared {
         self.cpu_work.run(move |interrupt| work(&shared, interrupt)).await
     }
 
-    /// As [`Shared::work`], for work on `count` columns, jobs or arrays. Work on few of them is done at once.
+    /// Runs work like [`Shared::work`] on `count` columns, jobs or arrays. Work on few of them runs
+    /// inline.
     ///
     /// # Errors
     /// As [`CpuWork::run`].
@@ -118,7 +121,7 @@ impl Shared {
     }
 }
 
-/// A call that waits for its work. Dropping it interrupts the work.
+/// Call that waits for its work. Dropping it interrupts the work.
 #[derive(Debug, Default)]
 struct Call {
     is_given_up: Arc<AtomicBool>,
@@ -140,7 +143,7 @@ impl Drop for Call {
     }
 }
 
-/// One of the calls, until it is dropped.
+/// Counts one call until it is dropped.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {

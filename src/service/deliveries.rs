@@ -1,4 +1,4 @@
-//! Which jobs' ends have reached their clients, so that a server that drains knows what it still owes.
+//! Jobs whose ends have reached their clients, so that a draining server knows what it still owes.
 
 use std::collections::BTreeSet;
 
@@ -7,27 +7,27 @@ use dashmap::DashMap;
 use crate::catalog::SpoolState;
 use crate::scheduler::{Job, JobId, JobState, Scheduler};
 
-/// What clients have had of each job.
+/// Record of what clients have received of each job.
 #[derive(Debug, Default)]
 pub struct Deliveries {
     by_job: DashMap<JobId, Delivered>,
 }
 
-/// What an endpoint is of a result.
+/// Part of a result that an endpoint serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// As GetFlightInfo lists them: one of so many that are read while the join runs.
+    /// Endpoint of GetFlightInfo: one of `parts`, which are read while the join runs.
     Endpoint {
-        /// Which of them.
+        /// Index of the endpoint.
         part: usize,
-        /// How many there are.
+        /// Number of endpoints.
         parts: usize,
     },
-    /// As PollFlightInfo lists them: these batches.
+    /// Endpoint of PollFlightInfo: a range of batches.
     Part {
-        /// The first.
+        /// First batch.
         first: usize,
-        /// The one after the last.
+        /// Batch after the last.
         end: usize,
     },
 }
@@ -36,16 +36,17 @@ pub enum Share {
 struct Delivered {
     /// Endpoints whose rows were read to the end.
     parts: BTreeSet<usize>,
-    /// Whether every endpoint was.
+    /// True if every endpoint was read to the end.
     all_parts: bool,
-    /// Batches that were read part by part: first, and after the last.
+    /// Batches that were read part by part: the first, and the one after the last.
     ranges: BTreeSet<(usize, usize)>,
-    /// Whether a poll was told how it ended.
+    /// True if a poll has reported how the job ended.
     told: bool,
 }
 
 impl Deliveries {
-    /// A client has read an endpoint to its end, or to the job's error. Answers whether all that there is was read.
+    /// Records that a client has read an endpoint to its end, or to the job's error. Returns true
+    /// if the whole result was read.
     pub fn read(&self, job: &Job, share: Share) -> bool {
         let (batches, spool) = job.result.progress();
         let mut delivered = self.by_job.entry(job.id).or_default();
@@ -53,18 +54,18 @@ impl Deliveries {
         spool == SpoolState::Complete && delivered.has_all(batches)
     }
 
-    /// A client was told how the job ended.
+    /// Records that a client was told how the job ended.
     pub fn told(&self, job: JobId) {
         self.by_job.entry(job).or_default().told = true;
     }
 
-    /// Forgets jobs that the scheduler has let go of.
+    /// Forgets jobs that the scheduler has dropped.
     pub fn sweep(&self, scheduler: &Scheduler) {
         let live: BTreeSet<JobId> = scheduler.jobs().iter().map(|job| job.id).collect();
         self.by_job.retain(|job, _| live.contains(job));
     }
 
-    /// Whether everything that the job has to give has reached a client: its rows, or how it ended.
+    /// True if all output of the job has reached a client: its rows, or how it ended.
     pub fn is_settled(&self, job: &Job) -> bool {
         let (batches, spool) = job.result.progress();
         let had =
@@ -73,7 +74,7 @@ impl Deliveries {
             (JobState::Cancelled, _) | (_, SpoolState::Released) => true,
             (JobState::Queued | JobState::Running(_), _) => false,
             (JobState::Failed(_), _) => had(&|delivered| delivered.told || delivered.has_begun()),
-            // Whose result becomes a table need not read it.
+            // A client whose result becomes a table need not read it.
             (JobState::Complete, _) if job.plan.join.spec.into.is_some() => {
                 had(&|delivered| delivered.told || delivered.has_begun())
             }
@@ -95,12 +96,12 @@ impl Delivered {
         }
     }
 
-    /// Whether any endpoint was read.
+    /// True if any endpoint was read.
     fn has_begun(&self) -> bool {
         !self.parts.is_empty() || !self.ranges.is_empty()
     }
 
-    /// Whether all of a result of so many batches was.
+    /// True if all of a result of `batches` batches was read.
     fn has_all(&self, batches: usize) -> bool {
         let mut read = 0;
         for &(first, end) in &self.ranges {

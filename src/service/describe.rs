@@ -1,7 +1,9 @@
-//! Tables, jobs, devices and the server as JSON: the one form that actions, listings and `app_metadata` share.
+//! Describes tables, jobs, devices and the server as JSON: the one form that actions, listings and
+//! `app_metadata` share.
 //!
-//! It is the JSON form of the messages in `proto/dovetail.proto` (`tests/service/answers.rs` compares them), and not made by what
-//! is generated of these: that writes 64-bit integers as strings, and leaves out what is empty or zero.
+//! It is the JSON form of the messages in `proto/dovetail.proto` (`tests/service/answers.rs`
+//! compares them). It is not made by the code generated from them: that code writes 64-bit integers
+//! as strings, and leaves out empty and zero values.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,7 +20,7 @@ use crate::memory::human_bytes;
 use crate::planner::Explanation;
 use crate::scheduler::{Job, JobState, JobStatus};
 
-/// A table.
+/// Describes a table.
 pub fn table(table: &Table) -> Value {
     let name = |index: &usize| table.schema.field(*index).name().clone();
     let names = |columns: &Vec<usize>| columns.iter().map(name).collect::<Vec<_>>();
@@ -34,7 +36,7 @@ pub fn table(table: &Table) -> Value {
     })
 }
 
-/// A job. Times are RFC 3339 in UTC; what is not known (yet) is null.
+/// Describes a job. Times are RFC 3339 in UTC; values that are not known (yet) are null.
 pub fn job(job: &Job) -> Value {
     let (status, plan) = (job.status(), job.planned());
     let spec = &plan.join.spec;
@@ -88,17 +90,17 @@ pub fn job(job: &Job) -> Value {
     })
 }
 
-/// How long a job waited and ran, so far.
+/// Times that a job waited and ran, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobTimes {
-    /// From its submission to its start.
+    /// Time from its submission to its start.
     pub queued: Duration,
-    /// From its start to its end.
+    /// Time from its start to its end.
     pub run: Duration,
 }
 
 impl JobTimes {
-    /// Of a job that was submitted then.
+    /// Returns the times of a job that was submitted at `submitted`.
     pub fn of(submitted: SystemTime, status: &JobStatus) -> Self {
         let now = SystemTime::now();
         let end = status.finished.unwrap_or(now);
@@ -110,7 +112,7 @@ impl JobTimes {
     }
 }
 
-/// A plan: all that is known of it, and the same in words for people.
+/// Describes a plan: all its values, and the same in words for people.
 ///
 /// # Errors
 /// [`Error::Internal`](crate::Error::Internal) when it has no JSON form.
@@ -121,7 +123,8 @@ pub fn explanation(explanation: &Explanation) -> Result<Value> {
     Ok(json)
 }
 
-/// The devices, each with whether it is in service, the rates that it is planned with and where these come from.
+/// Describes the devices. Each has its service state, the rates that the planner uses, and the
+/// origin of these rates.
 pub fn devices(shared: &Shared) -> Vec<Value> {
     let served = shared.scheduler.stats().devices.into_iter().map(|served| served.lost);
     let devices = shared.devices.iter().zip(&shared.rates).zip(served);
@@ -140,7 +143,7 @@ fn device(device: &dyn Engine, rates: &DeviceRates, lost: Option<String>) -> Val
         "kind": device.id().kind.to_string(),
         "name": info.name,
         "parallelism": info.parallelism,
-        // Why it is out of service; null while it serves.
+        // Reason why the device is out of service; null while it serves.
         "lost": lost,
         "memory_bytes": memory.limit_bytes(),
         "memory_used_bytes": in_use.used_bytes,
@@ -154,7 +157,7 @@ fn device(device: &dyn Engine, rates: &DeviceRates, lost: Option<String>) -> Val
     })
 }
 
-/// The server: what it is, what it has, and the limits that a client meets.
+/// Describes the server: its version, its resources, and the limits of clients.
 pub fn server(shared: &Shared) -> Value {
     let arena = shared.catalog.arena();
     json!({
@@ -179,7 +182,7 @@ pub fn server(shared: &Shared) -> Value {
     })
 }
 
-/// RFC 3339 in UTC, to the millisecond.
+/// Writes a time as RFC 3339 in UTC, to the millisecond.
 pub fn time(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }

@@ -1,4 +1,4 @@
-//! From the settings to the devices that joins run on, and the host memory that everything lives in.
+//! Opens, from the settings, the devices that joins run on and the host memory for all data.
 
 use std::ffi::OsString;
 use std::mem::discriminant;
@@ -18,16 +18,18 @@ use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
 
-/// Slices of the CPU at most: each has threads of its own.
+/// Maximum number of slices of the CPU: each has threads of its own.
 const HOST_DEVICES_MAX: u16 = 1024;
 
-/// Host memory at the least: a few batches of a table, and as many of a result.
+/// Minimum host memory: a few batches of a table, and as many of a result.
 const HOST_MEMORY_MIN: u64 = 1 << 20;
 
-/// Memory of a device at the least: a join of two rows takes 33 KiB of the host's, and one of a chunk of a probe side 240 KiB.
+/// Minimum memory of a device. A join of two rows takes 33 KiB of the host's, and one of a chunk of
+/// a probe side 240 KiB.
 const DEVICE_MEMORY_MIN: u64 = 64 << 10;
 
-/// The bytes of host memory that a setting allows: a size, or a share of what this process may use.
+/// Returns the bytes of host memory that a setting allows: a size, or a share of what this process
+/// may use.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the accepted forms, and for less than a server can work with.
@@ -36,8 +38,8 @@ pub fn host_memory_bytes(setting: &str) -> Result<u64> {
     bytes.and_then(|bytes| check_at_least(setting, bytes, HOST_MEMORY_MIN).map(|()| bytes)).context(|| "--host-memory")
 }
 
-/// The memory of each device of a kind that a setting allows; `None` where it leaves that to the device. The setting is one size
-/// for all devices, or one for each kind that it names.
+/// Returns the memory of each device of a kind that a setting allows; `None` if the setting leaves
+/// it to the device. The setting is one size for all devices, or one for each kind that it names.
 ///
 /// # Errors
 /// As [`host_memory_bytes`], whichever kind is wrong.
@@ -69,7 +71,8 @@ pub fn device_memory_bytes(setting: &str, kind: NodeKind) -> Result<Option<u64>>
     bytes.context(|| "--device-memory")
 }
 
-/// What the settings say the host is made of: a topology file, or the CPU in slices.
+/// Returns the topology that the settings describe: a topology file, the GPUs, or the CPU in
+/// slices.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a setting that names no devices, or a file that describes none.
@@ -88,7 +91,7 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
         return Topology::parse(&text).context(|| format!("the topology file {}", path.display()));
     }
     let asked = parse_devices(&settings.devices).map_err(|why| {
-        // Who names no GPU need not hear why there is none.
+        // A setting that names no GPU needs no explanation of missing GPUs.
         let there = match settings.devices.contains("cuda") || settings.devices.contains("gpu") {
             true => gpu_count().map_or_else(
                 |error| format!("; there may be GPUs that cannot be counted: {error}"),
@@ -104,7 +107,8 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
     })?;
     if asked.is_empty() {
         return Ok(match gpu_count()? {
-            // Without a GPU the whole CPU is one device: a join gets all cores, and the queue decides who is next.
+            // Without a GPU the whole CPU is one device: a join gets all cores, and the queue
+            // decides the order.
             0 => Topology::host(1),
             gpus => Topology::cuda(gpus),
         });
@@ -112,7 +116,7 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
     let count_of = |asked: Asked| -> Result<(NodeKind, u16)> {
         match asked {
             Asked::Slices(count) => Ok((NodeKind::Host, count)),
-            // Looking for GPUs starts the driver, which whoever wants the CPU need not wait for.
+            // Looking for GPUs starts the driver, so a setting for the CPU alone skips it.
             Asked::Gpus(count) => match (gpu_count()?, count) {
                 (gpus, None) if gpus > 0 => Ok((NodeKind::Cuda, gpus)),
                 (gpus, Some(count)) if count <= gpus => Ok((NodeKind::Cuda, count)),
@@ -127,19 +131,20 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
     Ok(Topology::of(&asked.into_iter().map(count_of).collect::<Result<Vec<_>>>()?))
 }
 
-/// Devices of one kind, as the setting asks for them.
+/// Devices of one kind, as the setting requests them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    /// The first GPUs, so many; `None`: all.
+    /// The first N GPUs; `None`: all.
     Gpus(Option<u16>),
-    /// The CPU in so many slices.
+    /// The CPU in N slices.
     Slices(u16),
 }
 
-/// What `--devices` asks for, in its order; nothing where it leaves that to the server.
+/// Parses `--devices`, in its order. Returns nothing if the setting leaves the choice to the
+/// server.
 ///
 /// # Errors
-/// What is wrong, to follow the setting: empty where it is no such setting at all.
+/// The fault, as text that follows the setting; empty if it is no such setting at all.
 fn parse_devices(setting: &str) -> Result<Vec<Asked>, String> {
     if setting == "auto" {
         return Ok(Vec::new());
@@ -173,7 +178,8 @@ fn parse_entry(entry: &str) -> Option<Asked> {
     }
 }
 
-/// Which GPUs were found, and on which of them joins run; or why on none. A line of the log.
+/// Describes the GPUs that were found and those on which joins run, or why joins use none. A line
+/// of the log.
 pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Engine>]) -> String {
     let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
     let named = |gpu: &Arc<dyn Engine>| {
@@ -182,7 +188,7 @@ pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Engine>]) -> String {
     };
     let used: Vec<String> = gpus.map(named).collect();
     if !used.is_empty() {
-        // They were counted before they were opened.
+        // The GPUs were counted before they were opened.
         let found = gpu_count().map_or(used.len() as u64, u64::from);
         return format!("joins run on {} of {} found: {}", used.len(), counted(found, "GPU"), used.join(", "));
     }
@@ -193,17 +199,19 @@ pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Engine>]) -> String {
     }
 }
 
-/// Opens the devices of a topology. What it does not say comes from the settings: an equal share of the CPU's threads, and
-/// for memory the setting, or an equal share of a quarter of host memory, or of what that leaves of the process's memory where it
-/// is less; a GPU has all of its own that is free, but for a twentieth. With GPUs, the slabs of `arena` are pinned.
+/// Opens the devices of a topology. The settings fill in what the topology omits. Threads are an
+/// equal share of the CPU's threads. The memory of a slice of the CPU is the setting, or an equal
+/// share of a quarter of host memory. If host memory leaves less of the process's memory, the share
+/// is of that. A GPU has all of its free memory, except a twentieth. With GPUs, the slabs of
+/// `arena` are pinned.
 ///
-/// A device shares with those of its kind only. What GPUs need threads for comes seldom, and slices of the CPU that kept off
-/// these would be slow all the time; and a device is then as fast in a mix as without the others, and its rates are those that
-/// were kept of it.
+/// A device shares threads and memory only with devices of its kind. GPUs seldom need threads, and
+/// slices of the CPU without these threads would always be slow. So a device is as fast in a mix as
+/// without the others, and its kept rates apply.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device that this build has
-/// not; what opening a device answers.
+/// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device
+/// that this build lacks; errors of opening a device.
 pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> Result<Vec<Arc<dyn Engine>>> {
     if topology.devices.is_empty() {
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
@@ -250,7 +258,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
                 Arc::new(HostDevice::with_route(node.index, threads, opening.budget(None), Some(route))?)
             }
         };
-        // What the first device has pinned is pinned for all.
+        // Memory that the first device has pinned is pinned for all devices.
         arena.pin_by(device.pin());
         keep_columns(settings, device.memory(), |limit| device.keep_columns(limit))?;
         Ok(Arc::new(InProcess::new(device, arena.clone())))
@@ -259,7 +267,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
     topology.devices.iter().map(open).collect()
 }
 
-/// What memory of the arena has to be made of, so that all who are to see it do.
+/// Returns the backing of the arena's memory, so that all processes of devices can map it.
 pub fn arena_backing(settings: &Settings, topology: &Topology) -> Result<Backing> {
     let mut own = topology.devices.iter().map(|node| has_own_process(settings, topology, node.kind));
     match own.try_fold(false, |any, own| own.map(|own| any || own))? {
@@ -268,10 +276,10 @@ pub fn arena_backing(settings: &Settings, topology: &Topology) -> Result<Backing
     }
 }
 
-/// Whether devices of a kind have processes of their own.
+/// True if devices of a kind have processes of their own.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a setting that is none, or that cannot be met.
+/// [`Error::Invalid`] for an unknown setting, or one that cannot be met.
 fn has_own_process(settings: &Settings, topology: &Topology, kind: NodeKind) -> Result<bool> {
     let gpus = topology.devices.iter().filter(|node| node.kind == NodeKind::Cuda).count();
     match settings.device_processes.as_str() {
@@ -289,13 +297,14 @@ fn has_own_process(settings: &Settings, topology: &Topology, kind: NodeKind) -> 
     }
 }
 
-/// Slices of the CPU have at least one part in so many of the memory for tables and results, beside it, where the setting leaves it to
-/// the server.
+/// Minimum memory of all slices of the CPU, if the setting leaves it to the server: one part in
+/// this number of the memory for tables and results, in addition to it.
 const HOST_DEVICES_PART: u64 = 16;
 
-/// What a slice of the CPU has where the topology does not say so. Refuses more memory for slices, with that for
-/// tables and results (`arena_bytes`) beside it, than this process may use: the system would end it. What a topology file says of a
-/// device's memory is not counted, since it stands for another machine.
+/// Returns the memory of a slice of the CPU, if the topology omits it. Refuses memory for slices
+/// that, with `arena_bytes` for tables and results, exceeds what this process may use: the system
+/// would end the process. Memory sizes of a topology file are not counted, because they stand for
+/// another machine.
 fn host_device_share(settings: &Settings, topology: &Topology, arena_bytes: u64) -> Result<u64> {
     let is_by_setting = |node: &&DeviceNode| node.kind == NodeKind::Host && node.memory_bytes.is_none();
     let count = topology.devices.iter().filter(is_by_setting).count() as u64;
@@ -342,7 +351,8 @@ fn keep_columns(settings: &Settings, memory: &Budget, keep: impl FnOnce(u64) -> 
     }
 }
 
-/// How much of a device's memory kept columns may take: a share of it, a size, or 0.
+/// Returns the bytes of a device's memory that kept columns may take. The setting is a share of the
+/// memory, a size, or 0.
 ///
 /// # Errors
 /// [`Error::Invalid`] names the accepted forms.
@@ -355,7 +365,7 @@ pub fn cache_bytes(setting: &str, device_bytes: u64) -> Result<u64> {
             .filter(|share| (0.0..=100.0).contains(share))
             .map(|share| (device_bytes as f64 * share / 100.0) as u64)
             .ok_or_else(|| Error::Invalid(format!("{setting:?} is not a share of memory, from 0% to 100%"))),
-        // Of a few bytes nothing would ever be kept; whoever wants that writes 0.
+        // A few bytes would never keep any column; the setting for that is 0.
         None => parse_bytes(setting).and_then(|bytes| match bytes {
             0 => Ok(0),
             bytes => check_at_least(setting, bytes, DEVICE_MEMORY_MIN).map(|()| bytes),
@@ -364,19 +374,20 @@ pub fn cache_bytes(setting: &str, device_bytes: u64) -> Result<u64> {
     Ok(bytes.context(|| "--device-cache")?.min(device_bytes))
 }
 
-/// The rates that a device is planned with.
+/// Rates that the planner uses for a device.
 #[derive(Clone, Debug)]
 pub struct DeviceRates {
-    /// The rates.
+    /// Values of the rates.
     pub rates: Rates,
-    /// When they were measured; `None`: they could not be, and are assumed.
+    /// Time of the measurement; `None`: the rates could not be measured, and are assumed.
     pub measured: Option<SystemTime>,
-    /// The file that they were kept in; `None`: they are of this start.
+    /// File that kept the rates; `None`: they are of this start.
     pub kept_in: Option<PathBuf>,
 }
 
-/// The rates of devices, in their order: those that are kept of their model, else measured now, once for all devices that are
-/// alike, and kept. A file that cannot be written is a warning. `tell` is told the share that is done.
+/// Returns the rates of devices, in the order of the devices. Rates that are kept of a model are
+/// used. Otherwise they are measured now, once for all devices that are alike, and kept. A file
+/// that cannot be written is a warning. `tell` receives the finished share.
 pub fn device_rates(
     settings: &Settings,
     topology: &Topology,
@@ -427,7 +438,7 @@ pub fn device_rates(
     rates
 }
 
-/// Where a setting says that rates are kept; `None`: nowhere.
+/// Returns the path of the file of rates; `None`: rates are not kept.
 fn rates_file(setting: &str) -> Option<PathBuf> {
     match setting {
         "none" => None,
@@ -437,13 +448,15 @@ fn rates_file(setting: &str) -> Option<PathBuf> {
     }
 }
 
-/// The user's cache folder, by the XDG base directory specification: relative paths do not count.
+/// Returns the user's cache folder, by the XDG base directory specification: relative paths do not
+/// count.
 fn cache_folder(cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     cache_home.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))
 }
 
-/// The rates of the links between a device and host memory, there and back; empty where none are emulated.
+/// Returns the rates of the links between a device and host memory, in both directions; empty if no
+/// links are emulated.
 fn link_rates(topology: &Topology, device: &str) -> Vec<f64> {
     let node = topology.devices.iter().find(|node| node.name == device);
     let Some(route) = node.and_then(|node| topology.host_route(node)) else { return Vec::new() };
@@ -455,11 +468,11 @@ fn link_rates(topology: &Topology, device: &str) -> Vec<f64> {
     route.to_device.iter().chain(&route.from_device).flat_map(rates_of).collect()
 }
 
-/// What emulates one link of the topology, for all devices whose transfers pass it.
+/// Lanes that emulate one link of the topology, for all devices whose transfers pass it.
 struct LinkLanes {
     forward: Lane,
     backward: Lane,
-    /// Both directions together, where they are limited.
+    /// Lane of both directions together, if that sum is limited.
     total: Option<Lane>,
 }
 
@@ -476,7 +489,7 @@ impl LinkLanes {
     }
 }
 
-/// The lanes that a transfer over those hops takes.
+/// Returns the lanes that a transfer over the given hops takes.
 fn lanes_of(lanes: &[LinkLanes], hops: &[Hop]) -> Vec<Lane> {
     let of_hop = |hop: &Hop| {
         let link = &lanes[hop.link];
@@ -486,7 +499,7 @@ fn lanes_of(lanes: &[LinkLanes], hops: &[Hop]) -> Vec<Lane> {
     hops.iter().flat_map(of_hop).collect()
 }
 
-/// What GPUs there are, to follow "there".
+/// Describes the number of GPUs, to follow "there".
 fn gpus_found(count: u16) -> String {
     match count {
         0 => format!("is no GPU that this process can use: {}", why_no_gpu()),
@@ -516,7 +529,8 @@ mod tests {
         Arena::new(Budget::new("host memory", "--host-memory", 1 << 30))
     }
 
-    /// How long 100 kB take to each of two devices at once, as a lower bound of what the links allow.
+    /// Measures the time of copying 100 kB to each of two devices at once, as a lower bound of what
+    /// the links allow.
     fn seconds_for_both(link: &str) -> Duration {
         let text = format!(
             r#"
@@ -585,7 +599,7 @@ mod tests {
         assert_eq!(first[0].rates, first[1].rates, "devices that are alike are measured once");
         let second = start(&["--devices=host:2"]);
         assert!(second.iter().all(|rates| rates.kept_in.as_ref() == Some(&file)));
-        // But for the last digit, which JSON may round.
+        // JSON may round the last digit.
         let apart = second[0].rates.copy_in / first[0].rates.copy_in - 1.0;
         assert!(apart.abs() < 1e-12, "{:?} was kept as {:?}", first[0].rates, second[0].rates);
         assert!(start(&["--devices=host:2", "--device-memory=64MiB"])[0].kept_in.is_none(), "another model");
@@ -716,7 +730,7 @@ mod tests {
             "--host-memory is 1.0 GiB, and --device-memory {device} beside it; together {both} are more than the {device} "
         );
         assert!(told.starts_with(&expected), "{told}");
-        // What a kind has that is not there is of no matter.
+        // The memory setting of a kind without devices does not matter.
         let cuda = CommandLine::parse_from(["dovetail", "--devices=host:1", "--device-memory=cuda=9000TiB"]).settings;
         open_devices(&cuda, &topology(&cuda).unwrap(), &arena()).unwrap();
     }

@@ -1,8 +1,9 @@
-//! The layer in front of tonic's Flight service that answers DoGet without copying the rows.
+//! Layer in front of tonic's Flight service that answers DoGet without copying the rows.
 //!
-//! tonic's encoder copies every message into a buffer of its own. [`DoGet`] writes gRPC's frames itself: a few bytes of
-//! head for each message, then pieces of the batches' own buffers, which go to the socket from where they lie in the
-//! arena. Calls in compressed messages go to the service inside.
+//! tonic's encoder copies every message into a buffer of its own. [`DoGet`] writes gRPC's frames
+//! itself: a few bytes of head for each message, then pieces of the batches' own buffers. The
+//! pieces are sent to the socket directly from the arena. Calls in compressed messages go to the
+//! service inside.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -31,10 +32,11 @@ use crate::{Error, Result};
 
 const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
 
-/// A ticket is a few hundred bytes.
+/// Maximum size of a request, in bytes. A ticket is a few hundred bytes.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// gRPC's head of a message: whether it is compressed, and its length in four bytes.
+/// Size of gRPC's head of a message: one byte that says if it is compressed, and its length in four
+/// bytes.
 const FRAME_HEAD_BYTES: usize = 5;
 
 /// Puts [`DoGet`] in front of a Flight service.
@@ -44,7 +46,7 @@ pub struct DoGetLayer {
 }
 
 impl DoGetLayer {
-    /// The layer of a server.
+    /// Creates the layer of a server.
     pub fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
     }
@@ -58,7 +60,7 @@ impl<S> Layer<S> for DoGetLayer {
     }
 }
 
-/// A Flight service that answers DoGet by itself, and leaves everything else to `S`.
+/// Flight service that answers DoGet, and leaves everything else to `S`.
 #[derive(Clone, Debug)]
 pub struct DoGet<S> {
     shared: Arc<Shared>,
@@ -107,7 +109,7 @@ async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response
     Ok(response)
 }
 
-/// The only message of the request.
+/// Reads the only message of the request.
 async fn read_ticket(mut body: Body) -> Result<Ticket> {
     let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -126,11 +128,11 @@ async fn read_ticket(mut body: Body) -> Result<Ticket> {
     Ticket::decode(bytes).map_err(|_| malformed())
 }
 
-/// A gRPC response of messages in pieces, with the status in its trailers.
+/// Body of a gRPC response: messages in pieces, with the status in its trailers.
 struct WireBody {
     /// `None` once the trailers were sent.
     messages: Option<BoxStream<'static, Result<Message>>>,
-    /// What is left of the current message.
+    /// Remaining pieces of the current message.
     ready: std::vec::IntoIter<Bytes>,
 }
 

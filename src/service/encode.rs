@@ -1,10 +1,14 @@
-//! Record batches to Flight messages of 1 to 4 MB, without copying their buffers. Server and command line both send so.
+//! Encodes record batches as Flight messages of 1 to 4 MB, without copying their buffers. The
+//! server and the command line both use it.
 //!
-//! The encoder of `arrow-flight` is not used: its 59.3 writes the schema of a LargeList as that of a List, expands
-//! dictionaries by default, splits by an estimate that strings and lists overshoot, and copies every body twice. This
-//! one goes by what was encoded: a message that came out too large is encoded again with fewer rows, and each message's
-//! bytes per row set the next one's size. A body is a list of pieces of the batch's own buffers; only what is small or
-//! has to be computed (offsets and bitmaps of a slice) is written anew.
+//! The encoder of `arrow-flight` is not used. Its 59.3 writes the schema of a LargeList as that of
+//! a List, expands dictionaries by default, and copies every body twice. It also splits by an
+//! estimate that strings and lists exceed.
+//!
+//! This encoder measures encoded messages. A message that came out too large is encoded again with
+//! fewer rows, and each message's bytes per row set the next one's size. A body is a list of pieces
+//! of the batch's own buffers. Only small pieces, and pieces that must be computed (offsets and
+//! bitmaps of a slice), are written anew.
 
 #[cfg(test)]
 mod tests;
@@ -22,40 +26,43 @@ use super::compact::compact;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
-/// Size that messages aim at, in bytes. At 2 MB a message's fixed costs are lost in its transfer, and it still fits into
-/// a core's second-level cache between encoding and sending.
+/// Target size of messages, in bytes. At 2 MB a message's fixed costs are small against its
+/// transfer, and it still fits into a core's second-level cache between encoding and sending.
 const MESSAGE_BYTES_TARGET: usize = 2 << 20;
 
-/// What messages of several rows are not larger than where nobody says, in bytes: several gRPC stacks refuse more than 4 MiB by
-/// default, of which the rest of the message takes a little.
+/// Default maximum of messages of several rows, in bytes. Several gRPC stacks refuse more than 4
+/// MiB by default, and the rest of the message takes a little of that.
 const MESSAGE_BYTES_MAX: usize = 4_000_000;
 
-/// What a message takes beside its header and its body, in bytes.
+/// Bytes of a message in addition to its header and its body, at most.
 const FIELDS_BYTES_MAX: usize = 64;
 
-/// The largest body that a message can have, in bytes: gRPC gives its length in 32 bits, and the header takes some of it.
+/// Largest body of a message, in bytes: gRPC encodes its length in 32 bits, and the header takes
+/// some of it.
 const WIRE_BYTES_MAX: u64 = u32::MAX as u64 - (64 << 20);
 
-/// Pieces of a body smaller than this are copied together, in bytes: each piece costs an HTTP/2 frame of its own.
+/// Pieces of a body smaller than this, in bytes, are copied together: each piece costs an HTTP/2
+/// frame of its own.
 const PIECE_BYTES_MIN: usize = 16 << 10;
 
 /// A Flight message whose body is still in pieces.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// The Arrow message, as a flatbuffer.
+    /// Arrow message, as a flatbuffer.
     header: Bytes,
-    /// The body, in pieces; empty for a schema.
+    /// Body, in pieces; empty for a schema.
     body: Vec<Buffer>,
     body_bytes: usize,
 }
 
 impl Message {
-    /// Bytes of the body.
+    /// Returns the bytes of the body.
     pub fn body_bytes(&self) -> usize {
         self.body_bytes
     }
 
-    /// The message as gRPC sends it: its frame and protobuf fields, then the pieces of its body.
+    /// Returns the message as gRPC sends it: its frame and protobuf fields, then the pieces of its
+    /// body.
     pub fn into_wire(self) -> Vec<Bytes> {
         // Fields 2 (data_header) and 1000 (data_body) of FlightData, both of them bytes.
         const HEADER_KEY: u64 = 2 << 3 | 2;
@@ -70,7 +77,7 @@ impl Message {
         }
         let message_bytes = fields.len() + self.body_bytes;
         let mut small = BytesMut::with_capacity(fields.len() + PIECE_BYTES_MIN);
-        // Not compressed; then the length.
+        // The frame head: not compressed, then the length.
         small.put_u8(0);
         small.put_u32(u32::try_from(message_bytes).expect("the encoder refuses larger ones"));
         small.put_slice(&fields);
@@ -93,7 +100,7 @@ impl Message {
     }
 }
 
-/// The message in one piece, for a sender that wants it so.
+/// Converts the message to one piece, for senders that need that.
 impl From<Message> for FlightData {
     fn from(message: Message) -> Self {
         let mut body = BytesMut::with_capacity(message.body_bytes);
@@ -102,7 +109,7 @@ impl From<Message> for FlightData {
     }
 }
 
-/// A piece of a body, kept alive until it is sent.
+/// Piece of a body, kept alive until it is sent.
 struct Piece(Buffer);
 
 impl AsRef<[u8]> for Piece {
@@ -122,31 +129,31 @@ fn put_varint(mut value: u64, out: &mut BytesMut) {
 /// Encodes the batches of one stream, a message at a time.
 pub struct Encoder {
     stream: StreamEncoder,
-    /// Size that messages aim at, in bytes.
+    /// Target size of messages, in bytes.
     target_bytes: usize,
-    /// No message of more than one row is larger, in bytes, unless its rows share one large value.
+    /// Maximum size of a message of more than one row, in bytes. Exceeded only if its rows share
+    /// one large value.
     max_bytes: usize,
-    /// What keeps the stream alive.
+    /// Batch without rows, sent to keep the stream alive.
     rowless: RecordBatch,
     has_dictionaries: bool,
-    /// Bytes that a row took in the last message, for choosing the next one's rows.
+    /// Bytes per row of the last message, for choosing the number of rows of the next.
     row_bytes: Option<f64>,
-    /// The batch that is being encoded.
     batch: Option<UnderWay>,
     /// Messages that are ready: dictionaries, then the rows that refer to them.
     ready: VecDeque<Message>,
 }
 
-/// A batch that is being encoded.
+/// Batch that is being encoded.
 struct UnderWay {
     batch: RecordBatch,
-    /// The next row.
+    /// Next row.
     start: usize,
-    /// What its rows take on average.
+    /// Mean bytes of a row of the batch.
     row_bytes_mean: f64,
 }
 
-/// Rows that were encoded and are not queued.
+/// Rows that are encoded and not queued.
 struct Tried {
     message: Message,
     /// Number of ready messages after the dictionaries of these rows.
@@ -160,14 +167,14 @@ impl std::fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// An encoder and the message that starts its stream.
+    /// Creates an encoder, and the message that starts its stream.
     ///
     /// # Errors
     /// Arrow's, for a type that IPC cannot carry.
     pub fn new(schema: SchemaRef) -> Result<(Self, Message)> {
         let options = IpcWriteOptions::default();
-        // The stream's encoder sends the schema with the first batch, and ours must not wait for one. Dictionaries are
-        // numbered by their place in the schema, so both number them alike.
+        // The stream's encoder sends the schema with the first batch, and ours must not wait for a
+        // batch. Dictionaries are numbered by their place in the schema, so both number them alike.
         let mut dictionaries = DictionaryTracker::new(false);
         let message =
             IpcDataGenerator::default().schema_to_bytes_with_dictionary_tracker(&schema, &mut dictionaries, &options);
@@ -181,30 +188,32 @@ impl Encoder {
         Ok((encoder, message))
     }
 
-    /// As it is, for a receiver that takes messages of so many bytes.
+    /// Lowers the limits for a receiver that takes messages of at most `limit_bytes`.
     pub fn with_limit(self, limit_bytes: usize) -> Self {
         let max_bytes = self.max_bytes.min(limit_bytes.saturating_sub(FIELDS_BYTES_MAX));
         Self { max_bytes, target_bytes: self.target_bytes.min(max_bytes / 2).max(1), ..self }
     }
 
-    /// Whether rows need not go in several messages.
+    /// True if the rows of `message` need not be split.
     fn fits(&self, message: &Message) -> bool {
         message.header.len() + message.body_bytes <= self.max_bytes
     }
 
-    /// Takes the next batch. The messages of the one before it must have been fetched: what is left of it is forgotten.
+    /// Takes the next batch. The messages of the previous batch must have been fetched: its
+    /// remaining rows are dropped.
     pub fn begin(&mut self, batch: RecordBatch) {
         debug_assert!(self.batch.is_none(), "the batch before it was not encoded to its end");
         if self.has_dictionaries {
-            // With the dictionaries that the other side has now, so that none is sent for the sake of no rows.
+            // The slice has the dictionaries that the receiver has now, so a keep-alive message
+            // sends none.
             self.rowless = batch.slice(0, 0);
         }
         let row_bytes_mean = batch_bytes(&batch) as f64 / batch.num_rows().max(1) as f64;
         self.batch = Some(UnderWay { batch, start: 0, row_bytes_mean });
     }
 
-    /// The next message of the batch: dictionaries that are new, then the rows; `None` when there are no more. A batch
-    /// without rows gives one message.
+    /// Returns the next message of the batch: new dictionaries, then the rows; `None` at the end. A
+    /// batch without rows gives one message.
     ///
     /// # Errors
     /// As [`Encoder::new`]; [`Error::Exhausted`] for a row that is too large for a message.
@@ -221,7 +230,7 @@ impl Encoder {
         Ok(self.ready.pop_front())
     }
 
-    /// A message without rows. Between batches only.
+    /// Returns a message without rows. Call it between batches only.
     ///
     /// # Errors
     /// As [`Encoder::new`].
@@ -230,14 +239,14 @@ impl Encoder {
         self.encode_slice(&rowless)
     }
 
-    /// By the last message, but not fewer than if rows took a few times their mean: rows that share a large value look
-    /// as large as it is when they go alone.
+    /// Estimates the rows of the next message from the last one. A row is assumed to take at most 8
+    /// times its mean: a row that is sent alone with a shared large value looks that large.
     fn rows_per_message(&self, row_bytes_mean: f64) -> usize {
         let row_bytes = self.row_bytes.map_or(row_bytes_mean, |row_bytes| row_bytes.min(8.0 * row_bytes_mean));
         ((self.target_bytes as f64 / row_bytes.max(f64::MIN_POSITIVE)) as usize).max(1)
     }
 
-    /// Encodes at most `wanted` rows from `start`, and returns how many it was.
+    /// Encodes at most `wanted` rows from `start`, and returns the number of encoded rows.
     fn encode_rows(&mut self, batch: &RecordBatch, start: usize, wanted: usize) -> Result<usize> {
         let whole = self.try_rows(batch, start, wanted)?;
         if wanted <= 1 || self.fits(&whole.message) {
@@ -249,8 +258,9 @@ impl Encoder {
             let fewer = (fitting as usize).clamp(1, count / 2);
             let tried = self.try_rows(batch, start, fewer)?;
             let bytes_before = std::mem::replace(&mut bytes, tried.message.body_bytes);
-            // Rows may share what takes the most room, and then every message carries it, however few rows it has: the
-            // fewer messages, the better. The other rows tell it from one row that is large by itself.
+            // If rows share the largest value, every message carries it, however few rows it has.
+            // Then fewer messages are better. The other rows tell this case from one row that alone
+            // is large.
             if !self.fits(&tried.message) && bytes > bytes_before / 10 * 9 {
                 let others = self.try_rows(batch, start + fewer, count - fewer)?;
                 if others.message.body_bytes > bytes_before / 2 {
@@ -274,7 +284,8 @@ impl Encoder {
         Ok(Tried { message, ready: self.ready.len() })
     }
 
-    /// The message of rows that were tried. A later try may have sent other dictionaries, and then the rows are encoded again.
+    /// Returns the message of rows that were tried. If a later try has queued other dictionaries,
+    /// the rows are encoded again.
     fn behind_its_dictionaries(
         &mut self,
         tried: Tried,
@@ -288,7 +299,8 @@ impl Encoder {
         }
     }
 
-    /// Queues a message of `count` rows, by which the next ones are measured.
+    /// Queues a message of `count` rows, and takes its bytes per row as the estimate for the next
+    /// ones.
     fn accept(&mut self, message: Message, count: usize) -> Result<usize> {
         if count > 0 {
             self.row_bytes = Some((message.body_bytes as f64 / count as f64).max(0.125));
@@ -326,12 +338,12 @@ impl Encoder {
     }
 }
 
-/// Bytes of the values of a batch, however large the buffers are that it shares with others.
+/// Returns the bytes of the values of a batch, without other values in shared buffers.
 pub fn batch_bytes(batch: &RecordBatch) -> u64 {
     batch.columns().iter().map(|column| array_bytes(column) as u64).sum()
 }
 
-/// Bytes that this slice of an array refers to.
+/// Returns the bytes that this slice of an array refers to.
 pub(super) fn array_bytes(array: &ArrayRef) -> usize {
     match array.data_type() {
         DataType::Utf8View => view_bytes::<StringViewType>(array),
@@ -347,19 +359,19 @@ fn view_bytes<T: ByteViewType>(array: &ArrayRef) -> usize {
     views.len() * 16 + views.total_buffer_bytes_used().min(held)
 }
 
-/// An encoded stream in pieces, cut into its messages.
+/// Encoded stream in pieces, which [`Pieces::next_message`] cuts into its messages.
 struct Pieces {
     pieces: VecDeque<Buffer>,
 }
 
 impl Pieces {
-    /// The next message, and whether it is a schema.
+    /// Returns the next message, and true if it is a schema.
     fn next_message(&mut self) -> Result<Option<(Message, bool)>> {
         if self.pieces.is_empty() {
             return Ok(None);
         }
         let malformed = || Error::Internal("the encoder of record batches wrote a stream that cannot be read".into());
-        // Four bytes of ones, the length of the flatbuffer, the flatbuffer, the body.
+        // Layout: four bytes of ones, the length of the flatbuffer, the flatbuffer, the body.
         let prefix = self.take_joined(8);
         let header_bytes = prefix.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
         let header = self.take_joined(header_bytes.ok_or_else(malformed)? as usize);

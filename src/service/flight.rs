@@ -1,4 +1,4 @@
-//! The Flight service: each RPC finds out who calls, and hands over to the file that does it.
+//! Flight service: each RPC identifies its caller, and calls the file that serves it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// The service of a server.
+    /// Creates the service of a server.
     pub fn new(shared: Arc<Shared>, uploads: Arc<dyn UploadHandler>) -> Self {
         Self { shared, uploads }
     }
@@ -43,7 +43,8 @@ impl Flight {
     }
 }
 
-/// The layer around every call says who it is; without it, nobody may do anything.
+/// Returns the error of a call without a caller. The layer around every call sets the caller, and
+/// no call may proceed without one.
 pub(super) fn no_caller() -> Error {
     Error::Internal("the call reached the service without passing authentication".into())
 }
@@ -92,14 +93,15 @@ impl FlightService for Flight {
     }
 
     async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
-        // The calls that the layer in front does not take: those in compressed messages.
+        // Only calls that the layer in front does not take: those in compressed messages.
         let asker = self.asker(&request)?;
         let messages = get_data::read(&self.shared, &asker.caller, &request.get_ref().ticket, asker.record).await?;
         Ok(Response::new(messages.map_ok(FlightData::from).map_err(Status::from).boxed()))
     }
 
     async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
-        // The uploads that the layer in front does not take: those to a command, and those in compressed messages.
+        // Only uploads that the layer in front does not take: those to a command, and those in
+        // compressed messages.
         let (metadata, extensions, messages) = request.into_parts();
         let mut head = http::Request::new(()).into_parts().0;
         (head.headers, head.extensions) = (metadata.into_headers(), extensions);

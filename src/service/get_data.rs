@@ -1,12 +1,15 @@
-//! DoGet: the rows behind a ticket.
+//! DoGet: the rows of a ticket.
 //!
-//! A table's batches are there; a result's may be on their way, and the stream waits for them. While it waits, empty
-//! batches keep it alive: proxies cut streams that are silent for long, whatever HTTP/2 pings say.
+//! A table's batches are available at once. A result's batches may still be missing, and the stream
+//! waits for them. While it waits, empty batches keep it alive: proxies cut streams that are silent
+//! for long, whatever HTTP/2 pings say.
 //!
-//! A reader that goes away in mid-stream takes its job along when nobody else waits for it: a job that still runs, unless
-//! its result becomes a table, and one whose result is consumed by reading, which nobody could read in whole any more. A
-//! result that is complete stays for its lease, so that a client whose connection broke can try again. A job that nobody
-//! has read yet runs on: its reader may come later.
+//! A reader that goes away in mid-stream cancels its job if no other client waits for it. This
+//! holds for a job that still runs, unless its result becomes a table. It also holds for a job
+//! whose result is consumed by reading, because no client could read it in whole any more.
+//!
+//! A complete result stays for its lease, so that a client whose connection broke can try again. A
+//! job that no client has read yet runs on: its reader may come later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,14 +34,14 @@ use crate::columns::any_part;
 use crate::scheduler::{Job, JobId};
 use crate::{Error, Result};
 
-/// Batches of fewer bytes are put together with those after them: the least size of a message.
+/// Batches of fewer bytes are joined with those after them. It is the minimum size of a message.
 const JOINED_BYTES: u64 = 1 << 20;
 
-/// The messages behind a ticket.
+/// Returns the messages of a ticket.
 ///
 /// # Errors
-/// As [`Tickets::open`](super::tickets::Tickets::open); [`Error::NotFound`] when the table or result is gone,
-/// [`Error::Precondition`] when the table is another one by now.
+/// As [`Tickets::open`](super::tickets::Tickets::open); [`Error::NotFound`] when the table or
+/// result is gone, [`Error::Precondition`] when the table was replaced.
 pub async fn read(
     shared: &Arc<Shared>,
     caller: &Caller,
@@ -82,7 +85,7 @@ impl Source {
         }
     }
 
-    /// The most rows of a message, as far as somebody has asked for it.
+    /// Returns the maximum number of rows of a message that the join's `batch_rows` sets.
     fn batch_rows_max(&self) -> usize {
         match self {
             Self::Table { .. } => usize::MAX,
@@ -130,7 +133,8 @@ fn open_result(shared: &Arc<Shared>, id: JobId, share: Share) -> Result<Source> 
     Ok(Source::Result { rows, job, leaving, delivery })
 }
 
-/// Says that an endpoint was read to its end, once the stream that did so is over: its last messages are sent by then.
+/// Records, once its stream is over, that an endpoint was read to its end. The last messages are
+/// sent by then.
 struct Delivery {
     shared: Arc<Shared>,
     job: Arc<Job>,
@@ -146,7 +150,8 @@ impl Drop for Delivery {
     }
 }
 
-/// A reader of a result. The last one to leave before it has seen the end takes the job with it, if nobody wants it then.
+/// Reader of a result. If the last reader leaves before the end, the job is cancelled, unless it is
+/// still wanted.
 struct Reader {
     shared: Arc<Shared>,
     job: Arc<Job>,
@@ -159,13 +164,14 @@ impl Reader {
         Self { shared: shared.clone(), job, has_finished: false }
     }
 
-    /// Whether the job is of no use without this reader.
+    /// True if the job is of no use without this reader.
     fn takes_job_along(&self, left: Left) -> bool {
         let is_consumed = self.job.result.is_consumed_by_reading();
         let is_wanted = || self.job.plan.join.spec.into.is_some() || self.job.status().state.is_final();
         match left {
             Left::Streams => false,
-            // What this reader took is gone: whoever polls cannot read the whole result any more.
+            // Rows that this reader took are gone, so a polling client cannot read the whole result
+            // any more.
             Left::Poller => is_consumed,
             Left::Nobody => is_consumed || !is_wanted(),
         }
@@ -178,8 +184,8 @@ impl Drop for Reader {
         if self.has_finished || !self.takes_job_along(left) {
             return;
         }
-        // That the job is gone already is as good as cancelling it. One that completes at this moment is released: its
-        // only reader left while it ran.
+        // A job that is gone already needs no cancelling. A job that completes at this moment is
+        // released: its only reader left while it ran.
         if self.shared.scheduler.cancel(self.job.id).is_ok() {
             tracing::info!(job = self.job.id.0, "its last reader left before the end: the job is cancelled");
         }
@@ -203,16 +209,16 @@ struct State {
     shared: Arc<Shared>,
     source: Source,
     encoder: Encoder,
-    /// The first message, until it is sent.
+    /// Schema message, until it is sent.
     schema: Option<Message>,
-    /// What was taken from the source and did not go with the batches before it.
+    /// Batch that was taken from the source and did not go with the batches before it.
     ahead: Option<RecordBatch>,
     record: CallRecord,
 }
 
 impl State {
-    /// The next message; `None` when there are no more. One is encoded at a time, so that a large batch holds up no other
-    /// call, and waits here as the batch that it is.
+    /// Returns the next message; `None` at the end. Messages are encoded one at a time, so that a
+    /// large batch delays no other call, and waits here unencoded.
     async fn next_message(&mut self) -> Result<Option<Message>> {
         if let Some(schema) = self.schema.take() {
             return Ok(Some(schema));
@@ -253,15 +259,16 @@ impl State {
         }
     }
 
-    /// Puts a small batch together with those after it that are there already, so that many small batches do not become
-    /// as many messages.
+    /// Joins a small batch with those after it that are already available, so that many small
+    /// batches do not become as many messages.
     fn join_small(&mut self, first: RecordBatch) -> Result<RecordBatch> {
         let mut bytes = batch_bytes(&first);
         if bytes >= JOINED_BYTES {
             return Ok(first);
         }
         let mut small = vec![first];
-        // What the source has to wait for, or fails with, is for the next call: asking is no commitment.
+        // A wait or an error of the source is for the next call: polling the source here loses
+        // nothing.
         let mut rows = small[0].num_rows();
         while let Some(Ok(Some(batch))) = self.source.next().now_or_never() {
             bytes += batch_bytes(&batch);
@@ -282,14 +289,14 @@ impl State {
     }
 }
 
-/// Whether batches can be put together without touching dictionaries.
+/// True if batches can be joined without touching dictionaries.
 fn may_join(one: &RecordBatch, other: &RecordBatch) -> bool {
     let same_dictionary = |(one, other): (&Arc<dyn Array>, &Arc<dyn Array>)| match (
         one.as_any_dictionary_opt(),
         other.as_any_dictionary_opt(),
     ) {
         (Some(one), Some(other)) => one.values().to_data().ptr_eq(&other.values().to_data()),
-        // A dictionary within is not compared.
+        // Nested dictionaries are not compared.
         _ => !any_part(one.data_type(), &|part| matches!(part, DataType::Dictionary(..))),
     };
     one.columns().iter().zip(other.columns()).all(same_dictionary)

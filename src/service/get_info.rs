@@ -1,17 +1,22 @@
-//! GetFlightInfo, PollFlightInfo, GetSchema and ListFlights: where data is, and how far it is.
+//! GetFlightInfo, PollFlightInfo, GetSchema and ListFlights: endpoints of data, and progress of
+//! jobs.
 //!
 //! ```text
 //!   path ["orders"]  ─► the table: endpoints are contiguous ranges of its batches, in order
-//!   a join command   ─► submit the job; GetFlightInfo: endpoint i of n serves batches i, i+n, ... as they are made
-//!                                       PollFlightInfo: an endpoint for each part that is whole, more with every poll
+//!   a join command   ─► submit the job
+//!                       GetFlightInfo: endpoint i of n serves batches i, i+n, ... as they are made
+//!                       PollFlightInfo: an endpoint for each whole part, more with every poll
 //!   a poll token     ─► the job that an earlier PollFlightInfo or ListFlights named
 //! ```
 //!
-//! GetFlightInfo returns at once, with all endpoints: it is DoGet that waits for rows. PollFlightInfo tells what can be
-//! read without waiting: a range of batches that are all there (`catalog/result/parts.rs`), about 32 MiB or more. Every
-//! answer begins with the endpoints of the one before, in the order in which they became whole, and the last one holds all. A
-//! result that is consumed as it is read (`retain_seconds` 0) is the exception. Its readers share what there is, and the
-//! join may wait for them, so its endpoints are listed from the start and are streams that end with the join.
+//! GetFlightInfo returns at once, with all endpoints: it is DoGet that waits for rows.
+//! PollFlightInfo lists endpoints that can be read without waiting: ranges of complete batches
+//! (`catalog/result/parts.rs`), about 32 MiB or more. Every answer begins with the endpoints of the
+//! answer before, in the order in which they became whole. The last answer has all endpoints.
+//!
+//! The exception is a result that is consumed as it is read (`retain_seconds` 0). Its readers share
+//! the rows, and the join may wait for them. So its endpoints are listed from the start, and are
+//! streams that end with the join.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -38,40 +43,41 @@ use crate::planner::{self, JoinSpec};
 use crate::scheduler::{Job, JobId, JobState, Submission};
 use crate::{Context, Error, Result};
 
-/// The longest that a poll waits for its job to end before it tells how far it is. Short enough for a progress bar.
+/// Longest time that a poll waits for its job to end before it reports progress. Short enough for a
+/// progress bar.
 const POLL_WAIT: Duration = Duration::from_millis(250);
 
-/// What a descriptor asks for.
+/// Object that a descriptor names.
 enum Asked {
     Table(Arc<Table>),
-    /// A command, which is yet to be read.
+    /// Command that is not decoded yet.
     Command(Bytes),
     Job(Arc<Job>),
 }
 
-/// Who asks, and under which circumstances.
+/// Caller of an RPC, with its session and its access record.
 #[derive(Clone, Debug)]
 pub struct Asker {
-    /// Who.
+    /// Authenticated caller.
     pub caller: Caller,
-    /// The session whose options hold.
+    /// Session whose options apply.
     pub session: Option<Uuid>,
-    /// Where to say what was asked.
+    /// Record that takes the command of the call.
     pub record: CallRecord,
 }
 
 impl Asker {
-    /// Notes that the call only asks how far a job is.
+    /// Notes that the call only asks for the progress of a job.
     pub fn polls(&self, shared: &Shared, job: JobId) {
         shared.readers.polled(job);
         self.record.set_poll();
     }
 }
 
-/// Where a table's or a join's rows are. Submits the join.
+/// Returns the endpoints of a table's or a join's rows. Submits the join.
 ///
 /// # Errors
-/// What is wrong with the descriptor, or refused by the scheduler.
+/// Faults of the descriptor, and refusals of the scheduler.
 pub async fn flight_info(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<FlightInfo> {
     let info = match asked(shared, &asker, &descriptor)? {
         Asked::Table(table) => {
@@ -97,9 +103,10 @@ fn columns_of(schema: &SchemaRef) -> usize {
     schema.flattened_fields().len()
 }
 
-/// How far a join is, and what of it can be read. A command submits it and returns at once; the descriptor that comes back
-/// polls it, and waits a little for another part or for its end. The info's own descriptor is of the job, too: it asks
-/// GetFlightInfo for all endpoints, and CancelFlightInfo finds the job by it when no endpoint is listed yet.
+/// Returns the progress of a join, and the endpoints that can be read. A command submits the join
+/// and returns at once. The returned descriptor polls the join: it waits a little for another part
+/// or for the end. The info's own descriptor is of the job, too. With it, GetFlightInfo returns all
+/// endpoints, and CancelFlightInfo finds the job when no endpoint is listed yet.
 ///
 /// # Errors
 /// As [`flight_info`]; the job's own error once it has failed.
@@ -119,7 +126,7 @@ pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescript
         }
         Asked::Job(job) => {
             asker.polls(shared, job.id);
-            // That nothing more came in time is an answer as well.
+            // A timeout is an answer as well: no further part came in time.
             let _ = tokio::time::timeout(POLL_WAIT, job.result.next_part()).await;
             job
         }
@@ -133,7 +140,7 @@ pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescript
         JobState::Cancelled => return Err(Error::Cancelled(format!("job {} was cancelled", job.id))),
         JobState::Complete | JobState::Queued | JobState::Running(_) => (),
     }
-    // A job is complete a moment before its result is, and only then are all parts listed.
+    // A job completes a moment before its result does, and all parts are listed only then.
     let complete = status.state == JobState::Complete && job.result.progress().1 != SpoolState::Open;
     let descriptor = poll_descriptor(shared, &asker.caller, job.id);
     let columns = columns_of(&job.plan.join.schema);
@@ -147,10 +154,10 @@ pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescript
     Ok(poll)
 }
 
-/// The schema of a table or of a join's result. Runs nothing.
+/// Returns the schema of a table or of a join's result. Runs nothing.
 ///
 /// # Errors
-/// What is wrong with the descriptor.
+/// Faults of the descriptor.
 pub async fn schema(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<SchemaResult> {
     let written = |schema: &SchemaRef| Ok(SchemaAsIpc::new(schema, &IpcWriteOptions::default()).try_into()?);
     let schema: SchemaRef = match asked(shared, &asker, &descriptor)? {
@@ -167,8 +174,8 @@ pub async fn schema(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescri
     shared.work_on(columns_of(&schema), move |_| written(&schema)).await
 }
 
-/// All tables and all results that can be fetched, now or once their join is done: those that are the caller's. `prefix` chooses
-/// tables by name.
+/// Lists all tables, and the caller's results that can be fetched, now or once their join is done.
+/// `prefix` filters tables by name.
 ///
 /// # Errors
 /// None of its own.
@@ -194,10 +201,10 @@ pub async fn list(shared: &Arc<Shared>, asker: Asker, prefix: String) -> Result<
     shared.work_on(columns, listed).await
 }
 
-/// The endpoint of an older one, with a ticket that is good for longer.
+/// Returns the given endpoint with a ticket that is valid for longer.
 ///
 /// # Errors
-/// As [`Tickets::open`]; [`Error::NotFound`] when what it reads is gone.
+/// As [`Tickets::open`]; [`Error::NotFound`] when the table or result of the ticket is gone.
 pub fn renew(shared: &Shared, caller: &Caller, endpoint: &FlightEndpoint) -> Result<FlightEndpoint> {
     let ticket = endpoint.ticket.clone().unwrap_or_default();
     let target = shared.tickets.open(&ticket.ticket, caller).context(|| "renewing an endpoint")?;
@@ -228,10 +235,10 @@ pub fn renew(shared: &Shared, caller: &Caller, endpoint: &FlightEndpoint) -> Res
     })
 }
 
-/// The job of a flight info: from its metadata's tickets.
+/// Returns the job of a flight info, from the tickets of its endpoints or from its descriptor.
 ///
 /// # Errors
-/// As [`Tickets::open`]; [`Error::Invalid`] when the info is no job's.
+/// As [`Tickets::open`]; [`Error::Invalid`] when the info is not of a job.
 pub fn job_of(shared: &Shared, caller: &Caller, info: &FlightInfo) -> Result<JobId> {
     let tickets = info.endpoint.iter().filter_map(|endpoint| endpoint.ticket.as_ref());
     let descriptor = info.flight_descriptor.as_ref().map(|descriptor| &descriptor.cmd);
@@ -263,10 +270,10 @@ fn asked(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Resul
     }
 }
 
-/// The table that a path names.
+/// Returns the table name of a path.
 ///
 /// # Errors
-/// [`Error::Invalid`] when it has not exactly one part.
+/// [`Error::Invalid`] when the path does not have exactly one part.
 pub fn table_name(path: &[String]) -> Result<&str> {
     match path {
         [name] if !name.is_empty() => Ok(name),
@@ -293,7 +300,7 @@ fn submit(shared: &Shared, asker: &Asker, command: &[u8], interrupt: &Interrupt)
     Ok(job)
 }
 
-/// A join for a line of the log.
+/// Describes a join for a line of the log.
 pub(super) fn in_words(spec: &JoinSpec) -> String {
     let what = if spec.count { "count" } else { "join" };
     let into = spec.into.as_ref().map(|table| format!(" into {table}")).unwrap_or_default();
@@ -321,12 +328,12 @@ fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {
         .with_app_metadata(describe::table(table).to_string())
 }
 
-/// Which endpoints of a job are listed.
+/// Selects the endpoints of a job that are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listing {
-    /// All; reading them waits for the join.
+    /// All endpoints; reading them waits for the join.
     All,
-    /// Those whose rows are all there.
+    /// Endpoints whose rows are complete.
     Whole,
 }
 
@@ -352,13 +359,14 @@ fn job_info(shared: &Shared, caller: &Caller, job: &Job, listing: Listing) -> Re
     Ok(info)
 }
 
-/// A flight info without anything but a schema; unknown counts are -1.
+/// Returns a flight info with only a schema; unknown counts are -1.
 fn info(schema: &SchemaRef) -> FlightInfo {
     let info = FlightInfo { total_records: -1, total_bytes: -1, ..FlightInfo::new() };
     info.try_with_schema(schema).expect("a schema that was decoded or bound can be encoded")
 }
 
-/// Endpoints over the locations, if there are any: distinct ones, so that a client opens a connection for each.
+/// Builds endpoints, spread over the locations if there are any, so that a client opens a
+/// connection for each location.
 fn endpoints(
     shared: &Shared,
     caller: &Caller,
@@ -379,7 +387,7 @@ fn endpoints(
     targets.enumerate().map(endpoint).collect()
 }
 
-/// The descriptor that asks for a job again.
+/// Returns the descriptor that polls a job.
 fn poll_descriptor(shared: &Shared, caller: &Caller, job: JobId) -> FlightDescriptor {
     let Ticket { ticket } = shared.tickets.issue(Target::Poll { job: job.0 }, &caller.tenant, ticket_end(shared));
     FlightDescriptor::new_cmd(ticket)
@@ -389,7 +397,8 @@ fn ticket_end(shared: &Shared) -> SystemTime {
     SystemTime::now() + shared.limits.ticket_life
 }
 
-/// When a job's result may be released: unless it is complete, not before it would be if it completed now.
+/// Returns the time at which a job's result may be released. For a job that is not complete, this
+/// is the time that would apply if it completed now.
 fn lease_end(shared: &Shared, job: &Job) -> SystemTime {
     job.result.expires().unwrap_or_else(|| SystemTime::now() + retain(shared, job))
 }

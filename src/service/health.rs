@@ -10,12 +10,12 @@ use tonic_health::server::HealthReporter;
 
 use crate::Error;
 
-/// The names that say whether traffic should come here.
+/// Service names that report whether traffic should come here.
 const READINESS: [&str; 3] = ["", "arrow.flight.protocol.FlightService", "readiness"];
 
 const LIVENESS: &str = "liveness";
 
-/// Says whether the server takes traffic.
+/// Sets whether the server takes traffic.
 pub(super) async fn set_ready(reporter: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     for name in READINESS {
@@ -23,12 +23,12 @@ pub(super) async fn set_ready(reporter: &HealthReporter, ready: bool) {
     }
 }
 
-/// Says that the process is alive, whether or not it takes traffic.
+/// Reports the process as alive, independent of readiness.
 pub(super) async fn set_alive(reporter: &HealthReporter) {
     reporter.set_service_status(LIVENESS, ServingStatus::Serving).await;
 }
 
-/// What reflection tells about: everything that is served.
+/// Builds reflection of all services that are served.
 pub(super) fn reflection<'a>() -> tonic_reflection::server::Builder<'a> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(super::proto::DESCRIPTOR_SET)

@@ -1,11 +1,14 @@
-//! The connections that the server takes.
+//! Connections that the server accepts.
 //!
-//! A client on the same host gets a small send buffer. What is sent waits in the socket until the client reads it, and
-//! the kernel lets that grow to megabytes: the bytes have left the processor's cache by the time that they are read, and
-//! the pages for the next ones come from memory too. With a few hundred kilobytes the same pages are used over and over
-//! in the cache, and both sides spend far fewer cycles on a copy. Over a network more than that is on its way at a time,
-//! so connections from elsewhere keep the kernel's own sizing. For the same reasons the server lets them send more before it
-//! has taken any of it, and gets the two kinds of connections apart.
+//! A client on the same host gets a small send buffer. Sent bytes wait in the socket until the
+//! client reads them, and the kernel lets this buffer grow to megabytes. By the time that the
+//! client reads the bytes, they have left the processor's cache. The pages for the next ones come
+//! from memory too. With a few hundred kilobytes, the same pages stay in the cache and are used
+//! over and over. Both sides then spend far fewer cycles on a copy.
+//!
+//! Over a network, more bytes than that are in flight at a time. So connections from other hosts
+//! keep the kernel's sizing. For the same reasons, remote clients may send more before the server
+//! has taken any of it. So the server separates the two kinds of connections.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -20,26 +23,27 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::{Error, Result};
 
-/// The send buffer of a connection from the same host, in bytes: what is in it fits into a core's second-level cache
-/// beside what it was copied from, and still keeps the client busy while the server's thread is scheduled. Linux takes it
-/// for the payload, and allows as much again for its own records.
+/// Send buffer of a connection from the same host, in bytes. Its content and the source of the copy
+/// together fit into a core's second-level cache. It still keeps the client busy while the server's
+/// thread is scheduled. Linux counts this size as payload, and allows as much again for its own
+/// records.
 const SAME_HOST_SEND_BUFFER_BYTES: usize = 384 << 10;
 
-/// Time between probes of a connection on which nothing happens.
+/// Time between probes of an idle connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// Connections as they come. Nothing is listened to any more once one of the two is dropped.
+/// Accepted connections. The server stops listening once one of the two streams is dropped.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// From this host.
+    /// Connections from this host.
     pub same_host: Connections,
-    /// From anywhere else.
+    /// Connections from other hosts.
     pub elsewhere: Connections,
 }
 
 type Connections = ReceiverStream<io::Result<TcpStream>>;
 
-/// Listens, and says where: the port may have been left open.
+/// Listens, and returns the bound address: the port of `address` may be 0.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the address cannot be listened on.
@@ -51,8 +55,8 @@ pub(super) fn listen(address: SocketAddr) -> Result<(SocketAddr, Incoming)> {
     Ok((bound, by_host(incoming)))
 }
 
-/// Says early what [`listen`] would say. Nothing is listened to yet: whoever connects is refused, in place of having to wait for a
-/// server that still measures its devices.
+/// Checks early that [`listen`] will succeed, without listening. A client that connects early is
+/// refused, instead of waiting for a server that still measures its devices.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the address cannot be listened on.
@@ -61,9 +65,9 @@ pub(super) fn can_listen(address: SocketAddr, flag: &str) -> Result<()> {
     listener.map(drop).map_err(|error| cannot_listen(address, flag, &error))
 }
 
-/// Takes connections from this host and those from elsewhere apart, in a task of its own.
+/// Separates connections from this host and from other hosts, in a task of its own.
 fn by_host(mut incoming: impl Stream<Item = io::Result<TcpStream>> + Send + Unpin + 'static) -> Incoming {
-    // Whoever takes them spawns a task for each, and is never long about it.
+    // One slot is enough: the transport spawns a task for each connection at once.
     let (to_near, near) = mpsc::channel(1);
     let (to_far, far) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -87,7 +91,7 @@ fn by_host(mut incoming: impl Stream<Item = io::Result<TcpStream>> + Send + Unpi
     Incoming { same_host: ReceiverStream::new(near), elsewhere: ReceiverStream::new(far) }
 }
 
-/// What keeps an address from being listened on, and what to do about it.
+/// Returns the error of an address that cannot be listened on, with its remedy.
 pub(super) fn cannot_listen(address: SocketAddr, flag: &str, error: &io::Error) -> Error {
     let advice = match error.kind() {
         io::ErrorKind::AddrInUse => {
@@ -104,20 +108,22 @@ pub(super) fn cannot_listen(address: SocketAddr, flag: &str, error: &io::Error) 
     Error::Unavailable(format!("listening on {address} ({flag}): {error}{advice}"))
 }
 
-/// Makes the send buffer of a connection from the same host small. One that keeps its size is only slower.
+/// Makes the send buffer of a connection from the same host small. If this fails, the connection is
+/// only slower.
 fn size_send_buffer(stream: &TcpStream) {
     if let Err(error) = SockRef::from(stream).set_send_buffer_size(SAME_HOST_SEND_BUFFER_BYTES) {
         tracing::debug!(?stream, %error, "the send buffer of a connection keeps its size");
     }
 }
 
-/// A connection that has ended already is from nowhere.
+/// True if the peer is on this host. False for a connection that has ended already.
 fn is_from_same_host(stream: &TcpStream) -> bool {
     let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else { return false };
     is_same_host(local.ip(), peer.ip())
 }
 
-/// Whether what is sent stays on this host: to the loopback interface, or to the address that it comes from.
+/// True if sent bytes stay on this host: they go to the loopback interface, or to the address that
+/// they come from.
 fn is_same_host(local: IpAddr, peer: IpAddr) -> bool {
     peer.to_canonical().is_loopback() || peer == local
 }
@@ -143,9 +149,10 @@ mod tests {
         let client = TcpStream::connect(address).await.unwrap();
         let accepted = incoming.same_host.next().await.unwrap().unwrap();
         let bytes = SockRef::from(&accepted).send_buffer_size().unwrap();
-        // Linux tells twice what it was given. The kernel may allow less than what was asked for.
+        // Linux reports twice the given size. The kernel may allow less than the given size.
         assert!(bytes <= 2 * SAME_HOST_SEND_BUFFER_BYTES, "{bytes} bytes");
-        // It was set: such a buffer does not grow any more, where one of the kernel's own sizing starts elsewhere.
+        // The size was set: such a buffer does not grow any more, and a buffer with the kernel's
+        // own sizing starts elsewhere.
         assert_ne!(bytes, SockRef::from(&client).send_buffer_size().unwrap());
     }
     #[tokio::test]

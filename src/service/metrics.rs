@@ -1,8 +1,8 @@
-//! Metrics in the Prometheus text form: what calls cost, what memory holds, how jobs stand.
+//! Metrics in the Prometheus text form: cost of calls, use of memory, state of jobs.
 //!
-//! Names start with `dovetail_`, units are seconds and bytes. Counters are kept where things happen; gauges are read
-//! from the rooms that know when somebody asks ([`render`]). Labels never carry names of tables or commands, whose number
-//! has no bound.
+//! Names start with `dovetail_`, units are seconds and bytes. Counters are updated where the events
+//! happen. Gauges are read from the other rooms at each scrape ([`render`]). Labels never carry
+//! names of tables or commands, whose number has no bound.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{Result, lines};
 /// Upper bounds of the call duration histogram, in seconds: from a listing to a long join.
 const DURATION_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0];
 
-/// The counters and gauges of one server.
+/// Counters and gauges of one server.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -48,7 +48,8 @@ pub struct Metrics {
     device_cache_hit_bytes: IntCounterVec,
     device_busy_seconds: CounterVec,
     log_lines_dropped: IntCounterVec,
-    /// Held while the counters that others keep are taken over, so that two scrapes do not add the same.
+    /// Held while counters of other components are copied, so that two scrapes do not add the same
+    /// increment.
     reading: Mutex<()>,
     tables: IntGauge,
     table_bytes: IntGauge,
@@ -60,7 +61,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics that all stand at zero.
+    /// Creates metrics that are all zero.
     ///
     /// # Panics
     /// When two metrics have one name: a mistake in this file.
@@ -186,12 +187,12 @@ impl Metrics {
         }
     }
 
-    /// A call began.
+    /// Counts a call that began.
     pub(super) fn call_started(&self) {
         self.calls_in_flight.inc();
     }
 
-    /// A call ended.
+    /// Counts a call that ended.
     pub(super) fn call_ended(&self, rpc: &str, code: Code, duration: Duration, received: u64, sent: u64) {
         self.calls_in_flight.dec();
         self.calls.with_label_values(&[rpc, code_name(code)]).inc();
@@ -254,7 +255,7 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// Takes over what devices count.
+    /// Copies the counters of devices.
     fn read_devices(&self, shared: &Shared) {
         let _reading = self.reading.lock();
         for device in &shared.devices {
@@ -268,7 +269,7 @@ impl Metrics {
         }
     }
 
-    /// Takes over what was dropped of the log.
+    /// Copies the counts of dropped log lines.
     fn read_dropped_lines(&self, shared: &Shared) {
         let _reading = self.reading.lock();
         raise(&self.log_lines_dropped.with_label_values(&["server"]), lines::dropped());
@@ -278,7 +279,7 @@ impl Metrics {
         }
     }
 
-    /// Takes over what the scheduler counts.
+    /// Copies the counters of the scheduler.
     fn read_scheduler(&self, stats: &SchedulerStats) {
         let _reading = self.reading.lock();
         let raise_seconds = |counter: &Counter, total: f64| counter.inc_by((total - counter.get()).max(0.0));
@@ -305,7 +306,7 @@ impl Metrics {
     }
 }
 
-/// Brings a counter up to a total that is counted elsewhere.
+/// Raises a counter to a total that is counted elsewhere.
 fn raise(counter: &IntCounter, total: u64) {
     counter.inc_by(total.saturating_sub(counter.get()));
 }
@@ -316,7 +317,7 @@ impl Default for Metrics {
     }
 }
 
-/// All metrics as text, read now.
+/// Returns all metrics as text, read now.
 ///
 /// # Errors
 /// [`Error::Internal`](crate::Error::Internal) when the text form cannot be written.
@@ -329,7 +330,7 @@ pub fn render(shared: &Shared) -> Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The state's name in metrics, JSON and logs.
+/// Returns the state's name in metrics, JSON and logs.
 pub fn state_name(state: &JobState) -> &'static str {
     match state {
         JobState::Queued => "queued",
@@ -340,7 +341,7 @@ pub fn state_name(state: &JobState) -> &'static str {
     }
 }
 
-/// A status code's name as the gRPC specification writes it.
+/// Returns a status code's name, as the gRPC specification writes it.
 pub(super) fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
@@ -363,7 +364,7 @@ pub(super) fn code_name(code: Code) -> &'static str {
     }
 }
 
-/// The status code of that name, the other way round.
+/// Returns the status code of the given name, the inverse of `code_name`.
 pub(crate) fn code_named(name: &str) -> Option<Code> {
     const CODES: std::ops::RangeInclusive<i32> = Code::Ok as i32..=Code::Unauthenticated as i32;
     CODES.map(Code::from).find(|&code| code_name(code) == name)

@@ -1,4 +1,4 @@
-//! What a client meets: Flight RPCs, authentication, limits, health and metrics.
+//! Client-facing side of the server: Flight RPCs, authentication, limits, health and metrics.
 //!
 //! ```text
 //!              ┌ access: who is it, how long may it take, one line in the log ┐
@@ -10,10 +10,11 @@
 //!   prober ───► health (gRPC), admin (HTTP) ◄── metrics
 //! ```
 //!
-//! `server` puts it together and takes it apart; `incoming` takes the connections; `shared` is what all calls share; `status` is the one place where our
-//! errors become gRPC's.
+//! `server` starts and drains the server. `incoming` accepts the connections. `shared` has the
+//! state that all calls share. `status` is the one place where our errors become gRPC statuses.
 //!
-//! This room knows of the scheduler, the planner and the catalog, and nothing of how a join is run.
+//! This room depends on the scheduler, the planner and the catalog. It does not depend on how a
+//! join runs.
 
 mod access;
 mod actions;
@@ -58,9 +59,9 @@ pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/dovetail.v1.rs"));
     include!(concat!(env!("OUT_DIR"), "/dovetail.v1.serde.rs"));
 
-    /// The compiled descriptors, for gRPC reflection.
+    /// Compiled descriptors, for gRPC reflection.
     pub const DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dovetail_descriptor.bin"));
 
-    /// The same for Arrow Flight.
+    /// Compiled descriptors of Arrow Flight, for gRPC reflection.
     pub const FLIGHT_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flight_descriptor.bin"));
 }

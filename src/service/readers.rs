@@ -1,12 +1,15 @@
-//! Who waits for each job, so that one which nobody waits for any more can be stopped.
+//! Clients that wait for each job, so that a job without waiting clients can be stopped.
 //!
-//! A stream waits for its job from its DoGet to its end. A client that polls has no call open most of the time; it counts
-//! as waiting for a while after each poll. A job that nobody has read or polled yet is not known here: its client may
-//! come later. A job that still runs is cancelled when the last stream that reads it is reset, is cut off, or reaches its
-//! deadline, unless it counts as polled or its result becomes a table; a result that is complete stays for its lease.
+//! A stream waits for its job from its DoGet to its end. A client that polls has no call open most
+//! of the time, so it counts as waiting for a while after each poll. A job that no client has read
+//! or polled yet is not stored here: its client may come later.
 //!
-//! A server that drains asks more strictly who will come for a result that is complete: whoever reads it, or has just asked
-//! for it. One that lies there until its lease ends holds nobody up.
+//! A job that still runs is cancelled when the last stream that reads it is reset, is cut off, or
+//! reaches its deadline. It is not cancelled if it counts as polled or its result becomes a table.
+//! A complete result stays for its lease.
+//!
+//! A draining server is stricter about complete results. It waits for clients that read the result,
+//! or have just asked for it. A result that is only kept for its lease does not delay the drain.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,14 +18,16 @@ use dashmap::DashMap;
 
 use crate::scheduler::{Job, JobId, Scheduler};
 
-/// How long after a poll its client is taken to be still there: several times as long as any client waits between polls.
+/// Time after a poll during which its client counts as waiting: several times as long as any client
+/// waits between polls.
 const POLLED_RECENTLY: Duration = Duration::from_secs(60);
 
-/// How long after a client has asked for a result it is expected to come for it, or for the rest of it: several times as long
-/// as clients wait between two polls, and between an answer and the first read.
+/// Time after a request for a result during which its client is expected to fetch it, or the rest
+/// of it. It is several times as long as clients wait between two polls, and between an answer and
+/// the first read.
 pub const FETCHED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The clients that wait for jobs.
+/// Clients that wait for jobs.
 #[derive(Debug, Default)]
 pub struct Readers {
     by_job: DashMap<JobId, Waiting>,
@@ -32,32 +37,32 @@ pub struct Readers {
 struct Waiting {
     /// Streams that read the result.
     streams: usize,
-    /// When it was polled last.
+    /// Time of the last poll.
     polled: Option<Instant>,
-    /// When somebody last polled it, renewed its lease, or began or ended a stream that reads it.
+    /// Time of the last sign of a client: a poll, a renewed lease, or the begin or end of a stream.
     asked: Option<Instant>,
 }
 
-/// Who is left when a stream is over.
+/// Clients that remain when a stream is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Other streams.
     Streams,
-    /// No stream, and somebody who polls.
+    /// No stream, but a client that polls.
     Poller,
-    /// Nobody.
+    /// No client.
     Nobody,
 }
 
 impl Readers {
-    /// A stream begins to read the result of a job.
+    /// Records that a stream begins to read the result of a job.
     pub fn enter(&self, job: JobId) {
         let mut waiting = self.by_job.entry(job).or_default();
         waiting.streams += 1;
         waiting.asked = Some(Instant::now());
     }
 
-    /// The stream is over.
+    /// Records that a stream is over. Returns the remaining clients.
     pub fn leave(&self, job: JobId) -> Left {
         let mut waiting = self.by_job.entry(job).or_default();
         waiting.streams = waiting.streams.saturating_sub(1);
@@ -69,20 +74,20 @@ impl Readers {
         }
     }
 
-    /// Somebody has asked how far the job is.
+    /// Records a poll of the job.
     pub fn polled(&self, job: JobId) {
         let mut waiting = self.by_job.entry(job).or_default();
         waiting.polled = Some(Instant::now());
         waiting.asked = waiting.polled;
     }
 
-    /// Somebody has extended the lease of its result.
+    /// Records that a client has extended the lease of the job's result.
     pub fn renewed(&self, job: JobId) {
         self.by_job.entry(job).or_default().asked = Some(Instant::now());
     }
 
-    /// Whether somebody reads what a job that is over has to give, or is likely to come for it: it was asked for, or came to
-    /// its end, within [`FETCHED_WITHIN`].
+    /// True if a client reads the output of a job that is over, or is likely to fetch it. It is
+    /// likely if the job was asked for, or ended, within [`FETCHED_WITHIN`].
     pub fn are_expected(&self, job: &Job) -> bool {
         let has_just_ended = job
             .status()
@@ -91,7 +96,7 @@ impl Readers {
         has_just_ended || self.by_job.get(&job.id).is_some_and(|waiting| waiting.is_expected(Instant::now()))
     }
 
-    /// Forgets jobs that the scheduler has let go of.
+    /// Forgets jobs that the scheduler has dropped.
     pub fn sweep(&self, scheduler: &Scheduler) {
         let live: BTreeSet<JobId> = scheduler.jobs().iter().map(|job| job.id).collect();
         self.by_job.retain(|job, waiting| waiting.streams > 0 || live.contains(job));

@@ -1,14 +1,14 @@
-//! The server: put together, served, drained.
+//! Server lifecycle: start, serve, drain.
 //!
 //! ```text
 //!   start   settings ─► arena, catalog, devices, scheduler ─► listeners ─► ready
-//!   drain   first signal ─► not ready, no new work ─► jobs end, results are fetched ─► connections close ─► gone
-//!                                                      └───────── at most drain_seconds; second signal: at once ─┘
+//!   drain   signal ─► not ready, no new work ─► jobs end, results read ─► connections close
+//!                                               └ at most drain_seconds; second signal: at once ┘
 //! ```
 //!
-//! A drain waits for what somebody waits for: jobs that were admitted, uploads and calls under way, and results that somebody
-//! reads or has just asked for ([`readers`](super::readers)). A result that was kept for its lease, in case somebody comes
-//! back to it, goes at once.
+//! A drain waits for admitted jobs, and for uploads and calls under way. It also waits for results
+//! that a client reads or has just asked for ([`readers`](super::readers)). Other results are only
+//! kept for their lease, so the drain drops them at once.
 
 mod opening;
 
@@ -43,35 +43,38 @@ use crate::human;
 use crate::memory::{GrowingAhead, human_bytes};
 use crate::{Error, Result};
 
-/// HTTP/2 frames, in bytes. The default of 16 KiB costs a system call and a wake-up for each; a quarter to a third more
-/// CPU on an upload.
+/// HTTP/2 frame size, in bytes. With the default of 16 KiB, each frame costs a system call and a
+/// wake-up: a quarter to a third more CPU on an upload.
 const FRAME_BYTES: u32 = 1 << 20;
 
-/// What a client may send on a stream before we have taken any of it, in bytes: the bandwidth-delay product of a
-/// 10 Gb/s link of 13 ms.
+/// Bytes that a client may send on a stream before the server has taken any of them: the
+/// bandwidth-delay product of a 10 Gb/s link of 13 ms.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 
-/// The same for a client on the same host, where nothing is on its way for long: what was received and not taken yet stays in
-/// the processor's cache until it is copied to its place: a sixth less CPU on an upload in several streams.
+/// [`STREAM_WINDOW_BYTES`] for a client on the same host, where latency is negligible. Received
+/// bytes that wait for the server then stay in the processor's cache until they are copied. This
+/// takes a sixth less CPU on an upload in several streams.
 const SAME_HOST_STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
-/// The same over all streams of a connection.
+/// Bytes that a client may send ahead over all streams of a connection.
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 
-/// Memory that is kept mapped ahead of need, in bytes: a fraction of a second of an upload at 3 GB/s, in which the next slab
-/// gets its pages. At most one part in [`GROWN_AHEAD_SHARE`] of the host memory.
+/// Memory that is kept mapped ahead of need, in bytes. It covers a fraction of a second of an
+/// upload at 3 GB/s, in which the next slab gets its pages. At most one part in
+/// [`GROWN_AHEAD_SHARE`] of the host memory.
 const GROWN_AHEAD_BYTES: u64 = 512 << 20;
 
-/// See [`GROWN_AHEAD_BYTES`].
+/// Limits [`GROWN_AHEAD_BYTES`] to one part in this number of the host memory.
 const GROWN_AHEAD_SHARE: u64 = 16;
 
-/// Time between looks whether a server that drains is done.
+/// Time between checks whether a draining server is done.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time between looks for what has expired.
+/// Time between sweeps of expired entries.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a server that ends waits for what it says of that to be sent: longer than a round trip, and no time for who waits.
+/// Time that an ending server waits until its last statuses are sent. It is longer than a round
+/// trip, and too short for an operator to notice.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// A running server. Dropping it ends it at once.
@@ -82,7 +85,7 @@ pub struct Server {
     admin_address: Option<SocketAddr>,
     drain_limit: Duration,
     reporter: HealthReporter,
-    /// Set to true to make the listeners close and the connections finish.
+    /// Set to true to close the listeners and let the connections finish.
     closing: watch::Sender<bool>,
     serving: JoinHandle<Result<()>>,
     background: Vec<JoinHandle<()>>,
@@ -90,16 +93,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server; when this returns, it takes calls.
+    /// Starts a server. It takes calls when this returns.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for settings that contradict each other or are unsafe; [`Error::Unavailable`] for addresses
-    /// that cannot be listened on.
+    /// [`Error::Invalid`] for settings that contradict each other or are unsafe;
+    /// [`Error::Unavailable`] for addresses that cannot be listened on.
     pub async fn start(settings: &Settings) -> Result<Self> {
         Self::start_telling(settings, &|_| ()).await
     }
 
-    /// As [`Server::start`]; `tell` is told the share that is done of measuring the devices, which takes a second or two.
+    /// Starts a server like [`Server::start`], and reports progress. `tell` receives the finished
+    /// share of measuring the devices, which takes a second or two.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -121,11 +125,13 @@ impl Server {
         let reflected = |error| health::reflection_error(&error);
         let reflection = health::reflection().build_v1().map_err(reflected)?;
         let reflection_alpha = health::reflection().build_v1alpha().map_err(reflected)?;
-        // Responses are not limited: that is the client's to say. Ours are small (see `encode`).
+        // Responses are not limited here: the client sets their limit. Ours are small (see
+        // `encode`).
         let uploads: Arc<dyn UploadHandler> = Arc::new(TableUploads::new(shared.clone()));
         let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), shared.limits.of_uploads());
         let flight = FlightServiceServer::new(Flight::new(shared.clone(), uploads))
-            // Uploads whose messages gRPC compresses are decoded there; the layer in front takes the others.
+            // This service decodes uploads whose messages gRPC compresses. The layer in front takes
+            // the others.
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Zstd)
             .max_decoding_message_size(shared.limits.message_bytes)
@@ -164,7 +170,7 @@ impl Server {
         });
         let mut background = vec![tokio::spawn(sweep(shared.clone(), reporter.clone()))];
         if let Some(listener) = admin {
-            // The admin port stays open while calls end, so that probes see the draining.
+            // The admin port stays open while calls end, so that probes see the drain.
             let served = axum::serve(listener, admin::routes(shared.clone()));
             background.push(tokio::spawn(async move {
                 if let Err(error) = served.await {
@@ -196,9 +202,9 @@ impl Server {
         })
     }
 
-    /// Checks settings as far as that goes without listening: what they allow, how they fit together, and what is in the
-    /// files they name. Opens the devices, and lets go of them. Returns what would not keep the server from starting, and should
-    /// be known.
+    /// Checks settings without listening: allowed values, contradictions, and the content of the
+    /// files that they name. Opens the devices and closes them again. Returns warnings: faults that
+    /// do not keep the server from starting.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -211,24 +217,26 @@ impl Server {
         usable.map(|_| remarks).map_err(|error| unusable_tls(settings, &error))
     }
 
-    /// The address of the Flight service, with the port that was taken.
+    /// Returns the address of the Flight service, with the port that was taken.
     pub fn flight_address(&self) -> SocketAddr {
         self.flight_address
     }
 
-    /// The address of the admin port, if there is one.
+    /// Returns the address of the admin port, if there is one.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// What the server's calls share: its catalog, scheduler and counters.
+    /// Returns the state that the server's calls share: its catalog, scheduler and counters.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Serves until `drain` is ready, then ends in two steps. What was admitted is served as before while jobs run,
-    /// somebody is expected to fetch a result and uploads are under way: clients poll, fetch and commit, over new connections
-    /// too. Then connections close as their calls end. Both together take at most `drain_seconds`, or until `end` is ready.
+    /// Serves until `drain` is ready, then ends in two steps. First, admitted work is served as
+    /// before, over new connections too: clients poll, fetch and commit. This step lasts while jobs
+    /// run, uploads are under way, or a client is expected to fetch a result. Then connections
+    /// close as their calls end. Both steps together take at most `drain_seconds`, or until `end`
+    /// is ready.
     ///
     /// # Errors
     /// When the listener broke off.
@@ -254,7 +262,8 @@ impl Server {
                 Ok(())
             }
             outcome = close_when_done(&self.shared, &self.closing, &mut self.serving) => outcome,
-            // The transport may wait for connections for ever (a peer that never closes); the limit is ours.
+            // The transport may wait for connections for ever (a peer that never closes), so the
+            // server limits the wait.
             () = limit => {
                 let left = self.shared.work_left().unwrap_or_else(|| "connections".into());
                 tracing::warn!(seconds = self.drain_limit.as_secs(), "the drain limit has passed: ending {left}");
@@ -263,13 +272,13 @@ impl Server {
         };
         self.end_calls();
         if !self.serving.is_finished() {
-            // Those who still read are told why it ends.
+            // Clients that still read receive the status that ends their calls.
             let _ = tokio::time::timeout(LAST_WORDS, &mut self.serving).await;
         }
         outcome
     }
 
-    /// Ends everything that is still under way, with a status.
+    /// Ends all calls that are still under way, with a status.
     fn end_calls(&self) {
         self.shared.draining.store(true, Ordering::Release);
         self.closing.send_replace(true);
@@ -278,7 +287,7 @@ impl Server {
         self.shared.scheduler.abort_all("the server is shutting down");
     }
 
-    /// Ends it at once.
+    /// Ends the server at once.
     fn end(&self) {
         self.end_calls();
         self.serving.abort();
@@ -294,7 +303,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits until nothing that was admitted is left, and then until the connections are closed.
+/// Waits until no admitted work is left, and then until the connections are closed.
 async fn close_when_done(
     shared: &Shared,
     closing: &watch::Sender<bool>,
@@ -327,7 +336,8 @@ async fn closed(mut close: watch::Receiver<bool>) {
     let _ = close.wait_for(|closing| *closing).await;
 }
 
-/// Forgets what has expired, and tells health when the server can serve no more, or can again.
+/// Drops expired entries, and reports to the health service when the server becomes ready or not
+/// ready.
 async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     let mut was_ready = true;

@@ -1,9 +1,11 @@
-//! Sessions: options that a client sets once and that hold for its later calls.
+//! Sessions: options that a client sets once and that apply to its later calls.
 //!
-//! A session begins with the first SetSessionOptions and is known by an identifier that clients send back, as a cookie
-//! (`arrow_flight_session_id`) like other Flight clients do. It is forgotten when closed, or when idle for long.
+//! A session begins with the first SetSessionOptions. Clients send back its identifier in a cookie
+//! (`arrow_flight_session_id`), as other Flight clients do. The server drops a session when it is
+//! closed, or idle for long.
 //!
-//! The messages are written by hand from Arrow's `Flight.proto`: `arrow-flight` 59.3 does not have them.
+//! The messages are written by hand from Arrow's `Flight.proto`: `arrow-flight` 59.3 does not have
+//! them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -16,16 +18,17 @@ use super::auth::Caller;
 use super::commands::Defaults;
 use crate::{Error, Result};
 
-/// The cookie that carries the identifier of a session.
+/// Cookie that carries the identifier of a session.
 pub const COOKIE: &str = "arrow_flight_session_id";
 
-/// Sessions at once; more are refused. A session is a few hundred bytes.
+/// Maximum number of sessions; more are refused. A session is a few hundred bytes.
 const SESSIONS_MAX: usize = 10_000;
 
-/// Sessions of one tenant at once, so that one cannot keep the others from opening any.
+/// Maximum number of sessions of one tenant, so that one tenant cannot keep the others from opening
+/// any.
 const TENANT_SESSIONS_MAX: usize = 1000;
 
-/// The options that a session may set, and what they mean.
+/// Options that a session may set, with their meaning.
 pub const OPTIONS: [(&str, &str); 4] = [
     ("strategy", "the strategy of joins that do not name one"),
     ("priority", "the priority of joins that do not give one, -100 to 100"),
@@ -33,23 +36,23 @@ pub const OPTIONS: [(&str, &str); 4] = [
     ("nulls_equal", "whether nulls match nulls in joins that do not say"),
 ];
 
-/// A SetSessionOptionsRequest.
+/// SetSessionOptionsRequest of Arrow Flight.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SetSessionOptionsRequest {
-    /// By name. A value without a kind removes the option.
+    /// Values by option name. A value without a kind removes the option.
     #[prost(map = "string, message", tag = "1")]
     pub session_options: HashMap<String, SessionOptionValue>,
 }
 
-/// A value of a session option.
+/// Value of a session option.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SessionOptionValue {
-    /// The value; none removes the option.
+    /// Value; `None` removes the option.
     #[prost(oneof = "OptionValue", tags = "1, 2, 3, 4, 5")]
     pub option_value: Option<OptionValue>,
 }
 
-/// The kinds of value.
+/// Kinds of value.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum OptionValue {
     /// Text.
@@ -77,63 +80,63 @@ pub struct StringListValue {
     pub values: Vec<String>,
 }
 
-/// A SetSessionOptionsResult: what went wrong, by option. Empty when all is well.
+/// SetSessionOptionsResult: the errors by option. Empty on success.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SetSessionOptionsResult {
-    /// By name.
+    /// Errors by option name.
     #[prost(map = "string, message", tag = "1")]
     pub errors: HashMap<String, SetSessionOptionsError>,
 }
 
-/// What is wrong with one option.
+/// Error of one option.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct SetSessionOptionsError {
-    /// The kind of mistake.
+    /// Kind of error, an [`OptionError`].
     #[prost(enumeration = "OptionError", tag = "1")]
     pub value: i32,
 }
 
-/// The kinds of mistake in an option.
+/// Kinds of error of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum OptionError {
     /// Not used.
     Unspecified = 0,
-    /// There is no such option.
+    /// Unknown option.
     InvalidName = 1,
-    /// The option takes other values.
+    /// Value that the option does not take.
     InvalidValue = 2,
-    /// The option cannot be set here.
+    /// Option that cannot be set here.
     Error = 3,
 }
 
-/// A GetSessionOptionsResult.
+/// GetSessionOptionsResult of Arrow Flight.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GetSessionOptionsResult {
-    /// By name.
+    /// Values by option name.
     #[prost(map = "string, message", tag = "1")]
     pub session_options: HashMap<String, SessionOptionValue>,
 }
 
-/// A CloseSessionResult.
+/// CloseSessionResult of Arrow Flight.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct CloseSessionResult {
-    /// How it stands.
+    /// Status of closing, a [`CloseStatus`].
     #[prost(enumeration = "CloseStatus", tag = "1")]
     pub status: i32,
 }
 
-/// How the closing of a session stands.
+/// Status of closing a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum CloseStatus {
     /// Not used.
     Unspecified = 0,
-    /// It is closed.
+    /// The session is closed.
     Closed = 1,
-    /// It will be.
+    /// The session will be closed.
     Closing = 2,
-    /// It cannot be.
+    /// The session cannot be closed.
     NotCloseable = 3,
 }
 
@@ -144,7 +147,7 @@ struct Session {
     last_used: Instant,
 }
 
-/// The sessions of a server.
+/// Sessions of a server.
 #[derive(Debug)]
 pub struct Sessions {
     by_id: DashMap<Uuid, Session>,
@@ -152,22 +155,22 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// No sessions; each will be forgotten when idle for `idle_max`.
+    /// Creates an empty set of sessions. Each session is dropped when idle for `idle_max`.
     pub fn new(idle_max: Duration) -> Self {
         Self { by_id: DashMap::new(), idle_max }
     }
 
-    /// How many there are.
+    /// Returns the number of sessions.
     pub fn count(&self) -> usize {
         self.by_id.len()
     }
 
-    /// Forgets the sessions that were idle for too long.
+    /// Drops sessions that were idle for too long.
     pub fn sweep(&self) {
         self.by_id.retain(|_, session| session.last_used.elapsed() < self.idle_max);
     }
 
-    /// The session that a call's headers name, when it is there and the caller's.
+    /// Returns the session that a call's headers name, if it exists and is the caller's.
     pub fn find(&self, headers: &HeaderMap, caller: &Caller) -> Option<Uuid> {
         let id = cookie(headers)?;
         let mut session = self.by_id.get_mut(&id).filter(|session| session.tenant == caller.tenant)?;
@@ -178,7 +181,7 @@ impl Sessions {
     /// Opens a session.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when there are too many.
+    /// [`Error::Exhausted`] when there are too many sessions.
     pub fn open(&self, caller: &Caller) -> Result<Uuid> {
         self.sweep();
         if self.by_id.len() >= SESSIONS_MAX {
@@ -200,7 +203,7 @@ impl Sessions {
         Ok(id)
     }
 
-    /// Sets options, and says for each that cannot be set why.
+    /// Sets options. Returns an error for each option that cannot be set.
     pub fn set(&self, id: Uuid, request: SetSessionOptionsRequest) -> SetSessionOptionsResult {
         let mut errors = HashMap::new();
         for (name, value) in request.session_options {
@@ -222,7 +225,7 @@ impl Sessions {
         SetSessionOptionsResult { errors }
     }
 
-    /// The options of a session.
+    /// Returns the options of a session.
     pub fn get(&self, id: Uuid) -> GetSessionOptionsResult {
         let options = self.by_id.get(&id).map(|session| session.options.clone()).unwrap_or_default();
         let session_options =
@@ -230,7 +233,7 @@ impl Sessions {
         GetSessionOptionsResult { session_options }
     }
 
-    /// What holds for joins of a session that do not say.
+    /// Returns the defaults for joins of a session that omit an option.
     pub fn defaults(&self, id: Option<Uuid>) -> Defaults {
         let mut defaults = Defaults::default();
         let Some(session) = id.and_then(|id| self.by_id.get(&id)) else { return defaults };
@@ -248,7 +251,7 @@ impl Sessions {
         defaults
     }
 
-    /// Forgets a session.
+    /// Drops a session.
     pub fn close(&self, id: Uuid) {
         self.by_id.remove(&id);
     }
@@ -266,7 +269,7 @@ fn is_valid(name: &str, value: &OptionValue) -> bool {
     }
 }
 
-/// The session identifier among a call's cookies.
+/// Returns the session identifier among a call's cookies.
 fn cookie(headers: &HeaderMap) -> Option<Uuid> {
     let cookies = headers.get_all(http::header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs = cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));

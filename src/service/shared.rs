@@ -1,4 +1,4 @@
-//! What all calls of a server share.
+//! State that all calls of a server share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,22 +24,22 @@ use crate::scheduler::Scheduler;
 use crate::topology::Topology;
 use crate::{Context, Error, Result};
 
-/// What all calls of a server share.
+/// State that all calls of a server share.
 #[derive(Debug)]
 pub struct Shared {
     /// Tables.
     pub catalog: Catalog,
     /// Jobs.
     pub scheduler: Scheduler,
-    /// What the host is made of, or emulates.
+    /// Topology of the host, or the emulated topology.
     pub topology: Topology,
-    /// The devices that jobs run on.
+    /// Devices that jobs run on.
     pub devices: Vec<Arc<dyn Engine>>,
-    /// What each of them is planned with.
+    /// Rates of each device, for the planner.
     pub rates: Vec<DeviceRates>,
-    /// The settings that calls look at.
+    /// Settings that calls use.
     pub limits: Limits,
-    /// Who may call.
+    /// Callers that the server admits.
     pub authenticator: Authenticator,
     /// Makes tickets.
     pub tickets: Tickets,
@@ -47,11 +47,11 @@ pub struct Shared {
     pub sessions: Sessions,
     /// Counters.
     pub metrics: Metrics,
-    /// When the server started.
+    /// Time at which the server started.
     pub started: SystemTime,
     /// Set once the server takes no new work.
     pub draining: AtomicBool,
-    /// Cancelled when what was under way has ended, and connections close.
+    /// Cancelled when the work under way has ended, and connections close.
     pub closing: CancellationToken,
     /// Cancelled when calls that are still under way must end.
     pub ended: CancellationToken,
@@ -59,40 +59,40 @@ pub struct Shared {
     pub uploads: Uploads,
     /// Work on the CPU that calls wait for.
     pub cpu_work: CpuWork,
-    /// What clients have had of their jobs.
+    /// Record of what clients have received of their jobs.
     pub deliveries: Deliveries,
-    /// Who waits for each job.
+    /// Clients that wait for each job.
     pub readers: Readers,
 }
 
-/// The settings that calls look at, parsed.
+/// Parsed settings that calls use.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// The largest request message, in bytes.
+    /// Largest request message, in bytes.
     pub message_bytes: usize,
     /// Uploads under way at once.
     pub uploads: usize,
-    /// How long nothing may arrive for an upload.
+    /// Time without data after which an upload is given up.
     pub upload_idle: Duration,
     /// Endpoints of a result or table.
     pub endpoints: usize,
-    /// How long a result is kept once it is complete.
+    /// Time that a result is kept once it is complete.
     pub retain: Duration,
-    /// How long a ticket is good.
+    /// Time that a ticket is valid.
     pub ticket_life: Duration,
     /// Time between messages on an idle stream.
     pub keep_alive: Duration,
-    /// Where clients may fetch, each a URI; empty: where they asked.
+    /// URIs from which clients may fetch; empty: the address of the request.
     pub locations: Vec<String>,
 }
 
 impl Limits {
-    /// Those of an upload.
+    /// Returns the limits of an upload.
     pub fn of_uploads(&self) -> ingest::Limits {
         ingest::Limits { message_bytes: self.message_bytes, idle: self.upload_idle }
     }
 
-    /// Takes them from the settings.
+    /// Parses the limits from the settings.
     ///
     /// # Errors
     /// [`Error::Invalid`] with the setting that is wrong.
@@ -135,7 +135,7 @@ impl Limits {
     }
 }
 
-/// What each tenant may hold.
+/// Returns the limits of each tenant.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the setting that is wrong.
@@ -144,10 +144,11 @@ pub(super) fn tenant_limits(settings: &Settings) -> Result<TenantLimits> {
     Ok(TenantLimits { bytes, tables: (settings.tenant_tables > 0).then_some(settings.tenant_tables) })
 }
 
-/// Bytes of a tenant at the least, as of all host memory: a few batches of a table, and as many of a result.
+/// Minimum bytes of a tenant, the same as of all host memory: a few batches of a table, and as many
+/// of a result.
 const TENANT_MEMORY_MIN: u64 = 1 << 20;
 
-/// The bytes that a setting allows each tenant; `None` for no limit.
+/// Returns the bytes that a setting allows each tenant; `None` for no limit.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the accepted forms, and for less than a tenant can work with.
@@ -160,7 +161,8 @@ pub fn tenant_memory_bytes(setting: &str) -> Result<Option<u64>> {
     bytes.map(Some).context(|| "--tenant-memory takes a size, or \"none\" for no limit")
 }
 
-/// A location that no client can reach makes every fetch fail with an error that names neither side's mistake.
+/// Checks the form of a location. A location that no client can reach makes every fetch fail, with
+/// an error that does not name the cause.
 fn check_location(location: &str) -> Result<()> {
     let wrong = |why: &str| {
         Err(Error::Invalid(format!(
@@ -180,12 +182,13 @@ fn check_location(location: &str) -> Result<()> {
 }
 
 impl Shared {
-    /// Whether new work is refused.
+    /// True if new work is refused.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// What keeps a server that drains from closing its connections; `None` when nothing does.
+    /// Describes the work that keeps a draining server from closing its connections; `None` without
+    /// such work.
     pub fn work_left(&self) -> Option<String> {
         let left = self.left();
         let parts = [
@@ -199,12 +202,13 @@ impl Shared {
         (!told.is_empty()).then(|| told.join(", "))
     }
 
-    /// Results that were not read in whole and that nobody is expected to come for: a server that drains lets them go.
+    /// Returns the number of results that were not read in whole and that no client is expected to
+    /// fetch. A draining server drops them.
     pub fn unclaimed_results(&self) -> usize {
         self.left().unclaimed
     }
 
-    /// How the jobs stand whose end has not reached a client in whole.
+    /// Counts the jobs whose output has not reached a client in whole.
     fn left(&self) -> JobsLeft {
         let mut left = JobsLeft::default();
         for job in self.scheduler.jobs().iter().filter(|job| !self.deliveries.is_settled(job)) {
@@ -218,7 +222,7 @@ impl Shared {
         left
     }
 
-    /// Whether traffic should come here; if not, why.
+    /// Checks whether traffic should come here. The error is the reason why not.
     pub fn readiness(&self) -> Result<(), &'static str> {
         if self.is_draining() {
             return Err("draining");
@@ -233,11 +237,11 @@ impl Shared {
 /// Numbers of jobs.
 #[derive(Debug, Default)]
 struct JobsLeft {
-    /// They wait or run.
+    /// Jobs that wait or run.
     running: usize,
-    /// They are over, and somebody is expected to come for what they gave.
+    /// Jobs that are over, and whose output a client is expected to fetch.
     awaited: usize,
-    /// They are over, and nobody is.
+    /// Jobs that are over, and whose output no client is expected to fetch.
     unclaimed: usize,
 }
 

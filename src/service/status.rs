@@ -1,4 +1,4 @@
-//! The one mapping between our errors and gRPC statuses.
+//! Mapping between our errors and gRPC statuses, the only one.
 
 use std::borrow::Cow;
 
@@ -6,14 +6,16 @@ use tonic::{Code, Status};
 
 use crate::Error;
 
-/// What a message may take in the trailers, in bytes: gRPC clients refuse the trailers of a call from 8 KiB on, and then
-/// the caller learns nothing. Only some characters are sent as they are; the others take three bytes each.
+/// Maximum size of a message in the trailers, in bytes. gRPC clients refuse the trailers of a call
+/// from 8 KiB on, and then the caller learns nothing. Only some characters are sent as they are;
+/// the others take three bytes each.
 const SENT_BYTES_MAX: usize = 4 << 10;
 
-/// The end of a long message that is kept, as sent: it says what to do.
+/// Size of the end of a long message that is kept, as sent: it has the remedy.
 const SENT_BYTES_END: usize = 1 << 10;
 
-/// The status that a client sees for an error: the code by who can act, the message as it is, unless it is very long.
+/// Converts an error to the status that a client sees. The code says who can act; the message is
+/// unchanged, unless it is very long.
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let code = match &error {
@@ -34,7 +36,7 @@ impl From<Error> for Status {
     }
 }
 
-/// The message without its middle, if it is too long to be sent.
+/// Cuts out the middle of a message that is too long to be sent.
 fn cut(message: &str) -> Cow<'_, str> {
     let sent_bytes = |character: char| match character {
         'a'..='z' | 'A'..='Z' | '0'..='9' => 1,

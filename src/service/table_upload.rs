@@ -1,4 +1,4 @@
-//! What uploads become: tables of the catalog.
+//! Turns uploads into tables of the catalog.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::catalog::{UploadOptions, UploadStream};
 use crate::human::asked;
 use crate::{Context, Error, Result};
 
-/// What a name takes in options, with all around it, in bytes and roughly.
+/// Rough size of a name in upload options, with the text around it, in bytes.
 const NAME_BYTES: usize = 16;
 
 /// Turns uploads into tables.
@@ -29,7 +29,7 @@ pub struct TableUploads {
 }
 
 impl TableUploads {
-    /// Into the catalog of that server.
+    /// Creates a handler that uploads into the catalog of the given server.
     pub fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
     }
@@ -61,7 +61,8 @@ impl UploadHandler for TableUploads {
         let names = schema.fields().len() + app_metadata.len() / NAME_BYTES;
         let begun = move |shared: &Shared| {
             let options = options(&app_metadata, header.as_ref())?;
-            // A drain waits for uploads under way, so it lets them have the streams that they still need.
+            // A drain waits for uploads under way, so these may open the streams that they still
+            // need.
             let is_under_way = |id: &String| shared.uploads.is_under_way(&caller.tenant, id);
             if shared.is_draining() && !options.upload.as_ref().is_some_and(is_under_way) {
                 return Err(super::access::shutting_down());
@@ -74,20 +75,22 @@ impl UploadHandler for TableUploads {
     }
 }
 
-/// Upload options in a header of the call: clients such as pyarrow cannot put `app_metadata` on the first message.
+/// Upload options in a header of the call, because clients such as pyarrow cannot put
+/// `app_metadata` on the first message.
 #[derive(Clone, Debug)]
 pub(super) struct OptionsHeader(Bytes);
 
 impl OptionsHeader {
     const NAME: &str = "dovetail-upload-options";
 
-    /// That of a call, if it has one. Handlers see it in the extensions.
+    /// Returns the options header of a call, if there is one. Handlers see it in the extensions.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         headers.get(Self::NAME).map(|value| Self(Bytes::copy_from_slice(value.as_bytes())))
     }
 }
 
-/// Options as JSON in the first message's `app_metadata`, or in the header; none there means all defaults.
+/// Reads options as JSON from the first message's `app_metadata`, or from the header. Without
+/// either, all options are defaults.
 fn options(app_metadata: &[u8], header: Option<&OptionsHeader>) -> Result<UploadOptions> {
     let (place, json) = match (app_metadata, header) {
         (b"", None) => return Ok(UploadOptions::default()),
@@ -100,7 +103,7 @@ fn options(app_metadata: &[u8], header: Option<&OptionsHeader>) -> Result<Upload
             )));
         }
     };
-    // As a map first: a list would be read as the values of the fields in their order.
+    // A map is read first: a list would be read as the values of the fields in their order.
     let options = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(json)
         .and_then(|_| serde_json::from_slice(json));
     options.map_err(|error| {
@@ -132,7 +135,7 @@ impl UploadSink for TableSink {
 
     async fn finish(self: Box<Self>) -> Result<Ack> {
         let Self { name, stream, ack, shared, .. } = *self;
-        // The order that was declared is checked row by row, and what was learned of every column is summed up.
+        // This checks the declared order row by row, and combines the statistics of every column.
         let finished = shared.work(move |_, interrupt| stream.finish(interrupt)).await;
         finished.context(|| format!("uploading table {name:?}"))?;
         Ok(ack)

@@ -1,11 +1,12 @@
-//! Tickets: what a client presents to read data, made by us and by nobody else.
+//! Tickets, which clients present to read data. Only this server can make them.
 //!
 //! ```text
-//!   "DVT1" | HMAC-SHA256 of the rest (32 bytes) | JSON: what may be read, by which tenant, until when
+//!   "DVT1" | HMAC-SHA256 of the rest (32 bytes) | JSON: target, tenant, time of expiry
 //! ```
 //!
-//! A ticket says everything that is needed to serve it, so the server keeps no list of tickets. It is opaque to
-//! clients, bound to its tenant, and expires. The key is drawn when the server starts: tickets do not outlive it.
+//! A ticket has all data that is needed to serve it, so the server keeps no list of tickets. It is
+//! opaque to clients, bound to its tenant, and expires. The key is drawn when the server starts, so
+//! tickets do not outlive the server.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,54 +20,54 @@ use super::auth::Caller;
 use crate::scheduler::JobId;
 use crate::{Error, Result};
 
-/// The first bytes of every ticket. No protobuf message and no JSON object starts like this, so a ticket's bytes can
-/// stand where a command is expected (PollFlightInfo).
+/// First bytes of every ticket. No protobuf message and no JSON object starts like this. So a
+/// ticket's bytes can stand where a command is expected (PollFlightInfo).
 const MAGIC: &[u8; 4] = b"DVT1";
 
 const MAC_BYTES: usize = 32;
 
-/// What a ticket lets its holder read.
+/// Data that a ticket lets its holder read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// Batches `first..end` of a table, as it was at that version.
+    /// Batches `first..end` of a table, in the given version.
     Table {
-        /// Its name.
+        /// Name of the table.
         name: String,
-        /// See [`table_version`].
+        /// Version of the table, see [`table_version`].
         version: u64,
-        /// The first batch.
+        /// First batch.
         first: usize,
-        /// The batch after the last.
+        /// Batch after the last.
         end: usize,
     },
     /// Batches `part`, `part + parts`, ... of a job's result.
     Result {
-        /// The job's number.
+        /// Number of the job.
         job: u64,
-        /// Which of the endpoints.
+        /// Index of the endpoint.
         part: usize,
-        /// How many endpoints there are.
+        /// Number of endpoints.
         parts: usize,
     },
-    /// Batches `first..end` of a job's result, which are there.
+    /// Batches `first..end` of a job's result, which are available.
     Part {
-        /// The job's number.
+        /// Number of the job.
         job: u64,
-        /// The first batch.
+        /// First batch.
         first: usize,
-        /// The batch after the last.
+        /// Batch after the last.
         end: usize,
     },
-    /// The progress of a job.
+    /// Progress of a job.
     Poll {
-        /// The job's number.
+        /// Number of the job.
         job: u64,
     },
 }
 
 impl Target {
-    /// The job that it is about.
+    /// Returns the job of the target, if it has one.
     pub fn job(&self) -> Option<JobId> {
         match self {
             Self::Table { .. } => None,
@@ -95,7 +96,7 @@ impl std::fmt::Debug for Tickets {
 }
 
 impl Default for Tickets {
-    /// With a key of its own.
+    /// Creates tickets with a random key.
     fn default() -> Self {
         let mut key = [0; 32];
         rand::rng().fill_bytes(&mut key);
@@ -104,7 +105,7 @@ impl Default for Tickets {
 }
 
 impl Tickets {
-    /// A ticket for that tenant.
+    /// Issues a ticket for the given tenant.
     pub fn issue(&self, target: Target, tenant: &str, expires: SystemTime) -> Ticket {
         let expires = millis(expires);
         let body = serde_json::to_vec(&Body { target, tenant: tenant.into(), expires })
@@ -116,16 +117,16 @@ impl Tickets {
         Ticket { ticket: ticket.into() }
     }
 
-    /// Whether bytes are a ticket by their looks. [`Tickets::open`] decides whether it is a good one.
+    /// True if bytes look like a ticket. [`Tickets::open`] decides whether the ticket is valid.
     pub fn looks_like(bytes: &[u8]) -> bool {
         bytes.starts_with(MAGIC)
     }
 
-    /// What a ticket lets this caller read.
+    /// Returns the data that a ticket lets this caller read.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when we did not make it, [`Error::Denied`] when it was made for another tenant,
-    /// [`Error::NotFound`] when it has expired.
+    /// [`Error::Invalid`] when this server did not make the ticket, [`Error::Denied`] when it was
+    /// made for another tenant, [`Error::NotFound`] when it has expired.
     pub fn open(&self, ticket: &[u8], caller: &Caller) -> Result<Target> {
         let body = self.verify(ticket).ok_or_else(|| {
             Error::Invalid(
@@ -149,7 +150,7 @@ impl Tickets {
     fn verify(&self, ticket: &[u8]) -> Option<Body> {
         let rest = ticket.strip_prefix(MAGIC)?;
         let (mac, body) = rest.split_at_checked(MAC_BYTES)?;
-        // Compares in constant time.
+        // `verify_slice` compares in constant time.
         self.mac(body).verify_slice(mac).ok()?;
         serde_json::from_slice(body).ok()
     }
@@ -161,7 +162,8 @@ impl Tickets {
     }
 }
 
-/// A table's version, from the time at which it appeared: a ticket for one version is not good for the next.
+/// Returns a table's version, from its creation time: a ticket for one version is not valid for the
+/// next.
 pub fn table_version(created: SystemTime) -> u64 {
     since_epoch(created).as_nanos() as u64
 }

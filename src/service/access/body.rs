@@ -1,4 +1,4 @@
-//! Bodies that know of their call: what it may take, how long it may last, how it ended.
+//! Bodies that know their call: its size limit, its deadline and its outcome.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) fn server_ended() -> Error {
     Error::Unavailable("the server ended before the call was done; try again on another one".into())
 }
 
-/// What ends a call from outside: its deadline, and the end of the server.
+/// Limits that end a call from outside: its deadline, and the end of the server.
 pub(super) struct CallLimits {
     deadline: Option<Pin<Box<Sleep>>>,
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -51,7 +51,7 @@ impl CallLimits {
     }
 }
 
-/// A response body that counts, ends in time, and knows how it ended.
+/// Response body that counts bytes, ends at its limits, and records how it ended.
 pub(super) struct CallBody {
     /// `None` once the call has ended.
     body: Arc<Mutex<Option<Body>>>,
@@ -60,13 +60,14 @@ pub(super) struct CallBody {
     call: Call,
 }
 
-/// Lets go of a response at its deadline, whether or not the client reads: a body whose client has stalled is not polled.
-/// What HTTP/2 has taken of it already, a piece of a message or two, stays until the client reads on or goes away.
+/// Drops a response at its deadline, whether or not the client reads: the body of a stalled client
+/// is not polled. Data that HTTP/2 has already taken, a piece of a message or two, stays until the
+/// client reads on or goes away.
 struct Expiry(AbortHandle);
 
 impl Expiry {
     fn start(deadline: Instant, body: &Arc<Mutex<Option<Body>>>) -> Self {
-        // The task must not keep alive what the client has given up before.
+        // The task must not keep a body alive that the client has already given up.
         let body = Arc::downgrade(body);
         let task = tokio::spawn(async move {
             sleep_until(deadline.into()).await;
@@ -84,7 +85,7 @@ impl Drop for Expiry {
 }
 
 impl CallBody {
-    /// The response to `call`.
+    /// Creates the response body of `call`.
     pub(super) fn new(body: Body, limits: CallLimits, call: Call) -> Self {
         let has_ended = http_body::Body::is_end_stream(&body);
         let body = Arc::new(Mutex::new(Some(body)));
@@ -92,7 +93,8 @@ impl CallBody {
         Self { body, limits, _expiry: expiry, call }
     }
 
-    /// Ends the call with a status, and lets go of what it held: now, and not when the client has read the status.
+    /// Ends the call with a status. Drops the body now, and not when the client has read the
+    /// status.
     fn end(&mut self, status: &Status) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.call.outcome = Some((status.code(), status.message().to_owned()));
         let ended = self.body.lock().take();
@@ -115,7 +117,7 @@ impl http_body::Body for CallBody {
             return this.end(&status);
         }
         let polled = this.body.lock().as_mut().map(|body| Pin::new(body).poll_frame(cx));
-        // Without a body, the deadline has passed at this moment.
+        // A missing body means that the deadline has just passed.
         let Some(polled) = polled else { return this.end(&deadline_passed().into()) };
         let frame = std::task::ready!(polled);
         match &frame {
@@ -142,7 +144,7 @@ impl http_body::Body for CallBody {
     }
 }
 
-/// A request body that counts, and breaks off when there is too much of it.
+/// Request body that counts bytes, and fails above its limit.
 pub(super) struct CountedBody {
     body: Body,
     bytes: Arc<AtomicU64>,

@@ -27,7 +27,8 @@ fn encode(encoder: &mut Encoder, batch: &RecordBatch, messages: &mut Vec<Message
     messages.extend(std::iter::from_fn(|| encoder.next_message().unwrap()));
 }
 
-/// The message as the other side of the wire decodes it, which is the same in pieces and whole.
+/// Decodes the message as the receiver does. Checks that the result is the same in pieces and
+/// whole.
 fn as_received(message: Message) -> FlightData {
     let wire = message.clone().into_wire().concat();
     let (frame, protobuf) = wire.split_at(5);
@@ -101,7 +102,7 @@ fn views_are_cut_with_their_rows() {
     assert!(messages.iter().all(|message| message.data_body.len() <= MESSAGE_BYTES_MAX));
 }
 
-/// Messages of at most 4 MB, which together are about as large as the values.
+/// Checks that messages have at most 4 MB, and together are about as large as the values.
 fn check_size(batch: RecordBatch, value_bytes: usize) {
     let messages = check_round_trip(batch);
     let sizes = messages.iter().map(|message| message.data_body.len());
@@ -132,7 +133,7 @@ fn dense_unions_are_cut_with_their_rows() {
     check_size(batch_of(Arc::new(union)), rows as usize * (5 + 8 / 2 + 24 / 2));
 }
 
-/// Each message after the first once had the unions of the first rows.
+/// Regression test: each message after the first had the unions of the first rows.
 #[test]
 fn sparse_unions_inside_of_lists_are_cut_with_their_rows() {
     let rows = 60_000;
@@ -150,7 +151,7 @@ fn sparse_unions_inside_of_lists_are_cut_with_their_rows() {
     assert!(messages.len() > 2, "{} messages", messages.len());
 }
 
-/// The first row goes alone, after the rows behind it were tried, whose runs have no values.
+/// The first row is sent alone, after a try with the rows behind it, whose runs have no values.
 #[test]
 fn rows_come_behind_their_own_dictionaries() {
     let rows = 100;
@@ -187,12 +188,12 @@ fn rows_that_share_one_large_value_go_together() {
         (0..50_000).for_each(|_| views.try_append_view(value, 0, bytes as u32).unwrap());
         batch_of(Arc::new(views.finish()))
     };
-    // Between them, one row that is as large by itself.
+    // Between them is one row that alone is as large.
     let large = batch_of(Arc::new(BinaryViewArray::from_iter_values([vec![1; 6_000_000]])));
     let (before, after) = (shared(6_000_000), shared(3_000_000));
     let messages = messages_of(&[before, large, after]);
     let bytes: usize = messages.iter().map(|message| message.data_body.len()).sum();
-    // One message for each row would make 450 GB of it.
+    // One message for each row would be 450 GB in total.
     assert!(bytes < 100_000_000, "{bytes} bytes in {} messages", messages.len());
     let rows = messages.iter().filter_map(|message| {
         let header = arrow::ipc::root_as_message(&message.data_header).unwrap();

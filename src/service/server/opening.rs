@@ -1,4 +1,4 @@
-//! From settings to what a server is made of.
+//! Opens the parts of a server from its settings.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ use crate::service::{certificate, devices, incoming};
 use crate::topology::Topology;
 use crate::{Context, Error, Result};
 
-/// Refuses what would let strangers in.
+/// Refuses settings that would admit strangers.
 pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
     if settings.insecure {
         return Ok(());
@@ -55,7 +55,7 @@ pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
     }
 }
 
-/// What the settings name, checked and opened; nothing was measured or started yet.
+/// Parts that the settings name, checked and opened. Nothing is measured or started yet.
 pub(super) struct Parts {
     limits: Limits,
     authenticator: Authenticator,
@@ -80,7 +80,8 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     Ok(Parts { limits, authenticator, catalog, topology, devices })
 }
 
-/// `tell` is told the share that is done of what takes long, which is to measure devices.
+/// Opens the shared state of a server. `tell` receives the finished share of measuring the devices,
+/// the slow part.
 pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
     let Parts { limits, authenticator, catalog, topology, devices } = parts(settings)?;
     let uploads_limits = UploadsLimits { under_way: limits.uploads, idle: limits.upload_idle };
@@ -122,7 +123,7 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
     })
 }
 
-/// What is wrong with files that are PEM of the right kinds.
+/// Returns the error for files that are PEM of the right kinds, but that TLS cannot use.
 pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error) -> Error {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
@@ -145,7 +146,7 @@ pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error)
              certificate of the chain has to be the one that was made for that key"
         ));
     }
-    // TLS passes over those that it cannot read.
+    // TLS passes over certificates that it cannot read.
     if cause.contains("no root trust anchors") {
         return Error::Invalid(format!(
             "--tls-client-ca names {}, which holds no certificate of an authority that TLS can read",
@@ -158,10 +159,10 @@ pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error)
     ))
 }
 
-/// A file's path and what is in it.
+/// Path and content of a file.
 type NamedFile<'a> = (&'a Path, &'a [u8]);
 
-/// What is looked for in PEM: how the line ends that it begins with, and its name.
+/// Parts to look for in PEM: the end of its first line, and its name.
 const CERTIFICATE: (&str, &str) = ("CERTIFICATE-----", "a certificate");
 const PRIVATE_KEY: (&str, &str) = ("PRIVATE KEY-----", "a private key");
 
@@ -170,7 +171,8 @@ fn has(pem: &[u8], what: (&str, &str)) -> bool {
     text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(what.0))
 }
 
-/// Refuses a file without what its flag is for; tells if it has `other` instead.
+/// Refuses a file that lacks the part that its flag is for. The error says if the file has `other`
+/// instead.
 fn check_holds(flag: &str, (path, pem): NamedFile<'_>, wanted: (&str, &str), other: (&str, &str)) -> Result<()> {
     if has(pem, wanted) {
         return Ok(());
@@ -180,7 +182,7 @@ fn check_holds(flag: &str, (path, pem): NamedFile<'_>, wanted: (&str, &str), oth
     Err(Error::Invalid(format!("{flag} names {}, which holds no {wanted} in PEM{held}", path.display())))
 }
 
-/// Refuses files that were given for each other, or that are none of these at all.
+/// Refuses swapped files, and files that are neither a certificate nor a key.
 fn check_pem(cert: NamedFile<'_>, key: NamedFile<'_>) -> Result<()> {
     if has(cert.1, PRIVATE_KEY) && has(key.1, CERTIFICATE) && !(has(cert.1, CERTIFICATE) && has(key.1, PRIVATE_KEY)) {
         return Err(Error::Invalid(format!(
@@ -193,7 +195,7 @@ fn check_pem(cert: NamedFile<'_>, key: NamedFile<'_>) -> Result<()> {
     check_holds("--tls-key", key, PRIVATE_KEY, CERTIFICATE)
 }
 
-/// The certificates of a file.
+/// Reads the certificates of a file.
 fn certificates(flag: &str, (path, pem): NamedFile<'_>) -> Result<Vec<CertificateDer<'static>>> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     read.map_err(|_| {
@@ -204,7 +206,8 @@ fn certificates(flag: &str, (path, pem): NamedFile<'_>) -> Result<Vec<Certificat
     })
 }
 
-/// What clients will have against certificates of the server with which TLS starts all the same.
+/// Returns the faults of the server's certificates that clients refuse, but with which TLS starts
+/// all the same.
 fn out_of_date(path: &Path, certificates: &[CertificateDer<'_>]) -> Vec<String> {
     let now = SystemTime::now();
     let remarks = certificates.iter().enumerate().filter_map(|(at, certificate)| {
@@ -228,7 +231,7 @@ pub(super) async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener
     listener.map(Some).map_err(|error| incoming::cannot_listen(address, "--admin-listen", &error))
 }
 
-/// Where the admin port is to be; `None`: nowhere.
+/// Parses the address of the admin port; `None` for no admin port.
 pub(super) fn parse_admin(settings: &Settings) -> Result<Option<SocketAddr>> {
     if settings.admin_listen == "off" {
         return Ok(None);
@@ -241,10 +244,10 @@ pub(super) fn parse_admin(settings: &Settings) -> Result<Option<SocketAddr>> {
     })
 }
 
-/// TLS as the settings want it.
+/// TLS configuration from the settings.
 pub(super) struct Tls {
     pub(super) config: ServerTlsConfig,
-    /// What does not keep the server from starting, and should be known.
+    /// Warnings: faults that do not keep the server from starting.
     pub(super) remarks: Vec<String>,
 }
 
