@@ -1,8 +1,8 @@
-//! From buffers that have landed to Arrow arrays, with every value checked that anything else would trust.
+//! Builds Arrow arrays from buffers that have landed. Checks every value that other code trusts.
 //!
-//! `ArrayData::build` validates in full: offsets are in range and ascending, strings are UTF-8, dictionary keys and union
-//! type ids exist, runs ascend and cover the array, views point into their buffers, null counts are true. Children are
-//! validated when they are built themselves.
+//! `ArrayData::build` validates in full. Offsets are in range and ascending, strings are UTF-8,
+//! dictionary keys and union type ids exist. Runs ascend and cover the array, views point into
+//! their buffers, null counts are true. Children are validated when they are built themselves.
 
 use std::collections::HashMap;
 
@@ -18,27 +18,30 @@ use crate::columns::any_part;
 use crate::memory::Arena;
 use crate::{Context, Error, Result};
 
-/// The dictionaries of one stream, as they are at this point of it.
+/// Dictionaries of one stream, at its current point.
 #[derive(Debug, Default)]
 pub(super) struct Dictionaries {
     by_id: HashMap<i64, Dictionary>,
 }
 
-/// A dictionary: what was sent first, and the deltas that extend it, which are joined when a batch needs them.
+/// Dictionary: the values that were sent first, and the deltas that extend it. They are joined when
+/// a batch needs them.
 #[derive(Debug)]
 struct Dictionary {
     parts: Vec<ArrayRef>,
 }
 
 impl Dictionaries {
-    /// Takes the values of a dictionary message. Batches that came before keep the values they were sent with.
+    /// Takes the values of a dictionary message. Earlier batches keep the values that they were
+    /// sent with.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a delta to a dictionary that was never sent.
     pub fn insert(&mut self, id: i64, values: ArrayRef, is_delta: bool) -> Result<()> {
         if !is_delta {
-            // Arrow's writer sends unions inside of lists from their first value on, wherever the lists begin. Joining the
-            // values with none makes lists that begin there.
+            // Arrow's writer sends unions inside of lists from their first value on, even if the
+            // lists begin later. Joining the values with an empty array makes lists that begin at
+            // the first value.
             let has_unions = any_part(values.data_type(), &|part| matches!(part, DataType::Union(..)));
             let parts = if has_unions { vec![values.slice(0, 0), values] } else { vec![values] };
             self.by_id.insert(id, Dictionary { parts });
@@ -60,10 +63,10 @@ impl Dictionaries {
     }
 }
 
-/// The record batch that was planned, over the buffers that were sent for it.
+/// Builds the planned record batch from the buffers that were sent for it.
 ///
 /// # Errors
-/// [`Error::Invalid`] names the column and what is wrong with it.
+/// [`Error::Invalid`] names the column and its fault.
 pub(super) fn record_batch(
     plan: &BatchPlan,
     buffers: &[Buffer],
@@ -79,7 +82,7 @@ pub(super) fn record_batch(
     Ok(RecordBatch::try_new_with_options(schema.clone(), columns.collect::<Result<_>>()?, &options)?)
 }
 
-/// One array of a plan, over the buffers that were sent for all of them.
+/// Builds one array of a plan from the buffers of the whole batch.
 ///
 /// # Errors
 /// As [`record_batch`].
@@ -99,7 +102,8 @@ fn array_data(
     arena: &Arena,
 ) -> Result<ArrayData> {
     if plan.rows == 0 && matches!(plan.data_type, DataType::RunEndEncoded(_, _)) {
-        // Arrow's Rust writer sends an empty slice as one run that ends at 0, which is no valid run.
+        // Arrow's Rust writer sends an empty slice as one run that ends at 0, which is no valid
+        // run.
         return Ok(ArrayData::new_empty(&plan.data_type));
     }
     let mut children = plan
@@ -130,13 +134,14 @@ fn array_data(
     Ok(data)
 }
 
-/// What the format asks and `ArrayData::build` does not check: the rows of a union find their values in their order. Nothing here
-/// trusts that, but clients who fetch them may. (That decimals keep to their precision is nobody's memory, and is not checked.)
+/// Checks a rule of the format that `ArrayData::build` skips: the rows of a union find their values
+/// in order. The server does not rely on it, but clients that fetch the values may. (The precision
+/// of decimals is not checked, because no memory access depends on it.)
 fn check_order(data: &ArrayData) -> Result<()> {
     if !matches!(data.data_type(), DataType::Union(_, UnionMode::Dense)) {
         return Ok(());
     }
-    // By type id, the place of the last value that a row had there.
+    // Place of the last value that a row had, by type id.
     let mut last = [0; i8::MAX as usize + 1];
     for (&id, &offset) in data.buffer::<i8>(0).iter().zip(data.buffer::<i32>(1)).take(data.len()) {
         let last = &mut last[id as usize];
@@ -152,7 +157,7 @@ fn check_order(data: &ArrayData) -> Result<()> {
 fn join_parts(parts: &[ArrayRef], arena: &Arena) -> Result<ArrayRef> {
     const PURPOSE: &str = "a dictionary that was extended";
     let bytes: usize = parts.iter().map(|part| part.to_data().get_slice_memory_size()).sum::<Result<_, _>>()?;
-    // The joined values lie on the heap for a moment. That is memory too.
+    // The joined values are on the heap for a moment, which also counts as memory.
     let _transient = arena.budget().reserve(bytes as u64, PURPOSE)?;
     let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
     let joined = concat(&parts)?.to_data();
@@ -184,7 +189,8 @@ fn copy_buffers(data: &ArrayData, piece: &mut [u8], slots: &mut Vec<(usize, usiz
     data.child_data().iter().for_each(|child| copy_buffers(child, piece, slots, end));
 }
 
-/// The same array over other buffers with the same bytes, given in the order of [`all_buffers`], parents first.
+/// Returns the array with other buffers of the same bytes. `landed` has them in the order of
+/// [`all_buffers`], parents first.
 fn replace_buffers(data: &ArrayData, landed: &mut impl Iterator<Item = Buffer>) -> Result<ArrayData> {
     const SAME: &str = "one buffer was copied for each that there is";
     let buffers = data.buffers().iter().map(|_| landed.next().expect(SAME)).collect();

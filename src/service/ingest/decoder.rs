@@ -1,12 +1,13 @@
-//! From the messages of one upload to record batches in the arena.
+//! Decodes the messages of one upload to record batches in the arena.
 //!
 //! ```text
 //!   header ── open ──► Opened (schema | dictionary plan | batch plan) ── Landing ◄── body
 //!                                     └──────────────── close ──► Content
 //! ```
 //!
-//! The flatbuffer is verified before it is read, and everything that reads it runs under `catch_unwind`: arrow's schema
-//! conversion panics on types that it does not know, and a message must never take more down than its own upload.
+//! The flatbuffer is verified before it is read, and all code that reads it runs under
+//! `catch_unwind`. The reason is that arrow's schema conversion panics on unknown types, and a
+//! message must never end more than its own upload.
 
 use std::sync::Arc;
 
@@ -28,30 +29,31 @@ use crate::memory::{Arena, human_bytes};
 use crate::service::blocking::heavy;
 use crate::{Context, Error, Result, panics};
 
-/// One message of an upload, decoded.
+/// Decoded message of an upload.
 #[derive(Debug)]
 pub struct Received {
-    /// Where the upload goes; the first message has it.
+    /// Destination of the upload; the first message has it.
     pub descriptor: Option<FlightDescriptor>,
-    /// The message's `app_metadata`; empty when there was none.
+    /// Message's `app_metadata`; empty if it has none.
     pub app_metadata: Bytes,
-    /// What the message brought.
+    /// Decoded content of the message.
     pub content: Content,
 }
 
-/// What a message brought.
+/// Content of a message.
 #[derive(Debug)]
 pub enum Content {
-    /// The schema of all batches to come.
+    /// Schema of all batches to come.
     Schema(SchemaRef),
-    /// Rows, whose buffers live in the arena at multiples of 64 bytes.
+    /// Rows, whose buffers are stored in the arena at multiples of 64 bytes.
     Batch(RecordBatch),
-    /// Nothing for the consumer: a dictionary, or metadata alone.
+    /// No content for the consumer: a dictionary, or metadata alone.
     Nothing,
 }
 
-/// Decodes the messages of one upload whose Arrow body is at hand as a whole: the ordinary path, for messages that
-/// tonic has received. Batches are copied into the arena, and validated like those of the one-copy path.
+/// Decodes the messages of one upload whose Arrow body is available as a whole: the ordinary path,
+/// for messages that tonic has received. Batches are copied into the arena, and validated like
+/// those of the one-copy path.
 #[derive(Debug)]
 pub struct StreamDecoder {
     arena: Arena,
@@ -65,14 +67,13 @@ pub struct StreamDecoder {
 pub(super) struct WireDecoder {
     parser: Parser,
     decoder: StreamDecoder,
-    /// The header of the current message, once it was needed.
+    /// Header of the current message, once it is read.
     opened: Option<Opened>,
-    /// The body of the current message.
     landing: Option<Landing>,
     body_len: usize,
 }
 
-/// A header that was read.
+/// Header that was read, with the plan for its body.
 #[derive(Debug)]
 pub(super) enum Opened {
     Schema(StreamSchema),
@@ -91,7 +92,7 @@ impl Opened {
 }
 
 impl WireDecoder {
-    /// A decoder of one request, whose batches go to `arena`.
+    /// Creates a decoder of one request. Its batches go to `arena`.
     pub fn new(arena: Arena, limits: Limits) -> Self {
         Self {
             parser: Parser::new(limits.message_bytes),
@@ -102,11 +103,12 @@ impl WireDecoder {
         }
     }
 
-    /// Takes bytes from the front of `input` until a message is complete; `None` when more input is needed.
+    /// Takes bytes from the front of `input` until a message is complete; `None` when more input is
+    /// needed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what is malformed, [`Error::Exhausted`] for what is over a limit or the arena's budget,
-    /// [`Error::Unsupported`] for what is not taken. The decoder is of no use afterwards.
+    /// [`Error::Invalid`] for malformed bytes, [`Error::Exhausted`] above a limit or the arena's
+    /// budget, [`Error::Unsupported`] for unsupported data. The decoder is of no use afterwards.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Received>> {
         while let Some(event) = self.parser.next(input)? {
             match event {
@@ -119,10 +121,10 @@ impl WireDecoder {
         Ok(None)
     }
 
-    /// Called when no more bytes will come.
+    /// Ends the input.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when they ended inside a message.
+    /// [`Error::Invalid`] when the bytes ended inside a message.
     pub fn end(&self) -> Result<()> {
         self.parser.end()
     }
@@ -149,7 +151,7 @@ impl WireDecoder {
         };
         let effort = match (&landing, opened.plan()) {
             (Landing::Scatter(_), Some(plan)) => plan.checked_bytes(),
-            // It is copied once more, or decompressed.
+            // The body is copied once more, or decompressed.
             _ => body_len,
         };
         let content = heavy(effort, || self.decoder.close(opened, landing))?;
@@ -159,7 +161,7 @@ impl WireDecoder {
 }
 
 impl StreamDecoder {
-    /// A decoder of one stream, whose batches go to `arena`.
+    /// Creates a decoder of one stream. Its batches go to `arena`.
     pub fn new(arena: Arena, limits: Limits) -> Self {
         Self { arena, limits, schema: None, dictionaries: Dictionaries::default() }
     }
@@ -167,8 +169,9 @@ impl StreamDecoder {
     /// Decodes one message.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what is malformed, [`Error::Exhausted`] for what is over a limit or the arena's budget,
-    /// [`Error::Unsupported`] for what is not taken. The decoder is of no use afterwards.
+    /// [`Error::Invalid`] for a malformed message, [`Error::Exhausted`] above a limit or the
+    /// arena's budget, [`Error::Unsupported`] for unsupported data. The decoder is of no use
+    /// afterwards.
     pub fn decode(&mut self, message: FlightData) -> Result<Received> {
         let FlightData { flight_descriptor: descriptor, data_header, app_metadata, data_body } = message;
         for (len, max, what) in
@@ -191,7 +194,7 @@ impl StreamDecoder {
         Ok(Received { descriptor, app_metadata, content })
     }
 
-    /// Reads and checks a header; plans where its body of `body_len` bytes goes.
+    /// Reads and checks a header. Plans the places of its body of `body_len` bytes.
     fn open(&self, header: &[u8], body_len: usize) -> Result<Opened> {
         without_panics(|| self.open_inner(header, body_len))
     }
@@ -243,7 +246,7 @@ impl StreamDecoder {
                 describe(&schema.schema),
                 describe(&before.schema),
             ))),
-            // Some senders repeat it.
+            // Some senders repeat the schema.
             Some(_) => Ok(Opened::Nothing),
             None => Ok(Opened::Schema(schema)),
         }
@@ -278,7 +281,7 @@ impl StreamDecoder {
         }
     }
 
-    /// Makes arrays of a message whose body has landed.
+    /// Builds the arrays of a message whose body has landed.
     fn close(&mut self, opened: Opened, landing: Landing) -> Result<Content> {
         without_panics(|| self.close_inner(opened, landing))
     }
@@ -308,22 +311,22 @@ impl StreamDecoder {
 /// Reads a protobuf descriptor.
 ///
 /// # Errors
-/// [`Error::Invalid`] when it is none.
+/// [`Error::Invalid`] when the bytes are no descriptor.
 pub(super) fn read_descriptor(bytes: &[u8]) -> Result<FlightDescriptor> {
     FlightDescriptor::decode(bytes)
         .map_err(|error| Error::Invalid(format!("the flight descriptor cannot be read: {error}")))
 }
 
-/// Runs what reads a client's bytes; a panic in it becomes that client's error.
+/// Runs a reader of a client's bytes. A panic in it becomes that client's error.
 fn without_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Nothing that the closure touches is used again after an error: the upload ends with it.
+    // State that the closure touches is not used again after an error: the upload ends with it.
     panics::caught(read).unwrap_or_else(|said| {
         let said = in_one_line(&said);
         Err(Error::Invalid(format!("a message is malformed, or of a kind that Arrow's reader does not know: {said}")))
     })
 }
 
-/// What a library says in several lines, as a part of a sentence.
+/// Joins the lines of a library's message, so that it fits into a sentence.
 fn in_one_line(said: &str) -> String {
     let lines = said.lines().map(|line| line.trim().trim_end_matches('.')).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join(", ")

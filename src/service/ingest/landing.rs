@@ -1,16 +1,16 @@
-//! Where the body of a message lands: straight in the arena, each buffer in its own aligned place.
+//! Landing of a message's body: straight in the arena, each buffer in its own aligned place.
 //!
 //! ```text
-//!   body on the wire   | validity |pad| values      |pad| offsets |pad| ...      8-byte aligned, if at all
-//!                        ╲               ╲                 ╲                      one copy, chunk by chunk
-//!   piece of the arena | validity | ··· | values        | ··· | offsets   | ···   every slot 64-byte aligned
+//!   body on the wire   | validity |pad| values   |pad| offsets |pad| ...   8-byte aligned or not
+//!                        ╲               ╲              ╲                  one copy, by chunk
+//!   piece of the arena | validity | ··· | values     | ··· | offsets | ··· aligned to 64 bytes
 //! ```
 //!
-//! Only the bytes of slots are ever seen through Arrow buffers, and a slot is seen only when all of its bytes came from
-//! this message: what earlier tables left in a piece stays hidden.
+//! Arrow buffers show only the bytes of slots, and a slot is shown only when all of its bytes came
+//! from this message. Data that earlier tables left in a piece stays hidden.
 //!
-//! Two kinds of body take a second copy: one that arrives before its header, and one that is compressed (each buffer by
-//! itself: Arrow columnar format, "Compression").
+//! Two kinds of body take a second copy: one that arrives before its header, and one that is
+//! compressed (each buffer alone: Arrow columnar format, "Compression").
 
 use std::io::Read;
 use std::ops::Range;
@@ -22,27 +22,29 @@ use super::plan::{BatchPlan, BufferPlan, Need};
 use crate::memory::{Arena, ArenaBuffer, human_bytes};
 use crate::{Error, Result};
 
-/// Slots start at multiples of this many bytes within their piece: the widest vector load, and what Arrow recommends.
+/// Alignment of slots within their piece, in bytes: the widest vector load, and Arrow's
+/// recommendation.
 pub(super) const SLOT_ALIGNMENT: usize = 64;
 
 const PURPOSE: &str = "a message of an upload";
 
-/// In front of each compressed buffer: its length uncompressed, or -1 for "left as it was".
+/// Size of the prefix of each compressed buffer: its uncompressed length, or -1 for a buffer that
+/// is not compressed.
 const LENGTH_PREFIX_BYTES: usize = 8;
 
-/// A body on its way in.
+/// Body that arrives.
 #[derive(Debug)]
 pub(super) enum Landing {
-    /// Straight into the slots.
+    /// Copied straight into the slots.
     Scatter(Scatter),
-    /// As it comes, in one range, to be taken apart at the end.
+    /// Copied as it arrives, in one range, and divided at the end.
     Whole { piece: ArenaBuffer, have: usize },
-    /// Nobody needs it.
+    /// Dropped, because no array needs it.
     Discard,
 }
 
 impl Landing {
-    /// A place for a body whose header is known.
+    /// Creates the landing of a body whose header is known.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the arena has no room; nothing was copied then.
@@ -53,7 +55,7 @@ impl Landing {
         }
     }
 
-    /// A place for a body of which nothing is known but its length.
+    /// Creates the landing of a body with a known length and an unknown header.
     ///
     /// # Errors
     /// As [`Landing::planned`].
@@ -73,11 +75,11 @@ impl Landing {
         }
     }
 
-    /// The buffers of the plan, in its order, once the whole body was written.
+    /// Returns the buffers of the plan, in its order, once the whole body was written.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for compressed data that is not what it says, [`Error::Exhausted`] when what comes out is over
-    /// `message_limit_bytes` or the arena's budget.
+    /// [`Error::Invalid`] for compressed data that contradicts its header, [`Error::Exhausted`]
+    /// when the decompressed data exceeds `message_limit_bytes` or the arena's budget.
     pub fn finish(self, plan: &BatchPlan, arena: &Arena, message_limit_bytes: usize) -> Result<Vec<Buffer>> {
         match (self, plan.compression) {
             (Self::Scatter(scatter), _) => Ok(scatter.finish()),
@@ -97,13 +99,13 @@ impl Landing {
 pub(super) struct Scatter {
     /// `None` when no slot has any bytes.
     piece: Option<ArenaBuffer>,
-    /// One per buffer of the plan: its place in the piece.
+    /// Place of each buffer of the plan in the piece.
     slots: Vec<Range<usize>>,
-    /// The slots that have bytes, by their place in the body, which is also given.
+    /// Slots that have bytes, ordered by their range in the body, with that range.
     order: Vec<(usize, Range<usize>)>,
-    /// The first of `order` that is not complete.
+    /// First entry of `order` that is not complete.
     next: usize,
-    /// How much of the body was written.
+    /// Bytes of the body that were written.
     position: usize,
 }
 
@@ -148,7 +150,8 @@ impl Scatter {
     }
 }
 
-/// Slots of the given lengths one behind the other, and where the last one ends.
+/// Places slots of the given lengths one behind the other. Returns the slots and the end of the
+/// last.
 fn lay_out(lengths: Vec<usize>) -> (Vec<Range<usize>>, usize) {
     let mut end = 0;
     let slots = lengths
@@ -208,10 +211,10 @@ fn decompress(
     used.collect()
 }
 
-/// One buffer as it was sent.
+/// Buffer as it was sent.
 struct Compressed<'a> {
     bytes: &'a [u8],
-    /// Length in bytes once decompressed.
+    /// Length after decompression, in bytes.
     len: usize,
     is_plain: bool,
 }
@@ -271,7 +274,7 @@ impl<'a> Compressed<'a> {
     }
 }
 
-/// Fills the slot and returns how many bytes there were, counting no more than one beyond it.
+/// Fills the slot and returns the number of bytes. Counts at most one byte beyond the slot.
 fn read_all(mut decoder: impl Read, slot: &mut [u8]) -> std::io::Result<usize> {
     let mut have = 0;
     while have < slot.len() {

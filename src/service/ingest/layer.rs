@@ -1,4 +1,4 @@
-//! The layer in front of tonic's Flight service that takes the DoPut calls it can serve with one copy.
+//! Layer in front of tonic's Flight service that takes the DoPut calls it can serve with one copy.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -40,7 +40,7 @@ struct Uploads {
 }
 
 impl DoPutLayer {
-    /// A layer whose uploads go to `arena` and from there to `handler`.
+    /// Creates a layer. Its uploads go to `arena` and from there to `handler`.
     pub fn new(handler: Arc<dyn UploadHandler>, arena: Arena, limits: Limits) -> Self {
         Self { uploads: Arc::new(Uploads { handler, arena, limits }) }
     }
@@ -54,8 +54,8 @@ impl<S> Layer<S> for DoPutLayer {
     }
 }
 
-/// A Flight service that serves DoPut to a path by itself, with one copy, and leaves everything else to `S`: other
-/// calls, other descriptors (commands), and calls whose messages are compressed by gRPC.
+/// Flight service that serves DoPut to a path, with one copy. It leaves all other calls to `S`:
+/// other methods, other descriptors (commands), and calls whose messages are compressed by gRPC.
 #[derive(Clone)]
 pub struct DoPut<S> {
     inner: S,
@@ -85,7 +85,7 @@ where
         if request.uri().path() != DO_PUT || is_compressed(request.headers()) || !is_grpc(request.headers()) {
             return Box::pin(self.inner.call(request));
         }
-        // The service that was made ready is the one to call; its clone takes its place.
+        // The service that was made ready must serve this call; its clone replaces it.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
         Box::pin(serve(request, inner, self.uploads.clone()))
@@ -117,10 +117,10 @@ where
     }
 }
 
-/// Reads up to the descriptor, and keeps what was read in `body.ahead`. Senders put it first; one that does not has its
-/// first message held here until the descriptor comes, which is its schema.
+/// Reads up to the descriptor, and keeps the read bytes in `body.ahead`. Senders put the descriptor
+/// first. If it comes later, the first message (its schema) is held here until then.
 async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDescriptor> {
-    /// More than this in front of the descriptor is not a schema message any more.
+    /// More bytes before the descriptor cannot be a schema message.
     const AHEAD_BYTES_MAX: usize = 3 * super::wire::FIELD_BYTES_MAX;
     let mut parser = Parser::new(limits.message_bytes);
     let mut ahead = VecDeque::new();
@@ -166,7 +166,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     content_type.is_some_and(|value| value.starts_with("application/grpc"))
 }
 
-/// A request as it was before anything was read from it.
+/// Request with the bytes that were read ahead back in front.
 struct Replay(RequestBody);
 
 impl http_body::Body for Replay {

@@ -1,22 +1,27 @@
-//! Ingest: the way of an upload from the socket into the arena, with one copy.
+//! Ingest: an upload's path from the socket into the arena, with one copy.
 //!
 //! ```text
 //!   HTTP/2 chunks ─► wire: gRPC + protobuf ─┬─ header ─► plan: place of every buffer ─┐
-//!                                           └─ body ───────────── landing: one copy ──┴─► arrays: validated ─► UploadSink
-//!   tonic's FlightData ─► StreamDecoder (a second copy) ── the same plan, landing and validation ──────────────────┘
+//!                                           └─ body ───► landing: one copy ───────────┤
+//!                                         UploadSink ◄── arrays: validated ◄──────────┘
+//!   tonic's FlightData ─► StreamDecoder (a second copy) ─► the same plan, landing and arrays
 //! ```
 //!
-//! tonic's own decoder copies every chunk into a buffer of its own, and arrow's copies the body again because it is not
-//! aligned; a third copy would bring it into the arena. Senders put the body last in a message, so its Arrow header is
-//! known before the first byte of it arrives: [`DoPutLayer`] stands in front of tonic's Flight service, takes the calls
-//! of DoPut whose descriptor is a path, and copies each chunk straight into its aligned places. Everything else it hands
-//! on unchanged; a call whose messages gRPC itself compresses too, to be decoded by [`StreamDecoder`].
+//! tonic's own decoder copies every chunk into a buffer of its own. arrow's decoder copies the body
+//! again because it is not aligned. A third copy would bring it into the arena.
 //!
-//! Nothing that a client says is believed: a length is checked against what is there before memory is taken for it, and
-//! every array is validated in full before anybody sees it. What goes wrong ends that upload with a sentence, and leaves
-//! nothing behind.
+//! Senders put the body last in a message, so its Arrow header is known before the first byte of
+//! the body arrives. [`DoPutLayer`] stands in front of tonic's Flight service. It takes the calls
+//! of DoPut whose descriptor is a path, and copies each chunk straight to its aligned place. It
+//! passes all other calls on unchanged. This includes calls whose messages gRPC itself compresses,
+//! which [`StreamDecoder`] decodes.
 //!
-//! This room knows of memory, and of uploads through [`UploadHandler`] only; nothing of the catalog, nor of who calls.
+//! No data of a client is trusted. A length is checked against the available bytes before memory is
+//! taken for it, and every array is validated in full before it leaves this room. An error ends
+//! only its upload, with a sentence, and leaves no data behind.
+//!
+//! This room depends on memory, and on uploads only through [`UploadHandler`]. It does not depend
+//! on the catalog, nor on authentication.
 
 mod arrays;
 mod decoder;
@@ -50,11 +55,11 @@ use crate::Result;
 /// Starts uploads.
 #[tonic::async_trait]
 pub trait UploadHandler: Send + Sync + 'static {
-    /// Starts an upload to `descriptor`. `extensions` are those of the call, where earlier layers left who calls;
-    /// `app_metadata` is that of the first message.
+    /// Starts an upload to `descriptor`. `extensions` are those of the call, in which earlier
+    /// layers stored its caller. `app_metadata` is that of the first message.
     ///
     /// # Errors
-    /// Whatever can be refused before the first row is; the call ends with it.
+    /// Any refusal before the first row; the call ends with it.
     async fn begin(
         &self,
         extensions: &Extensions,
@@ -64,43 +69,45 @@ pub trait UploadHandler: Send + Sync + 'static {
     ) -> Result<Box<dyn UploadSink>>;
 }
 
-/// Takes the batches of one upload. Dropping it before [`UploadSink::finish`] forgets the upload.
+/// Takes the batches of one upload. Dropping it before [`UploadSink::finish`] discards the upload.
 #[tonic::async_trait]
 pub trait UploadSink: Send {
-    /// Takes the next batch, whose buffers live in the arena and were validated.
+    /// Takes the next batch. Its buffers are stored in the arena and validated.
     ///
     /// # Errors
-    /// End the call; the sink is dropped.
+    /// Any error ends the call; the sink is dropped.
     fn append(&mut self, batch: RecordBatch, app_metadata: Bytes) -> Result<Ack>;
 
-    /// Called when the client has sent everything.
+    /// Completes the upload, after the client has sent all its data.
     ///
     /// # Errors
-    /// End the call: the upload did not happen.
+    /// Any error ends the call, and the upload has no effect.
     async fn finish(self: Box<Self>) -> Result<Ack>;
 }
 
-/// What an upload has taken so far, which clients are told after each batch.
+/// Progress of an upload, which clients receive after each batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ack {
-    /// Rows taken, since the upload began.
+    /// Rows taken since the upload began.
     pub rows: u64,
-    /// Bytes of their buffers.
+    /// Bytes of the buffers of those rows.
     pub bytes: u64,
 }
 
 impl Ack {
-    /// The acknowledgement as clients read it, in `app_metadata`: `{"rows":1000,"bytes":8064}`.
+    /// Returns the acknowledgement as clients read it in `app_metadata`:
+    /// `{"rows":1000,"bytes":8064}`.
     pub fn to_json(self) -> String {
         format!(r#"{{"rows":{},"bytes":{}}}"#, self.rows, self.bytes)
     }
 }
 
-/// How much a client may send at a time, and how long it may send nothing.
+/// Limits on the size of a message and on the idle time of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The largest message, in bytes, as it is sent and after decompression.
+    /// Largest message, in bytes, as it is sent and after decompression.
     pub message_bytes: usize,
-    /// How long an upload waits for the next bytes of its client, before it is given up with its rows.
+    /// Time that an upload waits for the next bytes of its client. After that, the upload is given
+    /// up with its rows.
     pub idle: Duration,
 }

@@ -1,7 +1,8 @@
 //! Nulls in fields that may not be null.
 //!
-//! Arrow validates the bitmaps of arrays. Dictionary values, run values and the children of unions hold nulls as well, and
-//! such a null counts where a row refers to it. A row that is null itself hides the nulls below it.
+//! Arrow validates the bitmaps of arrays. Dictionary values, run values and the children of unions
+//! hold nulls as well. Such a null counts where a row refers to it. A row that is null itself hides
+//! the nulls below it.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::columns::children;
 use crate::human::type_name;
 use crate::{Context, Error, Result};
 
-/// Refuses a null that a row has in `field`, or in a field inside of it, where that field may not be null.
+/// Refuses a null that a row has in a field that may not be null: `field` or a field inside of it.
 ///
 /// # Errors
 /// [`Error::Invalid`] names the row and the field.
@@ -37,7 +38,8 @@ fn needs_check(field: &Field) -> bool {
     }
 }
 
-/// Checks an array. The nulls of `hidden` mark rows that a null further up hides, or that no row refers to.
+/// Checks an array. The nulls of `hidden` mark rows that a null further up hides, or that no row
+/// refers to.
 fn check(field: &Field, array: &ArrayRef, hidden: Option<&NullBuffer>) -> Result<()> {
     let nulls = array.logical_nulls().filter(|nulls| nulls.null_count() > 0);
     if let Some(nulls) = nulls.as_ref().filter(|_| !field.is_nullable())
@@ -81,7 +83,8 @@ fn check_children(array: &ArrayRef, hidden: Option<&NullBuffer>) -> Result<()> {
     }
 }
 
-/// Checks the children of a union: of a sparse one the rows that select the child, of a dense one all values.
+/// Checks the children of a union. In a sparse union, only rows that select the child are checked;
+/// in a dense union, all values.
 fn check_union(fields: &UnionFields, union: &UnionArray, hidden: Option<&NullBuffer>) -> Result<()> {
     for (id, field) in fields.iter() {
         let is_selected = || NullBuffer::new(BooleanBuffer::from_iter(union.type_ids().iter().map(|&own| own == id)));

@@ -1,9 +1,10 @@
-//! What a record batch will look like, known from its flatbuffer header before the first byte of its body.
+//! Layout of a record batch, known from its flatbuffer header before the first byte of its body.
 //!
-//! A header lists nodes (a length and a null count per array, parents before children) and buffers (ranges of the body,
-//! in the same order). Which array has how many of which buffers follows from its type: Arrow columnar format, "Physical
-//! Memory Layout" and "Recursive Message Listings". Everything that the header says is checked here, against the type
-//! and against the length of the body, so that what follows can allocate and copy without asking again.
+//! A header lists nodes (a length and a null count per array, parents before children) and buffers
+//! (ranges of the body, in the same order). The type of an array determines its buffers: Arrow
+//! columnar format, "Physical Memory Layout" and "Recursive Message Listings". Every value of the
+//! header is checked here, against the type and against the length of the body. So later steps
+//! allocate and copy without further checks.
 
 use std::ops::Range;
 
@@ -14,14 +15,15 @@ use super::schema::dictionary_id;
 use crate::human::type_name;
 use crate::{Context, Error, Result};
 
-/// The most rows that one batch may have. Arrow asks senders to stay below this for the sake of other languages, and
-/// types without buffers (null, empty structs) could otherwise claim any number for free.
+/// Maximum number of rows of one batch. Arrow asks senders to stay below this for the sake of other
+/// languages. Types without buffers (null, empty structs) could otherwise claim any number for
+/// free.
 const ROWS_MAX: u64 = i32::MAX as u64;
 
-/// The most elements that a nested array may have; only types without buffers could ever claim more.
+/// Maximum number of elements of a nested array. Only types without buffers could ever claim more.
 const ELEMENTS_MAX: u64 = 1 << 40;
 
-/// One record batch (or dictionary), as its header promises it.
+/// Plan of one record batch (or dictionary), as its header promises it.
 #[derive(Debug)]
 pub(super) struct BatchPlan {
     /// Number of rows.
@@ -30,11 +32,11 @@ pub(super) struct BatchPlan {
     pub columns: Vec<ArrayPlan>,
     /// One per buffer that the header lists.
     pub buffers: Vec<BufferPlan>,
-    /// How each buffer of the body is compressed.
+    /// Compression of each buffer of the body.
     pub compression: Option<ipc::CompressionType>,
 }
 
-/// One array: its type, and which buffers it is made of.
+/// Plan of one array: its type, and its buffers.
 #[derive(Debug)]
 pub(super) struct ArrayPlan {
     pub data_type: DataType,
@@ -46,31 +48,32 @@ pub(super) struct ArrayPlan {
     /// Indexes of the other buffers.
     pub buffers: Range<usize>,
     pub children: Vec<ArrayPlan>,
-    /// The number of its dictionary, whose values are one more child.
+    /// Number of the array's dictionary, whose values are one more child.
     pub dictionary: Option<i64>,
 }
 
-/// One buffer of the body.
+/// Plan of one buffer of the body.
 #[derive(Debug)]
 pub(super) struct BufferPlan {
-    /// Where it lies in the body, in bytes.
+    /// Range in the body, in bytes.
     pub source: Range<usize>,
     pub need: Need,
 }
 
-/// How many bytes of a buffer its array uses.
+/// Bytes of a buffer that its array uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// None: the validity bitmap of an array without nulls, for instance.
+    /// No bytes: the validity bitmap of an array without nulls, for instance.
     Nothing,
-    /// Exactly this many; what the sender put behind them is padding.
+    /// Exactly this many bytes; further bytes of the sender are padding.
     Bytes(usize),
-    /// All that was sent: what values occupy is said by other buffers.
+    /// All bytes that were sent: other buffers determine the size of the values.
     All,
 }
 
 impl BatchPlan {
-    /// Bytes that are looked at to validate the batch: all but those of numbers, which are what they are.
+    /// Returns the bytes that validation of the batch reads. Columns of numbers need no validation
+    /// and do not count.
     pub fn checked_bytes(&self) -> usize {
         let all: usize = self.buffers.iter().map(|buffer| buffer.source.len()).sum();
         let numbers = self.columns.iter().filter(|column| column.data_type.is_primitive());
@@ -80,10 +83,10 @@ impl BatchPlan {
 }
 
 impl BufferPlan {
-    /// How many of `sent` bytes (after decompression) the array uses.
+    /// Returns the number of bytes that the array uses, of `sent` bytes after decompression.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when it needs more than there are.
+    /// [`Error::Invalid`] when the array needs more than `sent` bytes.
     pub fn used_bytes(&self, sent: usize) -> Result<usize> {
         match self.need {
             Need::Nothing => Ok(0),
@@ -135,7 +138,7 @@ pub(super) fn plan_batch(
     Ok(plan)
 }
 
-/// Walks types and header in step.
+/// Reads types and header in step.
 struct Reader {
     nodes: std::vec::IntoIter<(usize, usize)>,
     variadic: std::vec::IntoIter<i64>,
@@ -154,7 +157,8 @@ impl Reader {
         let buffers = header.buffers().into_iter().flatten().map(|buffer| {
             let offset = count(buffer.offset(), u64::MAX, "bytes before a buffer")?;
             let len = count(buffer.length(), u64::MAX, "bytes of a buffer")?;
-            // The offset of an empty buffer means nothing, and some senders put nothing sensible there.
+            // The offset of an empty buffer has no meaning, and some senders write arbitrary values
+            // there.
             let source = if len == 0 { 0..0 } else { offset..offset.saturating_add(len) };
             match source.end <= body_len {
                 true => Ok(BufferPlan { source, need: Need::Nothing }),
@@ -168,7 +172,7 @@ impl Reader {
             variadic: header.variadicBufferCounts().into_iter().flatten().collect::<Vec<_>>().into_iter(),
             buffers: buffers.collect::<Result<_>>()?,
             next_buffer: 0,
-            // Until version 5 of the format.
+            // Unions have validity before version 5 of the format.
             unions_have_validity: version < ipc::MetadataVersion::V5,
         })
     }
@@ -202,7 +206,7 @@ impl Reader {
         })
     }
 
-    /// The buffers of an array itself, after its validity.
+    /// Plans the buffers of an array itself, after its validity.
     fn own_buffers(&mut self, data_type: &DataType, rows: usize) -> Result<()> {
         use DataType as T;
         match data_type {
@@ -232,11 +236,11 @@ impl Reader {
         }
     }
 
-    /// The arrays inside an array, with as many elements as it asks for.
+    /// Plans the arrays inside an array. Each has the number of elements that the array needs.
     fn children(&mut self, data_type: &DataType, rows: usize) -> Result<Vec<ArrayPlan>> {
         use DataType as T;
         match data_type {
-            // Offsets say which elements are used; they are checked once they have arrived.
+            // Offsets select the used elements; they are checked once they have arrived.
             T::List(child) | T::LargeList(child) | T::ListView(child) | T::LargeListView(child) | T::Map(child, _) => {
                 Ok(vec![self.array(child)?])
             }
@@ -256,7 +260,8 @@ impl Reader {
         }
     }
 
-    /// A child that has at least as many elements as its parent asks for. Senders may leave in what a slice left out.
+    /// Plans a child with at least the elements that its parent needs. Senders may include elements
+    /// that a slice left out.
     fn child(&mut self, field: &Field, rows: usize) -> Result<ArrayPlan> {
         let child = self.array(field)?;
         match child.rows >= rows {
@@ -293,7 +298,7 @@ impl Reader {
         self.buffer(Need::Bytes(rows.checked_mul(width).ok_or_else(too_many)?))
     }
 
-    /// One offset more than there are elements; an array of none may leave it out.
+    /// Plans the offsets: one more than the number of elements. An empty array may have none.
     fn offsets(&mut self, rows: usize, width: usize) -> Result<()> {
         self.fixed(if rows == 0 { 0 } else { rows + 1 }, width)
     }
@@ -335,7 +340,7 @@ fn too_many() -> Error {
     Error::Invalid("an array has more elements than memory has addresses".into())
 }
 
-/// Buffers that share bytes could make a small message fill a large memory.
+/// Refuses buffers that share bytes: they could make a small message fill a large memory.
 fn check_overlap(buffers: &[BufferPlan]) -> Result<()> {
     let mut ranges: Vec<_> = buffers.iter().map(|buffer| &buffer.source).filter(|range| !range.is_empty()).collect();
     ranges.sort_unstable_by_key(|range| range.start);

@@ -1,8 +1,10 @@
-//! What an upload says back: acknowledgements while it runs, and its status at the end.
+//! Response of an upload: acknowledgements while it runs, and its status at the end.
 //!
-//! The upload runs in a task of its own beside the response, because many clients send everything before they read the
-//! first acknowledgement. Acknowledgements wait in a short queue for such a client; when the queue is full, the newest
-//! takes the place of the one before it. That loses nothing, since each counts from the beginning of the upload.
+//! The upload runs in a task of its own in parallel with the response. The reason is that many
+//! clients send all their data before they read the first acknowledgement. Acknowledgements wait in
+//! a short queue for such a client. When the queue is full, the newest acknowledgement replaces the
+//! one before it. No information is lost, because each acknowledgement counts from the beginning of
+//! the upload.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -24,18 +26,18 @@ use tonic::{Code, Status};
 use super::Ack;
 use crate::{Error, Result};
 
-/// Acknowledgements that wait for a client to read them. A client that writes this many batches and then reads one
-/// acknowledgement for each gets them all.
+/// Maximum number of acknowledgements that wait for a client. A client that writes this many
+/// batches, and then reads one acknowledgement for each, gets all of them.
 const WAITING_MAX: usize = 1024;
 
-/// The acknowledgements of an upload, then its error if it failed. Dropping it ends the upload.
+/// Acknowledgements of an upload, then its error if it failed. Dropping it ends the upload.
 #[derive(Debug)]
 pub struct Acks {
     shared: Arc<Shared>,
     upload: AbortHandle,
 }
 
-/// The upload's end of the queue.
+/// Sender side of the queue.
 #[derive(Debug)]
 pub(super) struct AckSender {
     shared: Arc<Shared>,
@@ -111,7 +113,8 @@ impl Shared {
     }
 }
 
-/// Ends the response even when the upload's task is dropped in mid-work, as a runtime does when it shuts down.
+/// Ends the response even if the upload's task is dropped early, as a runtime does when it shuts
+/// down.
 struct EndOnDrop(Arc<Shared>);
 
 impl Drop for EndOnDrop {
@@ -120,7 +123,7 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// A gRPC response body of `PutResult` messages, with the status in its trailers.
+/// Body of a gRPC response: `PutResult` messages, with the status in its trailers.
 #[derive(Debug)]
 pub(super) struct ResponseBody {
     /// `None` once the trailers were sent.
@@ -128,7 +131,7 @@ pub(super) struct ResponseBody {
 }
 
 impl ResponseBody {
-    /// The HTTP response that carries these acknowledgements.
+    /// Returns the HTTP response with the given acknowledgements.
     pub fn response(acks: Acks) -> http::Response<tonic::body::Body> {
         let mut response = http::Response::new(tonic::body::Body::new(Self { acks: Some(acks) }));
         response.headers_mut().insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
@@ -158,7 +161,7 @@ impl http_body::Body for ResponseBody {
     }
 }
 
-/// One gRPC message: flag, length, protobuf.
+/// Encodes one gRPC message: flag, length, protobuf.
 fn encode(ack: Ack) -> Bytes {
     let message = PutResult { app_metadata: ack.to_json().into() };
     let len = message.encoded_len();

@@ -1,4 +1,5 @@
-//! The schema of an upload: read from a client's flatbuffer, and checked before anything relies on it.
+//! Schema of an upload: read from a client's flatbuffer, and checked before other code relies on
+//! it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,22 +13,23 @@ use arrow::ipc;
 use crate::human::type_name;
 use crate::{Context, Error, Result, columns};
 
-/// Types may be nested this deep. Deeper ones would cost stack in everything that walks a type.
+/// Maximum nesting of types. Deeper types would cost stack in all code that walks a type.
 const NESTING_MAX: usize = 32;
 
-/// A schema, and what the dictionaries of its columns hold.
+/// Schema, and the value types of its dictionaries.
 #[derive(Clone, Debug)]
 pub(super) struct StreamSchema {
     /// Columns, their types and their metadata as the client sent them.
     pub schema: SchemaRef,
-    /// Dictionary number to the type of its values, nested dictionaries included.
+    /// Value type of each dictionary by its number, nested dictionaries included.
     pub dictionary_values: HashMap<i64, DataType>,
 }
 
-/// Reads a verified flatbuffer schema. Panics of the library on types that it does not know are the caller's to catch.
+/// Reads a verified flatbuffer schema. The caller must catch the library's panics on unknown types.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a schema that contradicts itself, [`Error::Unsupported`] for big-endian data.
+/// [`Error::Invalid`] for a schema that contradicts itself, [`Error::Unsupported`] for big-endian
+/// data.
 pub(super) fn read_schema(message: ipc::Schema<'_>) -> Result<StreamSchema> {
     if message.endianness() != ipc::Endianness::Little {
         return Err(Error::Unsupported(
@@ -48,7 +50,7 @@ pub(super) fn read_schema(message: ipc::Schema<'_>) -> Result<StreamSchema> {
     Ok(StreamSchema { schema: Arc::new(schema), dictionary_values })
 }
 
-/// Names are how joins refer to columns, so two columns cannot share one.
+/// Refuses columns that share a name, because joins refer to columns by name.
 fn check_names(schema: &Schema) -> Result<()> {
     let mut names = HashSet::with_capacity(schema.fields().len());
     match schema.fields().iter().find(|field| !names.insert(field.name())) {
@@ -114,7 +116,8 @@ fn wrong(data_type: &DataType, what: &str) -> Error {
     Error::Invalid(format!("type {} is not well-formed: {what}", type_name(data_type)))
 }
 
-/// Notes what each dictionary of a column holds. Columns may share a dictionary, if they agree on its type.
+/// Collects the value type of each dictionary of a column. Columns may share a dictionary, if they
+/// agree on its type.
 fn collect_dictionaries(field: &Field, values_by_id: &mut HashMap<i64, DataType>) -> Result<()> {
     if let (Some(id), DataType::Dictionary(_, values)) = (dictionary_id(field), field.data_type()) {
         match values_by_id.insert(id, values.as_ref().clone()) {
@@ -131,7 +134,8 @@ fn collect_dictionaries(field: &Field, values_by_id: &mut HashMap<i64, DataType>
     children(field.data_type()).into_iter().try_for_each(|child| collect_dictionaries(child, values_by_id))
 }
 
-/// The fields directly inside a type. A dictionary's values have no field of their own, so theirs stand in.
+/// Returns the fields directly inside a type. A dictionary's values have no field of their own, so
+/// the fields inside the value type are returned.
 fn children(data_type: &DataType) -> Vec<&Field> {
     match data_type {
         DataType::Dictionary(_, values) => children(values),
@@ -139,9 +143,10 @@ fn children(data_type: &DataType) -> Vec<&Field> {
     }
 }
 
-/// The number under which a column's dictionary travels; `None` when it has none.
+/// Returns the number of a column's dictionary in the stream; `None` without a dictionary.
 pub(super) fn dictionary_id(field: &Field) -> Option<i64> {
-    // Deprecated because a number means nothing outside of its stream; inside of it, arrow offers no other way to ask.
+    // The method is deprecated because a number has no meaning outside of its stream. Inside of the
+    // stream, arrow offers no other way to read it.
     #[expect(deprecated)]
     field.dict_id()
 }

@@ -1,4 +1,4 @@
-//! One upload from its first message to its last, whichever way the messages come in.
+//! One upload from its first message to its last, on both decoding paths.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::service::blocking::heavy;
 use crate::service::encode::array_bytes;
 use crate::{Context, Error, Result};
 
-/// Runs an upload whose messages were received by tonic: the ordinary path, with a second copy.
+/// Runs an upload whose messages tonic has received: the ordinary path, with a second copy.
 ///
 /// The upload runs in a task of its own; dropping the acknowledgements ends it.
 pub fn upload_messages<S>(
@@ -37,7 +37,7 @@ where
     spawn(handler, request, source)
 }
 
-/// Runs an upload in a task of its own, within the deadline that its request names.
+/// Runs an upload in a task of its own, within the deadline of its request.
 pub(super) fn spawn(
     handler: Arc<dyn UploadHandler>,
     request: http::request::Parts,
@@ -58,9 +58,9 @@ pub(super) fn spawn(
     })
 }
 
-/// Where an upload's messages come from.
+/// Source of an upload's messages.
 pub(super) trait Source: Send {
-    /// The next message; `None` when the client has sent everything.
+    /// Returns the next message; `None` when the client has sent all its data.
     fn next(&mut self) -> impl Future<Output = Result<Option<Received>>> + Send;
 }
 
@@ -80,12 +80,13 @@ async fn run(
     Ok(())
 }
 
-/// Bytes of a batch that take the time of so many bytes of text when its statistics are taken.
+/// Returns the effort of taking a batch's statistics, as the bytes of text that take the same time.
 ///
-/// Whoever tells the runtime that work is heavy loses his processor, and the bytes in its cache, to other calls of the same
-/// worker: on two cores, a quarter of the processor time of an upload in batches of 4 MiB.
+/// Declaring heavy work to the runtime costs the call its processor, with the bytes in its cache,
+/// to other calls of the same worker. On two cores, this is a quarter of the processor time of an
+/// upload in batches of 4 MiB.
 fn effort_bytes(batch: &RecordBatch) -> usize {
-    /// Numbers pass by at the speed of memory.
+    /// Statistics of numbers run at memory speed, this many times faster than text.
     const FASTER: usize = 8;
     let effort = |column: &ArrayRef| match column.data_type().is_primitive() {
         true => array_bytes(column) / FASTER,
@@ -94,7 +95,9 @@ fn effort_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(effort).sum()
 }
 
-/// Reads up to the schema, and tells what is uploaded to. Descriptor and options are those of the first message that has any: the schema's, usually.
+/// Reads messages up to the schema, and begins the upload. Returns its sink and a name of its
+/// target. Descriptor and options are those of the first message that has any, usually the
+/// schema's.
 async fn begin(
     handler: &dyn UploadHandler,
     extensions: &Extensions,
@@ -120,8 +123,9 @@ async fn begin(
     Err(Error::Invalid("the upload ended before its schema came".into()))
 }
 
-/// What the client sends next, unless that takes too long: who neither sends nor ends a call would keep rows, and the name of a
-/// table, for as long as its connection lives.
+/// Waits for the client's next message, up to the idle limit. Without this limit, a client that
+/// neither sends nor ends a call would keep rows, and the name of a table, while its connection
+/// lives.
 pub(super) async fn arriving<T>(next: impl Future<Output = T>, limits: Limits) -> Result<T> {
     tokio::time::timeout(limits.idle, next).await.map_err(|_| {
         Error::DeadlineExceeded(format!(
@@ -131,15 +135,15 @@ pub(super) async fn arriving<T>(next: impl Future<Output = T>, limits: Limits) -
     })
 }
 
-/// The bytes of a request, as they arrive.
+/// Bytes of a request, as they arrive.
 pub(super) struct RequestBody {
-    /// What was read ahead to find out where the request goes.
+    /// Chunks that were read ahead to find the destination of the request.
     pub ahead: VecDeque<Bytes>,
     pub rest: tonic::body::Body,
 }
 
 impl RequestBody {
-    /// The next chunk of bytes; `None` at the end of the request.
+    /// Returns the next chunk of bytes; `None` at the end of the request.
     ///
     /// # Errors
     /// As [`from_transport`].
@@ -148,7 +152,7 @@ impl RequestBody {
             return Ok(Some(chunk));
         }
         while let Some(frame) = self.rest.frame().await {
-            // What is no data is trailers, of which a gRPC request has none that matter.
+            // Other frames are trailers. A gRPC request has no trailers that matter.
             if let Ok(chunk) = frame.map_err(from_transport)?.into_data() {
                 return Ok(Some(chunk));
             }
@@ -157,11 +161,11 @@ impl RequestBody {
     }
 }
 
-/// Messages taken apart by ourselves: the one-copy path.
+/// Messages that [`WireDecoder`] parses: the one-copy path.
 pub(super) struct Wire {
     body: RequestBody,
     decoder: WireDecoder,
-    /// What of the last chunk was not decoded yet.
+    /// Part of the last chunk that is not decoded yet.
     chunk: Bytes,
     limits: Limits,
 }
@@ -190,7 +194,7 @@ impl Source for Wire {
     }
 }
 
-/// Messages taken apart by tonic.
+/// Messages that tonic parses.
 struct Messages<S> {
     messages: S,
     decoder: StreamDecoder,
@@ -209,11 +213,11 @@ where
     }
 }
 
-/// What a status means that the transport made while it read a request.
+/// Converts a status that the transport made while it read a request.
 pub(super) fn from_transport(status: Status) -> Error {
     let message = status.message();
     match status.code() {
-        // tonic's own message limit.
+        // Message limit of tonic.
         Code::OutOfRange => {
             Error::Exhausted(format!("{message}; send smaller batches, or raise the server's --message-limit"))
         }
@@ -224,8 +228,8 @@ pub(super) fn from_transport(status: Status) -> Error {
     }
 }
 
-/// The time that a call may take, from its `grpc-timeout`: up to eight digits and a unit (gRPC over HTTP/2, "Requests").
-/// One that cannot be read is no deadline, as in other gRPC servers.
+/// Returns the time limit of a call from its `grpc-timeout`: up to eight digits and a unit (gRPC
+/// over HTTP/2, "Requests"). An unreadable value is no deadline, as in other gRPC servers.
 pub(in crate::service) fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -1,21 +1,24 @@
-//! The bytes of a DoPut request, taken apart as they arrive: gRPC's message framing and protobuf's `FlightData`.
+//! Parser of the bytes of a DoPut request as they arrive: gRPC's message framing and protobuf's
+//! `FlightData`.
 //!
 //! ```text
 //!   gRPC      [ flag: 1 byte | length: 4 bytes, big-endian | message ] ...
-//!   message   [ tag: varint | length: varint | bytes ] ...      tags 1 descriptor, 2 header, 3 metadata, 1000 body
+//!   message   [ tag: varint | length: varint | bytes ] ...
+//!             tags 1 descriptor, 2 header, 3 metadata, 1000 body
 //! ```
 //!
-//! The parser keeps the small fields itself (they are needed whole) and hands the body through, piece by piece and
-//! uncopied, to whoever knows its place. It knows nothing of Arrow.
+//! The parser keeps the small fields (they are needed whole). It passes the body on uncopied, piece
+//! by piece, to the caller that knows its place. It does not depend on Arrow.
 
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
-/// The longest field that the parser collects itself, in bytes: the Arrow header of a batch of a hundred thousand
-/// columns fits, and 256 uploads at once cannot hold more than the heap can bear.
+/// Longest field that the parser collects, in bytes. The Arrow header of a batch of a hundred
+/// thousand columns fits, and the heap can hold the fields of 256 uploads at once.
 pub(super) const FIELD_BYTES_MAX: usize = 16 << 20;
 
-/// What the parser grows a field by before its bytes have come: a declared length is no reason to take memory.
+/// Bytes by which the parser grows a field before its bytes have arrived: a declared length alone
+/// takes no memory.
 const FIELD_BYTES_FIRST: usize = 64 << 10;
 
 const DESCRIPTOR: u64 = 1;
@@ -23,38 +26,38 @@ const DATA_HEADER: u64 = 2;
 const APP_METADATA: u64 = 3;
 const DATA_BODY: u64 = 1000;
 
-/// Takes a stream of gRPC messages of `FlightData` apart, however its bytes are cut into chunks.
+/// Parses a stream of gRPC messages of `FlightData`, however its bytes are cut into chunks.
 #[derive(Debug)]
 pub(super) struct Parser {
     state: State,
-    /// Bytes of the current message that have not been taken yet.
+    /// Bytes of the current message that are not taken yet.
     message_left: usize,
     message_limit_bytes: usize,
     fields: Fields,
 }
 
-/// The fields of one message, but for the body. `None` was not sent (so far).
+/// Fields of one message, except the body. `None`: not sent (so far).
 #[derive(Debug, Default)]
 pub(super) struct Fields {
-    /// A protobuf `FlightDescriptor`.
+    /// Protobuf `FlightDescriptor`.
     pub descriptor: Option<Vec<u8>>,
-    /// A flatbuffer `Message`, without its length in front.
+    /// Flatbuffer `Message`, without its length in front.
     pub header: Option<Vec<u8>>,
     /// Bytes whose meaning is between client and server.
     pub app_metadata: Option<Vec<u8>>,
     has_body: bool,
 }
 
-/// What came next.
+/// Next event of the parser.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event<'a> {
-    /// A field other than the body is complete and can be seen in [`Parser::fields`].
+    /// Complete field other than the body, visible in [`Parser::fields`].
     FieldEnds,
-    /// The body starts, and will be this many bytes.
+    /// Start of the body, with its length in bytes.
     BodyBegins(usize),
-    /// The next bytes of the body; never empty.
+    /// Next bytes of the body; never empty.
     Body(&'a [u8]),
-    /// The message is complete; [`Parser::take_fields`] before going on.
+    /// End of the message. Call [`Parser::take_fields`] before the next event.
     MessageEnds,
 }
 
@@ -75,26 +78,28 @@ impl State {
 }
 
 impl Parser {
-    /// A parser that refuses messages of more than `message_limit_bytes`.
+    /// Creates a parser that refuses messages of more than `message_limit_bytes`.
     pub fn new(message_limit_bytes: usize) -> Self {
         Self { state: State::START, message_left: 0, message_limit_bytes, fields: Fields::default() }
     }
 
-    /// The fields of the current message so far.
+    /// Returns the fields of the current message so far.
     pub fn fields(&self) -> &Fields {
         &self.fields
     }
 
-    /// The fields of the message that ended.
+    /// Returns the fields of the message that ended.
     pub fn take_fields(&mut self) -> Fields {
         std::mem::take(&mut self.fields)
     }
 
-    /// Takes bytes from the front of `input` up to the next event; `None` when more input is needed.
+    /// Takes bytes from the front of `input` up to the next event; `None` when more input is
+    /// needed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for bytes that are not a `FlightData`, [`Error::Exhausted`] for a message or field over its
-    /// limit, [`Error::Unsupported`] for a message compressed by gRPC. The parser is of no use afterwards.
+    /// [`Error::Invalid`] for bytes that are not a `FlightData`, [`Error::Exhausted`] for a message
+    /// or field over its limit, [`Error::Unsupported`] for a message compressed by gRPC. The parser
+    /// is of no use afterwards.
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>> {
         loop {
             match &mut self.state {
@@ -176,10 +181,10 @@ impl Parser {
         }
     }
 
-    /// Called when no more bytes will come.
+    /// Ends the input.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when they ended inside a message.
+    /// [`Error::Invalid`] when the bytes ended inside a message.
     pub fn end(&self) -> Result<()> {
         match self.is_inside_message() {
             false => Ok(()),
@@ -260,7 +265,7 @@ fn collect(field: u64, len: usize) -> Result<State> {
     Ok(State::Collect { field, left: len, bytes: Vec::with_capacity(len.min(FIELD_BYTES_FIRST)) })
 }
 
-/// A base-128 number that arrives byte by byte.
+/// Base-128 number that arrives byte by byte.
 #[derive(Debug, Default)]
 struct Varint {
     value: u64,
@@ -279,7 +284,7 @@ impl Varint {
     }
 
     fn push(&mut self, byte: u8) -> Result<Option<u64>> {
-        // The tenth byte holds the 64th bit alone.
+        // The tenth byte has only the 64th bit.
         if self.have == 9 && byte > 1 {
             return Err(malformed("a number is longer than 64 bits".into()));
         }
@@ -295,7 +300,7 @@ fn take<'a>(input: &mut &'a [u8], len_max: usize) -> &'a [u8] {
     part
 }
 
-/// The next byte of the message; `None` when more input is needed.
+/// Takes the next byte of the message; `None` when more input is needed.
 fn take_byte(input: &mut &[u8], message_left: &mut usize) -> Result<Option<u8>> {
     if *message_left == 0 {
         return Err(malformed("a field is cut off by the end of its message".into()));

@@ -1,4 +1,5 @@
-//! The layer in front of a real tonic server, over loopback, with the clients of arrow-flight.
+//! Tests of the layer in front of a real tonic server, over loopback, with the clients of
+//! arrow-flight.
 
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -25,7 +26,8 @@ use super::*;
 use crate::service::ingest::{DoPutLayer, upload_messages};
 use crate::testing::wait_in_task_until;
 
-/// What stands behind the layer: uploads by the ordinary path, and commands, of which it says how many messages came.
+/// Service behind the layer. It takes uploads by the ordinary path, and commands, for which it
+/// returns the number of messages.
 #[derive(Clone)]
 struct Behind {
     handler: KeeperHandler,
@@ -134,8 +136,8 @@ impl Fixture {
         results.map_ok(|result| String::from_utf8(result.app_metadata.to_vec()).unwrap()).try_collect().await
     }
 
-    /// Forgets what was kept, and waits until no upload is under way and nothing is held. What never ends is a hang, and
-    /// no slow machine.
+    /// Drops the kept tables, and waits until no upload is under way and no memory is held. A wait
+    /// that never ends is a hang, not a slow machine.
     async fn assert_nothing_left(&self) {
         for _ in 0..60_000 {
             self.handler.0.tables.lock().clear();
@@ -219,7 +221,7 @@ async fn errors_reach_the_client_in_words_and_the_next_upload_is_served() {
         (without_descriptor, Code::InvalidArgument, "no flight descriptor"),
         (Vec::new(), Code::InvalidArgument, "before its first message"),
     ] {
-        // A client that goes on sending until it hears of the error, as real ones do.
+        // The client goes on sending until it receives the error, as real clients do.
         let refusal = fixture.put(futures::stream::iter(messages)).await.expect_err(part);
         assert_eq!(refusal.code(), code, "{refusal:?}");
         assert!(refusal.message().contains(part), "{refusal:?}");
@@ -233,7 +235,8 @@ async fn errors_reach_the_client_in_words_and_the_next_upload_is_served() {
 async fn a_client_that_goes_away_leaves_nothing() {
     let fixture = Fixture::start().await;
     let uri = fixture.uri.clone();
-    // The client is a runtime of its own, so that it can die as a process does: its connection closes in mid-upload.
+    // The client has a runtime of its own, so that it can die as a process does: its connection
+    // closes in mid-upload.
     let client = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -263,7 +266,7 @@ async fn a_client_that_reads_acknowledgements_last_is_not_held_up() {
     let mut done = Some(done);
     let sent = futures::stream::iter(head.into_iter().chain(std::iter::repeat_n(batch, BATCHES)).collect::<Vec<_>>())
         .chain(futures::stream::once(async move {
-            // Polled once everything before it went into the connection.
+            // This is polled once all earlier messages went into the connection.
             done.take().unwrap().send(()).unwrap();
             FlightData::new()
         }));

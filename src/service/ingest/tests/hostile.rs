@@ -1,4 +1,5 @@
-//! What hostile, broken or confused senders send: each gets a sentence, and leaves no memory behind.
+//! Messages of hostile, broken or confused senders: each gets a sentence, and leaves no memory
+//! behind.
 
 use std::iter::once;
 
@@ -18,8 +19,8 @@ fn sent(batch: &RecordBatch) -> Vec<FlightData> {
     messages(&batch.schema(), std::slice::from_ref(batch), &like_pyarrow())
 }
 
-/// Decodes on both paths and asserts that both refuse with the same sentence, which contains `part`, and that nothing
-/// is held afterwards.
+/// Decodes on both paths. Asserts that both refuse with the same sentence, which contains `part`,
+/// and that no memory is held afterwards.
 fn assert_refused(messages: &[FlightData], part: &str) -> Error {
     let arena = arena();
     let error = decode(once(&wire(messages)[..]), &arena).expect_err(part);
@@ -29,7 +30,7 @@ fn assert_refused(messages: &[FlightData], part: &str) -> Error {
     error
 }
 
-/// A record batch header made by hand: nodes (length, nulls) and buffers (offset, length).
+/// Builds a record batch header by hand: nodes (length, nulls) and buffers (offset, length).
 fn batch_header(rows: i64, nodes: &[(i64, i64)], buffers: &[(i64, i64)], variadic: &[i64], body_len: i64) -> Vec<u8> {
     let mut builder = FlatBufferBuilder::new();
     let nodes: Vec<_> = nodes.iter().map(|&(length, nulls)| ipc::FieldNode::new(length, nulls)).collect();
@@ -62,7 +63,7 @@ fn finish_message(
     builder.finished_data().to_vec()
 }
 
-/// The schema message of one column `c`, and a batch made by hand for it.
+/// Builds the schema message of one column `c`, and a batch by hand for it.
 fn by_hand(
     data_type: DataType,
     rows: i64,
@@ -121,7 +122,7 @@ fn lengths_that_lie_are_refused_before_memory_is_taken() {
     for (messages, part) in cases {
         let arena = arena();
         assert_refused(&messages, part);
-        // All but the value checks come before the arena is asked for anything.
+        // All checks except those of values come before any allocation in the arena.
         let _ = decode(once(&wire(&messages)[..]), &arena);
         assert_eq!(arena.budget().used_bytes_max(), 0, "{part}");
     }
@@ -136,14 +137,15 @@ fn fixed_size_lists_whose_elements_do_not_add_up_are_refused() {
         &by_hand(list(3), 2, &[(2, 0), (5, 0)], &[(0, 0), (0, 0), (0, 8)], &[], &body),
         "5 elements where 6",
     );
-    // More lists than memory has addresses for their elements.
+    // The lists have more elements than memory has addresses.
     let inner = Arc::new(Field::new("item", list(i32::MAX), true));
     let nested = DataType::FixedSizeList(inner, i32::MAX);
     let nodes = [(1 << 30, 0), (1 << 40, 0), (1, 0)];
     assert_refused(&by_hand(nested, 1 << 30, &nodes, &[(0, 0), (0, 0), (0, 0), (0, 8)], &[], &body), "column \"c\"");
 }
 
-/// A column whose values are wrong in a way that a header does not show, built as no Arrow library would.
+/// Checks a column with wrong values that a header does not show, and that no Arrow library would
+/// build.
 fn bad_column(data_type: DataType, rows: usize, buffers: Vec<Vec<u8>>, part: &str) {
     let mut nodes = vec![(rows as i64, 0)];
     let mut body = Vec::new();
@@ -334,7 +336,8 @@ fn headers_that_are_no_arrow_message_are_refused() {
     let mut messages = sent(&batch);
     messages[1].data_header = vec![0xff; 100].into();
     assert_refused(&messages, "not an Arrow IPC flatbuffer");
-    // A table whose only field points out of it: the library tells that with a trace of several lines.
+    // A table has only one field, which points out of it. The library reports that with a trace of
+    // several lines.
     let mut cut = messages[0].data_header.to_vec();
     cut.truncate(cut.len() / 2);
     messages[1].data_header = cut.into();
@@ -396,7 +399,7 @@ fn nulls_in_a_column_that_forbids_them_are_refused() {
     let header = batch_header(2, &[(2, 1)], &[(0, 1), (8, 8)], &[], 16);
     messages.push(FlightData::new().with_data_header(header).with_data_body(vec![1; 16]));
     assert_refused(&messages, "non-nullable");
-    // One null is promised, and the bitmap has two.
+    // The header promises one null, and the bitmap has two.
     let mut messages = by_hand(DataType::Int32, 3, &[(3, 1)], &[(0, 1), (8, 12)], &[], &[0; 24]);
     messages[1].data_body = [vec![1], vec![0; 23]].concat().into();
     assert_refused(&messages, "null_count");
@@ -461,7 +464,8 @@ fn grpc_frames_that_lie_are_refused() {
     long.extend(field_over);
     refuse(&long, "claims 17825792 bytes");
     for cut in 1..good.len() {
-        // What ends between messages is a shorter upload; whether it is complete, the sink decides.
+        // A stream that ends between messages is a shorter upload; the sink decides whether it is
+        // complete.
         if let Err(error) = decode(once(&good[..cut]), &arena) {
             assert!(error.message().contains("ended inside a message"), "{error:?}");
         }
@@ -485,8 +489,8 @@ fn a_batch_larger_than_the_budget_is_refused_and_takes_nothing() {
     assert_eq!((arena.budget().used_bytes(), arena.mapped_bytes()), (0, 0));
 }
 
-/// Flips every bit of every header and every byte of a whole stream: an error or some valid batch, and never a panic
-/// that escapes, memory that stays, or a batch whose values lie.
+/// Flips every bit of every header and every byte of a whole stream. Each flip gives an error or a
+/// valid batch. No panic escapes, no memory stays, and no batch has invalid values.
 #[test]
 fn flipped_bits_give_an_error_or_a_valid_batch() {
     let mut rng = StdRng::seed_from_u64(5);
@@ -528,13 +532,13 @@ fn assert_sound(outcome: Result<Vec<RecordBatch>>) {
     for batch in outcome.into_iter().flatten() {
         for column in batch.columns() {
             column.to_data().validate_full().expect("what is let through is valid");
-            // Whoever prints or sums it touches every value.
+            // Printing touches every value, as a consumer would.
             let _ = arrow::util::pretty::pretty_format_columns("c", std::slice::from_ref(column));
         }
     }
 }
 
-/// The guard of the test above: an array that lies does not pass `validate_full`.
+/// Guards the test above: an invalid array does not pass `validate_full`.
 #[test]
 fn arrow_itself_refuses_an_array_that_lies() {
     let built = ArrayDataBuilder::new(DataType::Utf8)

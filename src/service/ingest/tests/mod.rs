@@ -1,4 +1,4 @@
-//! Tests of the whole way from a client's bytes to record batches, without a network.
+//! Tests of the whole path from a client's bytes to record batches, without a network.
 
 mod end_to_end;
 mod hostile;
@@ -30,12 +30,12 @@ fn arena() -> Arena {
     Arena::new(Budget::new("host memory", "--host-memory", 64 << 20))
 }
 
-/// What C++ and Python send: buffers at multiples of 8 bytes.
+/// Returns the options of C++ and Python senders: buffers at multiples of 8 bytes.
 fn like_pyarrow() -> IpcWriteOptions {
     IpcWriteOptions::try_new(8, false, MetadataVersion::V5).unwrap()
 }
 
-/// The messages of an upload: the schema with a descriptor, then dictionaries and batches.
+/// Encodes the messages of an upload: the schema with a descriptor, then dictionaries and batches.
 fn messages(schema: &Schema, batches: &[RecordBatch], options: &IpcWriteOptions) -> Vec<FlightData> {
     let generator = IpcDataGenerator::default();
     let mut tracker = DictionaryTracker::new(false);
@@ -44,8 +44,8 @@ fn messages(schema: &Schema, batches: &[RecordBatch], options: &IpcWriteOptions)
     let encoded = generator.schema_to_bytes_with_dictionary_tracker(schema, &mut tracker, options);
     let mut messages = vec![message(encoded).with_descriptor(descriptor).with_app_metadata("{}")];
     for batch in batches {
-        // Arrow's writer confuses the rows of sparse unions in slices of lists. Batches with nulls where none may be cannot be
-        // made anew.
+        // Arrow's writer confuses the rows of sparse unions in slices of lists, so batches are
+        // compacted. Batches with forbidden nulls cannot be rebuilt, and stay as they are.
         let compacted = crate::service::compact::compact(batch);
         let batch = compacted.as_ref().unwrap_or(batch);
         let (dictionaries, encoded) = generator.encode(batch, &mut tracker, options, &mut context).unwrap();
@@ -58,17 +58,17 @@ fn message(encoded: EncodedData) -> FlightData {
     FlightData::new().with_data_header(encoded.ipc_message).with_data_body(encoded.arrow_data)
 }
 
-/// The bytes of messages on the wire, as prost orders the fields.
+/// Encodes the bytes of messages on the wire, with fields in prost's order.
 fn wire(messages: &[FlightData]) -> Vec<u8> {
     messages.iter().flat_map(|message| frame(&message.encode_to_vec())).collect()
 }
 
-/// A gRPC message, uncompressed.
+/// Frames a gRPC message, uncompressed.
 fn frame(message: &[u8]) -> Vec<u8> {
     [&[0], &(message.len() as u32).to_be_bytes()[..], message].concat()
 }
 
-/// One protobuf field of bytes.
+/// Encodes one protobuf field of bytes.
 fn field(tag: u32, bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     prost::encoding::encode_key(tag, prost::encoding::WireType::LengthDelimited, &mut out);
@@ -77,7 +77,7 @@ fn field(tag: u32, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Everything that comes out of a stream of chunks.
+/// Decodes a stream of chunks, and returns all decoded messages.
 fn receive<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, arena: &Arena) -> Result<Vec<Received>> {
     let mut decoder = WireDecoder::new(arena.clone(), LIMITS);
     let mut received = Vec::new();
@@ -91,7 +91,7 @@ fn receive<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, arena: &Arena) -> Res
     Ok(received)
 }
 
-/// The batches alone.
+/// Decodes a stream of chunks, and returns only the batches.
 fn decode<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, arena: &Arena) -> Result<Vec<RecordBatch>> {
     receive(chunks, arena).map(batches)
 }
@@ -109,26 +109,28 @@ fn batches(received: Vec<Received>) -> Vec<RecordBatch> {
     received.into_iter().filter_map(batch).collect()
 }
 
-/// Asserts that all buffers of a batch are aligned, and that those with bytes are paid for by the arena's budget.
+/// Asserts that all buffers of a batch are aligned, and that the arena's budget covers those with
+/// bytes.
 fn assert_in_arena(batch: &RecordBatch, arena: &Arena) {
     fn check(data: &ArrayData, bytes: &mut usize) {
         let buffers = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));
         for buffer in buffers.filter(|buffer| !buffer.is_empty()) {
             assert_eq!(buffer.as_ptr() as usize % SLOT_ALIGNMENT, 0, "a buffer of {} is not aligned", data.data_type());
-            // Arrow makes up the single offset of an empty list.
+            // Arrow itself creates the single offset of an empty list.
             *bytes += if data.is_empty() { 0 } else { buffer.len() };
         }
         data.child_data().iter().for_each(|child| check(child, bytes));
     }
     let mut bytes = 0;
     batch.columns().iter().for_each(|column| check(&column.to_data(), &mut bytes));
-    // A dictionary may be shared by several columns, which this counts once for each.
+    // Several columns may share a dictionary, which this counts once for each column.
     if !batch.schema().fields().iter().any(|field| field.data_type().to_string().contains("Dictionary")) {
         assert!(bytes as u64 <= arena.budget().used_bytes(), "{bytes} bytes are more than the arena gave out");
     }
 }
 
-/// A small batch with a column of each shape of layout that matters: fixed, bitmap, variable, dictionary.
+/// Builds a small batch with a column of each important layout: fixed, bitmap, variable,
+/// dictionary.
 fn small_batch() -> RecordBatch {
     let strings: StringArray = [Some("a"), None, Some("ccc"), Some("größer"), Some("")].into_iter().collect();
     let dictionary: DictionaryArray<Int32Type> =

@@ -1,4 +1,5 @@
-//! Nulls in fields that may not be null: refused wherever they are kept, and accepted where no row has them.
+//! Nulls in fields that may not be null: refused wherever they are kept, and accepted where no row
+//! has them.
 
 use arrow::array::{ArrayDataBuilder, Int8Array, NullArray, RunArray, StructArray, UnionArray, make_array};
 use arrow::buffer::{Buffer, NullBuffer};
@@ -6,7 +7,8 @@ use arrow::datatypes::{FieldRef, UnionFields};
 
 use super::*;
 
-/// Arrays of two values, one of each kind that keeps nulls outside of its bitmap. The second value is null if `has_null`.
+/// Returns arrays of two values, one of each kind that keeps nulls outside of its bitmap. The
+/// second value is null if `has_null`.
 fn kinds(has_null: bool) -> Vec<(&'static str, ArrayRef)> {
     let second = if has_null { None } else { Some(2) };
     let values = || Arc::new(Int32Array::from(vec![Some(1), second])) as ArrayRef;
@@ -39,7 +41,7 @@ fn with_child(
     make_array(builder.build().unwrap())
 }
 
-/// The array, two values long, as a field that may not be null at each kind of place.
+/// Returns the array, two values long, as a field that may not be null at each kind of place.
 fn places(array: &ArrayRef) -> Vec<(&'static str, Field, ArrayRef)> {
     let field = required(array);
     let offsets = Buffer::from_vec(vec![0i32, 2]);
@@ -63,7 +65,8 @@ fn places(array: &ArrayRef) -> Vec<(&'static str, Field, ArrayRef)> {
 fn upload(field: Field, array: ArrayRef) -> Result<Vec<RecordBatch>> {
     let nullable = Arc::new(Schema::new(vec![field.clone().with_nullable(true)]));
     let schema = Schema::new(vec![field]);
-    // Arrow checks batches as they are made: the schema that is sent first says what may not be null.
+    // Arrow checks batches as they are made, so only the schema that is sent first declares fields
+    // that may not be null.
     let batch = RecordBatch::try_new(nullable, vec![array]).unwrap();
     decode_messages(messages(&schema, &[batch], &like_pyarrow()), &arena())
 }
@@ -110,7 +113,7 @@ fn nulls_that_no_row_has_are_accepted() {
         for (place, field, array) in places(&array) {
             let came = upload(field, array.clone()).unwrap_or_else(|error| panic!("{place}: {error}"));
             assert_eq!(came[0].column(0), &array, "{place}");
-            // What was taken can be sent in slices.
+            // An accepted batch can be sent in slices.
             let sent = crate::service::compact::compact(&came[0].slice(0, 1));
             assert_eq!(sent.unwrap().column(0), &array.slice(0, 1), "{place}");
         }

@@ -1,4 +1,4 @@
-//! What a client sends is what comes out, however it is cut, ordered, aligned or compressed.
+//! Tests that decoded data equals the sent data, however it is cut, ordered, aligned or compressed.
 
 use std::iter::once;
 
@@ -28,7 +28,7 @@ fn assert_round_trip(schema: &SchemaRef, sent: &[RecordBatch], options: &IpcWrit
     check("messages", decode_messages(messages, &arena));
 }
 
-/// Sizes around a byte of bits, a slot, and what a message of the tests' limit holds.
+/// Row counts around a byte of bits, a slot, and the content of a message of the tests' limit.
 const ROWS: [usize; 9] = [0, 1, 7, 8, 9, 63, 64, 65, 1000];
 
 #[test]
@@ -137,7 +137,7 @@ fn columns_may_share_a_dictionary_number() {
     let column = small_batch().column(3).clone();
     let batch = RecordBatch::try_new(schema.clone(), vec![column]).unwrap();
     let sent = messages(&schema, &[batch], &like_pyarrow());
-    // The schema is sent twice over, as some senders do; the second is no change.
+    // The schema is sent twice, as some senders do; the second is no change.
     let again = [&sent[..1], &sent[..]].concat();
     assert_eq!(decode(once(&wire(&again)[..]), &arena).unwrap().len(), 1);
 }
@@ -199,7 +199,8 @@ fn permutations(of: &[usize]) -> Vec<Vec<usize>> {
     of.iter().flat_map(with_first).collect()
 }
 
-/// One piece per message is what "one copy" rests on: the bytes that the arena gave out are those of the slots.
+/// "One copy" relies on one piece per message: the bytes that the arena gave out are those of the
+/// slots.
 #[test]
 fn a_batch_takes_one_piece_of_the_arena_and_no_more_than_its_slots() {
     let arena = arena();

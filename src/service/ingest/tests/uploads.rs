@@ -1,4 +1,4 @@
-//! An upload's life: what its sink sees, what its client is told, and how it ends.
+//! Tests of an upload's life: the view of its sink, the answers to its client, and its end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::service::ingest::upload::timeout;
 use crate::service::ingest::{Ack, UploadHandler, UploadSink, upload_messages};
 use crate::testing::wait_in_task_until;
 
-/// Keeps what is uploaded, and counts sinks that live.
+/// Keeps uploaded batches, and counts live sinks.
 #[derive(Debug, Default)]
 pub struct Keeper {
     pub tables: Mutex<Vec<(String, Vec<RecordBatch>)>>,
@@ -31,7 +31,7 @@ struct KeeperSink {
     bytes: u64,
 }
 
-/// A handler of its own, so that sinks can hold on to the keeper.
+/// Handler of its own, so that sinks can hold on to the keeper.
 #[derive(Debug, Default, Clone)]
 pub struct KeeperHandler(pub Arc<Keeper>);
 
