@@ -3,9 +3,10 @@
     python benches/versions.py --before OLD/dovetail --after NEW/dovetail --device cuda:1
     python benches/versions.py --before OLD/dovetail --after NEW/dovetail --device host:1 --cores 0,1
 
-Each round starts a server of one version and then one of the other, in an order that alternates, with the same tables. The seconds of a
-join are those of its run on the device, as `explain` tells them; those of uploads and downloads are the client's. A round's number is the
-median of its runs; a line of results has both versions' numbers of all rounds, and the ratio of their medians.
+Each round starts a server of one version and then one of the other, in an order that alternates, with the same
+tables. The seconds of a join are those of its run on the device, as `explain` tells them; those of uploads and
+downloads are the client's. A round's number is the median of its runs; a line of results has both versions' numbers
+of all rounds, and the ratio of their medians.
 """
 
 from __future__ import annotations

@@ -1300,7 +1300,7 @@ fn partitions_of_half_of_all_rows_are_as_on_the_host() {
     }
 }
 
-/// Tests so many rows that a first pass writes whole sectors. Partitions have any size: some are
+/// Tests enough rows for a first pass to write whole sectors. Partitions have any size: some are
 /// empty, and one has a third of the rows.
 #[test]
 fn large_passes_are_partitioned_as_on_the_host() {

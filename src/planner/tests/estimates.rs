@@ -117,7 +117,7 @@ fn few_keys_that_repeat_are_told_from_none() {
             assert_eq!(found, expected, "{twice} of 100000 keys are on two rows; ascending {ascending}");
         }
     }
-    // One key on a tenth of the rows, among so many others that a sample hardly shows them twice.
+    // One key on a tenth of the rows, among others that a sample hardly shows twice.
     let heavy = shuffled((0..400_000).map(|row| if row % 10 == 0 { -1 } else { row }), random);
     assert!(repeats(&heavy, false));
     // Nulls are a key if nulls match.
