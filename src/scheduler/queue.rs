@@ -2,10 +2,10 @@
 //! without a clock.
 //!
 //! Tenants take turns by stride scheduling (Waldspurger and Weihl 1995). Each tenant has a *pass*:
-//! the device time it was given over its weight. The tenant with the smallest pass is next. A tenant
-//! that comes back starts with the smallest pass of the active tenants, so that no tenant saves up
-//! turns. Within a tenant, jobs go by priority plus age: one point per [`AGING_SECONDS`] of
-//! waiting. So every job's turn comes. Priority orders the jobs of one tenant; weight orders
+//! the device time it was given over its weight. The tenant with the smallest pass is next. A
+//! tenant that comes back starts with the smallest pass of the active tenants, so that no tenant
+//! saves up turns. Within a tenant, jobs go by priority plus age: one point per [`AGING_SECONDS`]
+//! of waiting. So every job's turn comes. Priority orders the jobs of one tenant; weight orders
 //! tenants.
 //!
 //! In that order, each job is placed on the device where it is predicted to finish first. Running
