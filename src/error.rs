@@ -1,32 +1,34 @@
-//! What can go wrong, named by who can act on it.
+//! The crate's error type.
 //!
-//! Every failure that leaves a room of this crate is an [`Error`]. A variant says who can do something about it, and
-//! therefore which gRPC status a client sees (`service::status` holds the one mapping). The message says what was
-//! attempted, on what, and what would be right; [`Error::context`] adds the outer attempt in front.
+//! Every failure that leaves a room of this crate is an [`Error`]. Its variant names the party that
+//! can act on the failure, and so decides the gRPC status that a client sees. `service::status`
+//! holds the one mapping. The message states the attempt, its object and the remedy.
+//! [`Error::context`] adds the outer attempt in front.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The result of everything in this crate that can fail.
+/// The result type of this crate's fallible functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure, by who can act on it.
+/// A failure, classified by the party that can act on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Error {
-    /// The request is wrong as it stands; sending it again changes nothing. The caller corrects it.
+    /// The request is wrong, and a retry fails again. The caller corrects it.
     Invalid(String),
-    /// A table, job, upload or ticket of that name does not exist (any more). The caller names another.
+    /// No table, job, upload or ticket has this name (any more). The caller names another.
     NotFound(String),
     /// The name is taken. The caller picks another, or says `replace`.
     AlreadyExists(String),
     /// The request is well-formed, but the thing it names is in the wrong state for it.
     Precondition(String),
-    /// Nobody presented credentials, or they are wrong. The caller logs in.
+    /// Credentials are missing or wrong. The caller logs in.
     Unauthenticated(String),
     /// The caller is known and may not do this. An administrator grants it.
     Denied(String),
-    /// Memory, a quota or a queue is full. The caller waits or asks for less; the operator raises the named setting.
+    /// Memory, a quota or a queue is full. The caller waits or asks for less, or the operator
+    /// raises the named setting.
     Exhausted(String),
     /// The server or a device cannot serve now. The caller tries again later.
     Unavailable(String),
@@ -34,9 +36,10 @@ pub enum Error {
     Cancelled(String),
     /// The caller's deadline passed before the work was done.
     DeadlineExceeded(String),
-    /// The protocol allows it and this server does not do it; the message says what to use instead.
+    /// The protocol allows the request, but this server does not implement it. The message names an
+    /// alternative.
     Unsupported(String),
-    /// A defect of ours. The operator reports it.
+    /// A defect in Dovetail. The operator reports it.
     Internal(String),
 }
 
@@ -49,14 +52,14 @@ impl Error {
         self
     }
 
-    /// The same failure in other words.
+    /// Replaces the message and keeps the variant.
     #[must_use]
     pub fn with_message(mut self, message: String) -> Self {
         *self.message_mut() = message;
         self
     }
 
-    /// The sentence for the person who reads it, without the variant's name.
+    /// Returns the message for the user, without the variant's name.
     pub fn message(&self) -> &str {
         match self {
             Self::Invalid(message)
@@ -102,7 +105,7 @@ impl std::error::Error for Error {}
 
 /// Adds what was being attempted to a result's error.
 pub trait Context<T> {
-    /// As [`Error::context`]; the closure runs on failure only.
+    /// Calls [`Error::context`] on an error. The closure runs on failure only.
     fn context<D: fmt::Display>(self, attempt: impl FnOnce() -> D) -> Result<T>;
 }
 
@@ -112,7 +115,8 @@ impl<T, E: Into<Error>> Context<T> for Result<T, E> {
     }
 }
 
-/// Arrow refuses what it is given (a caller's bytes) far more often than it fails itself, and says which.
+/// Maps most Arrow errors to [`Error::Invalid`], because their usual cause is a caller's bytes.
+/// Memory errors become [`Error::Exhausted`], and compute errors and overflows [`Error::Internal`].
 impl From<arrow::error::ArrowError> for Error {
     fn from(error: arrow::error::ArrowError) -> Self {
         use arrow::error::ArrowError as A;
@@ -128,7 +132,7 @@ impl From<arrow::error::ArrowError> for Error {
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        // What this crate's own readers say comes through readers of others.
+        // Readers of other crates wrap the errors of this crate's own readers.
         error.downcast::<Self>().unwrap_or_else(|error| Self::Internal(crate::human::system_words(&error)))
     }
 }

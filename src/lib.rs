@@ -1,21 +1,21 @@
-//! Dovetail: an Arrow Flight server that joins large tables on all the GPUs of its host, or on its CPU.
+//! Dovetail: an Arrow Flight server that joins large tables on all GPUs of its host, or on its CPU.
 //!
-//! The rooms, from the door to the cellar; each knows of those below it only:
+//! The rooms, from top to bottom. Each room uses only the rooms below it:
 //!
-//! | room | what lives there |
+//! | room | contents |
 //! |---|---|
 //! | [`cli`] | the command line |
-//! | [`service`] | what a client meets: Flight, authentication, limits, health, metrics |
+//! | [`service`] | the client's interface: Flight, authentication, limits, health, metrics |
 //! | [`scheduler`] | jobs, the queue, placement, cancellation, progress |
-//! | [`engine`] | what runs the joins of a device, in this process or in one of its own |
-//! | [`planner`] | from a join specification to a plan, and why |
+//! | [`engine`] | runs the joins of a device, in this process or in a child process |
+//! | [`planner`] | turns a join specification into a plan, with reasons |
 //! | [`join`] | strategies, composed of primitives |
 //! | [`columns`] | Arrow to device columns and back |
 //! | [`device`] | devices and their primitives |
-//! | [`topology`] | what the host is made of, and how it is linked |
+//! | [`topology`] | the host's devices and the links between them |
 //! | [`catalog`] | tables and results |
 //! | [`memory`] | budgets, reservations, the arena |
-//! | `human` | numbers, types, names and files as people read of them |
+//! | `human` | numbers, types, names and files in text for people |
 
 pub mod catalog;
 pub mod cli;

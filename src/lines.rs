@@ -1,16 +1,17 @@
-//! Lines of a server, and of a process of a device, on standard error and standard output.
+//! Lines that a server or a device's child process writes to standard error and standard output.
 //!
 //! ```text
 //!   log, panics, last errors ─► queue of a bounded size ─► thread ─► standard error
-//!   the addresses ────────────► another one ─────────────► thread ─► standard output
+//!   the addresses ────────────► a second queue ──────────► thread ─► standard output
 //! ```
 //!
-//! A line never waits for its reader, and never fails. A line that finds the queue full, or that cannot be written, is dropped and
-//! counted; one line tells how many were dropped, as soon as it can be written. Only the threads may block, and the end of the process
-//! waits for them for a bounded time.
+//! Logging a line never blocks on its reader and never fails. A line is dropped and counted if the
+//! queue is full or the write fails. As soon as writing works again, one line reports the number of
+//! dropped lines. Only the threads may block. The end of the process waits for them for a bounded
+//! time.
 //!
-//! The crate tracing-appender has such a queue. It does not count lines that cannot be written, its size is a number of lines of any
-//! length, and its end prints to standard output.
+//! The crate tracing-appender has a similar queue, but does not count lines that cannot be written.
+//! Its size is a number of lines of any length, and its shutdown prints to standard output.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -30,16 +31,17 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use crate::human::{counted_as, system_words};
 use crate::{Error, Result};
 
-/// Bytes that wait to be written, at most: some thousand lines.
+/// Maximum bytes in the queue: some thousand lines.
 const QUEUE_BYTES: usize = 1 << 20;
 
-/// Time between attempts to write to a file that takes nothing now and does not block.
+/// Time between attempts to write to a full non-blocking file.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long the end of a process waits for its lines to be written. A device's process that is told to end has twice that time.
+/// How long the end of a process waits for its lines to be written. A device's child process that
+/// is told to end has twice that time.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
-/// How long a panic waits for its line to be written, since the process may be about to abort.
+/// How long a panic waits for its line to be written, because the process may be about to abort.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(50);
 
 static STANDARD_ERROR: OnceLock<Arc<Lines>> = OnceLock::new();
@@ -48,7 +50,7 @@ static STANDARD_OUTPUT: OnceLock<Arc<Lines>> = OnceLock::new();
 /// True if lines of the log are JSON.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// Puts the queues in front of standard error and standard output, once per process.
+/// Starts the queues of standard error and standard output, once per process.
 ///
 /// # Errors
 /// [`Error::Exhausted`] when the system has no thread or no file descriptor.
@@ -66,7 +68,7 @@ pub fn start() -> Result<Flush> {
     Ok(Flush)
 }
 
-/// Waits for lines to be written when it is dropped, for a bounded time.
+/// Guard whose drop waits for lines to be written, for a bounded time.
 #[derive(Debug)]
 pub struct Flush;
 
@@ -76,17 +78,19 @@ impl Drop for Flush {
     }
 }
 
-/// Says whether lines of the log are JSON, or text for people.
+/// Sets the format of the log's lines: JSON if true, else text for people.
 pub fn set_json(json: bool) {
     JSON.store(json, Ordering::Relaxed);
 }
 
-/// A line on standard error. In a process that has not called [`start`], it is written before this returns.
+/// Writes a line to standard error. The write is synchronous in a process that has not called
+/// [`start`].
 pub fn log(line: impl Display) {
     send(&STANDARD_ERROR, io::stderr(), format!("{line}\n").into_bytes());
 }
 
-/// The same on standard output.
+/// Writes a line to standard output. The write is synchronous in a process that has not called
+/// [`start`].
 pub fn print(line: impl Display) {
     send(&STANDARD_OUTPUT, io::stdout(), format!("{line}\n").into_bytes());
 }
@@ -98,13 +102,13 @@ fn send(queue: &OnceLock<Arc<Lines>>, mut file: impl Write, line: Vec<u8>) {
     }
 }
 
-/// An event of the log that may be the last of the process. Nothing in it panics.
+/// Logs an event that may be the last of the process, and waits briefly for it. Never panics.
 pub fn log_last_words(level: &str, target: &str, message: &str) {
     log(event(level, target, message));
     settle(LAST_WORDS_MAX);
 }
 
-/// Lines of this process that were dropped.
+/// Number of dropped lines of this process.
 pub fn dropped() -> u64 {
     started().map(|lines| lines.dropped.load(Ordering::Relaxed)).sum()
 }
@@ -113,13 +117,14 @@ fn started() -> impl Iterator<Item = &'static Arc<Lines>> {
     [&STANDARD_ERROR, &STANDARD_OUTPUT].into_iter().filter_map(OnceLock::get)
 }
 
-/// Waits until all lines were written or dropped, at most so long.
+/// Waits until all lines of both queues are written or dropped, for `at_most` in total.
 fn settle(at_most: Duration) {
     let since = Instant::now();
     started().for_each(|lines| lines.settle(at_most.saturating_sub(since.elapsed())));
 }
 
-/// An event in the form of the log. It is made without `tracing`, whose thread-local buffers may be gone in a panic.
+/// Formats an event like the log does. It avoids `tracing`, whose thread-local buffers may be gone
+/// in a panic.
 fn event(level: &str, target: &str, message: &str) -> String {
     let mut time = String::new();
     let _ = SystemTime.format_time(&mut format::Writer::new(&mut time));
@@ -129,7 +134,7 @@ fn event(level: &str, target: &str, message: &str) -> String {
     }
 }
 
-/// Takes each write for a line of the log, as `tracing_subscriber` makes them.
+/// Treats each write as one line of the log, because `tracing_subscriber` writes whole lines.
 #[derive(Debug)]
 pub struct LogWriter;
 
@@ -148,9 +153,9 @@ impl Write for LogWriter {
 #[derive(Debug, Default)]
 struct Lines {
     queue: Mutex<Queue>,
-    /// Told when there is something to write or to tell.
+    /// Notified when a line arrives or is dropped.
     arrived: Condvar,
-    /// Told when there is not.
+    /// Notified when all lines are written or dropped.
     settled: Condvar,
     dropped: AtomicU64,
 }
@@ -159,8 +164,8 @@ struct Lines {
 struct Queue {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines that were dropped since the queue was full. It takes no others until all before them are written, so that the gap is told
-    /// in its place.
+    /// Lines dropped since the queue was full. The queue takes no new lines until the earlier ones
+    /// are written, so that the report of the gap appears in its place.
     missed: u64,
     is_writing: bool,
 }
@@ -192,13 +197,13 @@ impl Lines {
         self.arrived.notify_one();
     }
 
-    /// Waits until all lines were written or dropped, at most so long.
+    /// Waits until all lines are written or dropped, for `at_most`.
     fn settle(&self, at_most: Duration) {
         let mut queue = self.queue.lock();
         self.settled.wait_while_for(&mut queue, |queue| queue.is_writing || !queue.is_empty(), at_most);
     }
 
-    /// Waits for the next line. `None` stands for lines that found the queue full, and comes with their number.
+    /// Waits for the next line. `None` stands for lines dropped at a full queue, with their number.
     fn next(&self) -> (Option<Vec<u8>>, u64) {
         let mut queue = self.queue.lock();
         queue.is_writing = false;
@@ -212,9 +217,9 @@ impl Lines {
         (Some(line), 0)
     }
 
-    /// The life of the thread.
+    /// Runs the writing thread.
     fn write_to(&self, mut writer: Writer<impl Write>) {
-        // Lines that were dropped and not told of.
+        // Dropped lines that are not yet reported.
         let mut untold = 0;
         loop {
             let (line, missed) = self.next();
@@ -231,13 +236,13 @@ impl Lines {
     }
 }
 
-/// The line that stands for lines that were dropped.
+/// Formats the line that reports dropped lines.
 fn gap(lines: u64) -> String {
     let words = counted_as(lines, "line of the log was", "lines of the log were");
     format!("{}\n", event("WARN", module_path!(), &format!("{words} dropped here")))
 }
 
-/// A file, and what a failure has left in it.
+/// A file, and the state that a failed write left it in.
 struct Writer<W> {
     file: W,
     /// True if the last line was cut off.
@@ -245,7 +250,8 @@ struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes a line, on a line of its own. False if not all of it was written.
+    /// Writes a line, after a line break if the last line was cut off. False if not all of it was
+    /// written.
     fn put(&mut self, line: &[u8]) -> bool {
         if self.is_cut && self.write(b"\n") == 0 {
             return false;
@@ -255,14 +261,14 @@ impl<W: Write> Writer<W> {
         written == line.len()
     }
 
-    /// Writes until the file takes no more; the bytes that it took.
+    /// Writes until the file takes no more. Returns the number of bytes written.
     fn write(&mut self, bytes: &[u8]) -> usize {
         let mut written = 0;
         while written < bytes.len() {
             match self.file.write(&bytes[written..]) {
                 Ok(taken) if taken > 0 => written += taken,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // A file that another process has told not to block.
+                // Another process has set the file to non-blocking.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(RETRY_INTERVAL),
                 _ => break,
             }
@@ -280,7 +286,7 @@ mod tests {
 
     use super::*;
 
-    /// Generous: the machine may be busy.
+    /// Generous, because the machine may be busy.
     const LONG: Duration = Duration::from_secs(60);
 
     fn dropped(lines: &Lines) -> u64 {
@@ -361,7 +367,7 @@ mod tests {
             fails(ErrorKind::Interrupted),
             fails(ErrorKind::WouldBlock),
             Ok(2),
-            // One line is cut off, and the next finds the disk full, too.
+            // One line is cut off, and the disk is still full for the next.
             fails(ErrorKind::StorageFull),
             fails(ErrorKind::StorageFull),
         ];

@@ -1,7 +1,7 @@
 //! The `dovetail` binary. Everything is in the library; see [`dovetail::cli`].
 
-/// Bodies of messages come and go in buffers of megabytes. The system's allocator gives such memory back and takes it anew
-/// each time, page by page; this one keeps it.
+/// Message bodies use short-lived buffers of megabytes. The system allocator returns such memory to
+/// the kernel and faults it in again each time, page by page. mimalloc keeps the memory.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

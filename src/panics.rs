@@ -1,4 +1,4 @@
-//! Panics: in one line of the log, or the error of whoever catches them.
+//! Panics: each becomes one line of the log, or an error of the caller that catches it.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -11,14 +11,14 @@ use tracing::Level;
 use crate::lines;
 
 thread_local! {
-    /// Whether this thread runs what [`caught`] runs.
+    /// True while this thread runs the `work` of [`caught`].
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on, panics are events of the log, with a backtrace if `RUST_BACKTRACE` asks for one. A panic in what tells of them would
-/// abort the process.
+/// Installs a panic hook that logs panics, with a backtrace if `RUST_BACKTRACE` asks for one. A
+/// panic inside the hook would abort the process.
 pub fn log() {
-    // Nobody else is asked any more.
+    // Keeps `caught` from replacing this hook.
     TELLS_UNCAUGHT.call_once(|| {});
     tell_uncaught(|panic| {
         let thread = std::thread::current();
@@ -40,7 +40,7 @@ pub fn log() {
     });
 }
 
-/// Tells of panics but for those that [`caught`] catches.
+/// Sets a panic hook that calls `tell` for all panics except those that [`caught`] catches.
 fn tell_uncaught(tell: impl Fn(&PanicHookInfo<'_>) + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |panic| {
         if !IS_CAUGHT.get() {
@@ -49,19 +49,21 @@ fn tell_uncaught(tell: impl Fn(&PanicHookInfo<'_>) + Send + Sync + 'static) {
     }));
 }
 
-/// Whether that is so already.
+/// Completed once [`log`] or [`caught`] has set the panic hook.
 static TELLS_UNCAUGHT: Once = Once::new();
 
-/// What a panic says.
+/// Returns the message of a panic, or an empty string if the payload is not text.
 pub fn message(payload: &dyn Any) -> &str {
     let said = payload.downcast_ref::<&str>().copied();
     said.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default()
 }
 
-/// What `work` answers, or what it panicked with: for libraries that panic on input which they cannot read. Nothing is logged.
-/// What the work has changed must not be used after a panic.
+/// Runs `work` and returns its result, or the message of its panic. Logs nothing.
+///
+/// Some libraries panic on input that they cannot read. State that `work` has changed must not be
+/// used after a panic.
 pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // A command line has no log, and would print what is caught here.
+    // A command-line process has no log, and its default hook would print caught panics.
     TELLS_UNCAUGHT.call_once(|| tell_uncaught(std::panic::take_hook()));
     let outer = IS_CAUGHT.replace(true);
     let outcome = catch_unwind(AssertUnwindSafe(work));

@@ -1,11 +1,11 @@
-//! Arrows point down: no room names one above it. The order of the rooms is that of the table in ARCHITECTURE.md.
+//! Test of the layering: no room names a room above it. ARCHITECTURE.md lists the rooms in order.
 //!
-//! Tests may name what is above their room to set a stage, and do not count.
+//! Tests are exempt, because their setup may use rooms above their own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The rooms, from the door to the cellar.
+/// Returns the rooms, from top to bottom.
 fn rooms() -> Vec<String> {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let rooms: Vec<String> =
@@ -39,7 +39,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The names after `crate::` in code: of a group, each that the group begins with.
+/// Returns the names that follow `crate::` in code. A group gives the first name of each member.
 fn names(source: &str) -> Vec<String> {
     let code: Vec<&str> = source
         .split("#[cfg(test)]\nmod tests {")
