@@ -1,4 +1,4 @@
-//! What an upload costs the server: CPU seconds per GB of Arrow body, for each way of taking DoPut.
+//! Server cost of an upload: CPU seconds per GB of Arrow body, for each way of handling DoPut.
 //!
 //! ```sh
 //! cargo bench -p dovetail-bench --bench ingest -- --gigabytes 2 --rounds 5
@@ -6,15 +6,16 @@
 //!
 //! | way | what the server does |
 //! |---|---|
-//! | `discard` | reads HTTP/2 frames and drops them: what no server can go below |
-//! | `copy` | copies each frame into memory that is already there: what no server that keeps the bytes can go below |
+//! | `discard` | reads HTTP/2 frames and drops them: the lower bound of any server |
+//! | `copy` | copies each frame into existing memory: the lower bound if bytes are kept |
 //! | `one-copy` | `DoPutLayer`: scatters frames into the arena and validates |
 //! | `ordinary` | tonic's decoder, then the arena and validation: the fallback |
 //! | `stock` | tonic's decoder, arrow-flight's decoder, and each buffer copied into the arena |
 //!
-//! The server is a process of its own (this program again), so that its CPU time is counted alone. The client sends the
-//! same encoded messages over and over on one connection, aligned to 8 bytes as C++ and Python do. The ways take turns in
-//! each round. Prints one JSON line per way, columns and message size, with the median and minimum of the rounds.
+//! The server is a separate process of this program, so that its CPU time is counted alone. The
+//! client repeats the same encoded messages on one connection, aligned to 8 bytes as in C++ and
+//! Python. The ways take turns in each round. Prints one JSON line per way, columns and message
+//! size, with the median and minimum of the rounds.
 
 use std::io::{BufRead, BufReader, Read};
 use std::pin::Pin;
@@ -92,7 +93,7 @@ fn main() {
     }
 }
 
-// ---- Client ------------------------------------------------------------------------------------------------------------
+// ---- Client ------------------------------------------------------------------------------------
 
 async fn measure(options: &Options) {
     let mut recorder = Recorder::new("ingest", options.record);
@@ -145,7 +146,7 @@ async fn run(way: &str, messages: &[FlightData], count: usize) -> Run {
     let server = ServerProcess::start(way);
     let channel = Channel::from_shared(format!("http://{}", server.address)).expect("an address");
     let channel = channel.http2_adaptive_window(false).connect().await.expect("a connection");
-    // The first upload brings the arena's pages in, which a server does once and not for each upload.
+    // The first upload faults in the arena's pages, which a server does once and not per upload.
     put(channel.clone(), messages, count.div_ceil(10)).await;
     let (before, started) = (server.cpu_seconds(), Instant::now());
     put(channel, messages, count).await;
@@ -160,7 +161,7 @@ async fn put(channel: Channel, messages: &[FlightData], count: usize) {
     results.try_for_each(|_| async { Ok(()) }).await.expect("an upload");
 }
 
-/// Schema and one batch whose body is about `bytes` long.
+/// Makes a schema message and one batch with a body of about `bytes`.
 fn messages(columns: &str, bytes: usize) -> [FlightData; 2] {
     let batch = match columns {
         "fixed" => {
@@ -211,7 +212,8 @@ impl ServerProcess {
         Self { child, address: address.trim().into() }
     }
 
-    /// CPU time of all its threads, user and system: fields 14 and 15 of `/proc/PID/stat`, in ticks of 10 ms.
+    /// Returns the CPU time of all threads, user and system: fields 14 and 15 of `/proc/PID/stat`,
+    /// in ticks of 10 ms.
     fn cpu_seconds(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a live process");
         let (_, after_name) = stat.rsplit_once(')').expect("a name in parentheses");
@@ -228,7 +230,7 @@ impl Drop for ServerProcess {
     }
 }
 
-// ---- Server ------------------------------------------------------------------------------------------------------------
+// ---- Server ------------------------------------------------------------------------------------
 
 async fn serve(way: &str) {
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 4 << 30));
@@ -237,13 +239,13 @@ async fn serve(way: &str) {
     let behind = FlightServiceServer::new(behind).max_decoding_message_size(LIMITS.message_bytes);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     println!("{}", listener.local_addr().expect("its address"));
-    // The settings of the real server for clients of the same host.
+    // The real server's settings for clients of the same host.
     let mut builder = Server::builder()
         .max_frame_size(1 << 20)
         .initial_stream_window_size(2 << 20)
         .initial_connection_window_size(64 << 20);
     let incoming = TcpListenerStream::new(listener);
-    // The benchmark holds the other end of our input; when it goes, so do we.
+    // The benchmark holds the other end of standard input. The server exits when it closes.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(0);
@@ -261,7 +263,7 @@ async fn serve(way: &str) {
     served.expect("a server");
 }
 
-/// Takes batches and drops them, so that the arena's pages are used again.
+/// Drops all batches, so that the arena's pages are reused.
 struct Counter;
 
 struct CounterSink(Ack);
@@ -285,7 +287,7 @@ impl UploadSink for CounterSink {
     }
 }
 
-/// Reads requests and drops them, with `copy` after copying each frame once.
+/// Reads and drops requests. `copy`: copies each frame once first.
 #[derive(Clone)]
 struct Discard {
     copy: bool,
@@ -305,7 +307,7 @@ impl Service<Request<Body>> for Discard {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        /// Far more than caches hold, so that the bytes go to memory as a table's do.
+        /// Far more than caches hold, so that the bytes reach memory like a table's.
         const MEMORY_BYTES: usize = 256 << 20;
         let copy = self.copy;
         Box::pin(async move {
@@ -327,7 +329,7 @@ impl Service<Request<Body>> for Discard {
     }
 }
 
-/// tonic's Flight service, with nothing but uploads.
+/// tonic's Flight service, with uploads only.
 struct Behind {
     stock: bool,
     handler: Arc<dyn UploadHandler>,

@@ -1,12 +1,15 @@
-//! Joins in the process, without a server: what the engine itself takes.
+//! Joins in this process, without a server: the time of the engine alone.
 //!
 //! ```sh
-//! cargo bench -p dovetail-bench --bench joins -- --build 16M --probe 32M --width 4 --strategy radix-hash --threads 2 --runs 5
+//! cargo bench -p dovetail-bench --bench joins -- --build 16M --probe 32M --width 4 \
+//!     --strategy radix-hash --threads 2 --runs 5
 //! ```
 //!
-//! Prints one JSON line per strategy: rows, bytes, seconds (median and minimum of the runs), rows per second of both sides
-//! together, the phases of the median run, and what the planner predicted of them. Every run is checked: the number of rows,
-//! and the sums of the first payload column of each side, which are independent of the keys.
+//! Prints one JSON line per strategy: rows, bytes, seconds (median and minimum of the runs), rows
+//! per second of both sides together, the phases of the median run, and the planner's predictions.
+//! Every run is checked by its number of rows. Unless the join only counts, it is also checked by
+//! the sum of the keys and the sums of products of both sides' payload columns, which are
+//! independent of the keys.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -125,7 +128,7 @@ fn column(width: usize, values: impl Iterator<Item = i64>) -> ArrayRef {
     }
 }
 
-/// Numbers in decimal digits, with zeros before them up to so many bytes.
+/// Formats numbers in decimal digits, with leading zeros, to the given width in bytes.
 fn text(bytes: usize, values: &[i64]) -> ArrayRef {
     let mut digits = vec![b'0'; values.len() * bytes];
     digits.par_chunks_mut(bytes).zip(values).for_each(|(digits, &value)| {
@@ -149,8 +152,8 @@ fn numbers(array: &ArrayRef) -> Vec<i64> {
     }
 }
 
-/// What a result must have beside its rows: the sum of its keys and, for each payload column of the build side, that of its products with the
-/// probe side's, so that rows which found another's payload are noticed.
+/// Checksums of a result: the sum of its keys and, for each pair of payload columns of both sides,
+/// the sum of their products. A row with another row's payload changes a sum.
 #[derive(Debug, PartialEq)]
 struct Sums {
     keys: i64,
@@ -187,7 +190,7 @@ fn main() {
         (true, 4) => i64::from((key as i32).wrapping_mul(0x9e37_79b1_u32 as i32)),
         (true, _) => key.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64),
     };
-    // Every N-th key is on the build side, so that the ranges of both sides are alike.
+    // Every N-th key is on the build side, so that both sides have similar ranges.
     let every = options.match_every as i64;
     let heavy_rows = (options.build as f64 * options.heavy) as i64;
     let mut build_keys: Vec<i64> = (0..options.build as i64).map(|at| every * (at - heavy_rows).max(0)).collect();
@@ -199,7 +202,7 @@ fn main() {
     let build_payload = payloads(&mut rng, options.build);
     let probe_keys: Vec<i64> = (0..options.probe).map(|_| rng.random_range(0..every * distinct_keys)).collect();
     let probe_payload = payloads(&mut rng, options.probe);
-    // Rows of each key of the build side, and the sum of their payload.
+    // Build rows of each key, and the sum of their payload.
     let mut of_key = vec![(0usize, 0i64); distinct_keys as usize];
     for (&key, &payload) in build_keys.iter().zip(&build_payload) {
         let of_key = &mut of_key[(key / every) as usize];

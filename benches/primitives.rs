@@ -1,13 +1,15 @@
-//! How fast each primitive of a device is.
+//! Speed of each primitive of a device.
 //!
 //! ```sh
-//! cargo bench -p dovetail-bench --bench primitives -- --device cuda:0 --rows 128M --width 4 --filter partition
+//! cargo bench -p dovetail-bench --bench primitives -- --device cuda:0 --rows 128M --width 4 \
+//!     --filter partition
 //! ```
 //!
-//! One JSON line per case: `rows` is the probe side's for cases with two sides, whose build side has half as many;
-//! `seconds` is the median of the runs; `moved_bytes` counts every byte that the primitive must read or write once, so that
-//! `gb_per_second` compares with the memory's own rate: on the CPU that of the case `copy_out`, which on a GPU crosses the link. Cases are
-//! written against the [`Device`] trait, and hold for every kind of device.
+//! Prints one JSON line per case. `rows` are the probe rows for cases with two sides, and the build
+//! side has half as many. `seconds` is the median of the runs. `moved_bytes` counts every byte that
+//! the primitive must read or write once, so that `gb_per_second` compares with the memory's rate.
+//! On the CPU, the case `copy_out` measures that rate; on a GPU, it crosses the link. Cases use the
+//! [`Device`] trait, and hold for every kind of device.
 
 use std::time::Instant;
 
@@ -99,7 +101,7 @@ impl Bench<'_> {
         name.contains(&self.options.filter)
     }
 
-    /// Times `work`, which is warmed up once, and prints its line.
+    /// Times `work` after one warm-up call, and prints its line.
     fn case<R>(&self, name: &str, rows: usize, width: usize, moved_bytes: usize, mut work: impl FnMut() -> R) {
         if !self.wants(name) {
             return;
@@ -141,7 +143,7 @@ impl Bench<'_> {
         self.device.copy_in(&parts, &self.stream).expect("a buffer")
     }
 
-    /// Keys of any width from small numbers, spread over the width.
+    /// Makes keys of any width from small numbers, spread over the width.
     fn spread(&self, numbers: &[u32], width: KeyWidth) -> Keys {
         let data = match width {
             KeyWidth::W4 => self.buffer(bytemuck::cast_slice(numbers)),
@@ -214,7 +216,7 @@ impl Bench<'_> {
         self.case("pack_keys/two", rows, 8, 16 * rows, || pack(&two, KeyWidth::W8));
     }
 
-    /// Text of 20 bytes, of which the build side has half as many, in another order.
+    /// Measures text keys of 20 bytes. The build side has half as many, in another order.
     fn long_keys(&self) {
         const BYTES: usize = 20;
         let names = [
@@ -227,7 +229,7 @@ impl Bench<'_> {
         if !self.device.info().works_on_text || !names.iter().any(|name| self.wants(name)) {
             return;
         }
-        // So many as offsets of 4 bytes can tell apart.
+        // As many rows as offsets of 4 bytes can address.
         let rows = self.options.rows.min(i32::MAX as usize / BYTES);
         let text = |numbers: &[u32]| {
             let data: Vec<u8> = numbers.iter().flat_map(|number| format!("{number:020}").into_bytes()).collect();
@@ -254,7 +256,7 @@ impl Bench<'_> {
         let KeyValues::Bytes(lying) = &probe[0].values else { unreachable!("it was made of text") };
         let mut places: Vec<u32> = (0..rows as u32).collect();
         places.shuffle(&mut StdRng::seed_from_u64(8));
-        // Read and written, with where values begin in 8 bytes and their offsets in 4; and the positions.
+        // Bytes read and written, value starts of 8 bytes, and offsets and positions of 4 bytes.
         let gathered = 2 * rows * BYTES + rows * (size_of::<u64>() + 2 * size_of::<u32>());
         for (name, positions) in [(names[3], self.list(&places)), (names[4], Positions::Range(0..rows))] {
             self.case(name, rows, BYTES, gathered, || {
@@ -263,7 +265,7 @@ impl Bench<'_> {
         }
         let hashed = rows * (BYTES + size_of::<u64>() + KeyWidth::W16.bytes());
         self.case(names[1], rows, BYTES, hashed, || self.device.hash_keys(&probe, hashing, &self.stream).unwrap());
-        // The partner of each probe row that has one, so that no two differ.
+        // The partner of each probe row that has one. All pairs have equal text.
         let mut partner = vec![NO_ROW; rows];
         for (row, &number) in numbers.iter().enumerate() {
             partner[number as usize] = row as u32;
@@ -299,14 +301,14 @@ impl Bench<'_> {
         numbers.shuffle(&mut StdRng::seed_from_u64(1));
         let keys = self.spread(&numbers, width);
         let payload = Carry::Column(self.column(&numbers));
-        // The last takes two passes.
+        // 13 bits take two passes.
         for bits in [6, 9, 11, 13] {
             let name = format!("partition/{bits}-bits");
             self.case(&name, rows, bytes, 2 * (bytes + 4) * rows, || {
                 self.partition(&keys, std::slice::from_ref(&payload), bits)
             });
         }
-        // As many as make partitions of the size that the device likes; and the same where half of the rows have one key.
+        // Partitions of the device's preferred size, also with one key in half of the rows.
         let heavy: Vec<u32> = numbers.iter().map(|&n| if n % 2 == 0 { 0 } else { n }).collect();
         let heavy = self.spread(&heavy, width);
         let fitting = self.fitting_bits(rows);
@@ -339,12 +341,13 @@ impl Bench<'_> {
         self.device.partition(keys, carry, RadixBits { skip: 0, bits }, &self.stream).unwrap()
     }
 
-    /// So many bits that partitions have the size that the device likes.
+    /// Returns the radix bits for partitions of the device's preferred size.
     fn fitting_bits(&self, rows: usize) -> u32 {
         rows.div_ceil(self.device.info().partition_rows).next_power_of_two().trailing_zeros()
     }
 
-    /// A build side of distinct keys, shuffled, and a probe side of twice as many rows, each with one match.
+    /// Makes a build side of distinct keys, shuffled, and a probe side of twice as many rows with
+    /// one match each.
     fn sides(&self, width: KeyWidth) -> (Keys, Keys, Vec<u32>) {
         let probe_rows = self.options.rows;
         let build_rows = probe_rows / 2;
@@ -382,7 +385,7 @@ impl Bench<'_> {
         self.case("build_filter", build_rows, bytes, bytes * build_rows, || {
             device.build_filter(&build, stream).unwrap()
         });
-        // One probe row in sixteen has a key of the filter's.
+        // One probe row in sixteen has a key in the filter.
         let known: Vec<u32> = numbers.iter().copied().filter(|n| n % 16 == 0).collect();
         let filter = device.build_filter(&self.spread(&known, width), stream).unwrap();
         let keys = PackedKeys { keys: probe.clone(), rows_kept: None };
@@ -424,8 +427,8 @@ impl Bench<'_> {
         });
     }
 
-    /// Matches of `rows` probe rows against a build side of half as many, where `share` of the probe rows match
-    /// `run` build rows each.
+    /// Makes matches of `rows` probe rows with a build side of half as many. A `share` of the probe
+    /// rows match `run` build rows each.
     fn matches(&self, share: f64, run: u32) -> Matches {
         let rows = self.options.rows;
         let mut random = StdRng::seed_from_u64(3);
@@ -451,11 +454,13 @@ impl Bench<'_> {
             return;
         }
         let (device, stream, rows) = (self.device, &self.stream, self.options.rows);
-        // Where half of the rows have one, which they are is listed once for all calls: there is nothing to be timed again.
+        // No case with matches in half of the rows: the list of these rows is made once for all
+        // calls, so a repeated run would time nothing.
         for (name, run) in [("expand/one-each", 1), ("expand/runs-of-8", 8)] {
             let matches = self.matches(1.0, run);
-            // All pairs of as many probe rows as give about `rows` of them. Where each row has one, all but the first: all of them
-            // are the matches as they lie, and cost nothing; it is a part of them, as of a batch, that is copied.
+            // The first pairs, at most `rows`. With one match per row, all except the first pair:
+            // all pairs would be the matches in place, at no cost. A part of them, as for a batch,
+            // is copied.
             let one_each = run == 1;
             let pairs = u64::from(one_each)..matches.total.min(rows as u64);
             let count = (pairs.end - pairs.start) as usize;
@@ -532,8 +537,9 @@ impl Bench<'_> {
         self.case("compose", rows, 4, 12 * rows, || device.compose(&map, &random, stream).unwrap());
     }
 
-    /// The primitives of a `radix-hash` join together: 4-byte keys and a 4-byte payload on each side, key and both payloads of
-    /// every match written to host memory, in waves.
+    /// Measures the primitives of a `radix-hash` join together. Each side has 4-byte keys and a
+    /// 4-byte payload. The key and both payloads of every match are written to host memory, in
+    /// waves.
     fn radix_join(&self) {
         if !self.wants("radix_join") {
             return;

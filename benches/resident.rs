@@ -1,14 +1,18 @@
-//! Joins within a device's memory: tables that lie there are partitioned and joined, and the result stays there.
+//! Joins within a device's memory: the tables start there, and the result stays there.
 //!
 //! ```sh
-//! cargo bench -p dovetail-bench --bench resident -- --device cuda:0 --build 128M --probe 128M --payloads 2
+//! cargo bench -p dovetail-bench --bench resident -- --device cuda:0 --build 128M --probe 128M \
+//!     --payloads 2
 //! ```
 //!
-//! What the papers measure, by the primitives of which the strategy `radix-hash` is made on a GPU, called as the strategy calls them:
-//! nothing crosses the link but the bounds of partitions. Prints one JSON line: seconds (median and minimum of the runs), those of
-//! the three steps in runs of their own that wait after each, and the floor, which is to read the tables and write the result once. Before each
-//! timed run there is one that is not, and the result is checked once the time is taken: its number of rows, the payload of each row's
-//! key, and the sum of the probe side's payload; no payload follows from a key.
+//! Measures what the papers measure. It calls the primitives of the strategy `radix-hash` on a GPU
+//! as the strategy does. Nothing crosses the link except the bounds of partitions.
+//!
+//! Prints one JSON line: seconds (median and minimum of the runs), the seconds of the three steps,
+//! and the bytes to read the tables and write the result once. Separate runs, which wait after each
+//! step, measure the steps. An untimed run precedes each timed run. The result is checked after the
+//! clock has stopped: its number of rows, the build payload of each row's key, and the sum of the
+//! probe side's payload. Payloads are independent of keys.
 
 use std::time::Instant;
 
@@ -68,7 +72,7 @@ struct Options {
     bench: bool,
 }
 
-/// Numbers of a side's rows: keys count from 0 to the number of build rows, and payloads are random.
+/// Numbers of a side's rows. Keys are below the number of build rows, and payloads are random.
 struct Side {
     keys: Vec<u32>,
     payloads: Vec<Vec<u32>>,
@@ -91,7 +95,7 @@ impl Side {
     }
 }
 
-/// A permutation of the numbers below `count`, which is a power of two: each step is a bijection.
+/// Permutes the numbers below `count`, a power of two. Each step is a bijection.
 fn shuffled(at: usize, count: usize) -> u32 {
     let (mask, half) = (count - 1, count.trailing_zeros() / 2);
     let mut at = at.wrapping_mul(0x9e37_79b1) & mask;
@@ -106,17 +110,17 @@ struct Bench<'a> {
     options: &'a Options,
     device: &'a dyn Device,
     stream: Stream,
-    /// What results are copied to, to be checked.
+    /// Memory that results are copied to for the check.
     arena: Arena,
 }
 
-/// What every result has to be.
+/// The expected result.
 struct Expected<'a> {
     build: &'a Side,
     probe_rows: usize,
-    /// The build row of each key.
+    /// Build row of each key.
     row_of: Vec<u32>,
-    /// Of each payload column of the probe side, the sum of [`Expected::sum`].
+    /// [`Expected::sum`] of each payload column of the probe side.
     probe_sums: Vec<u128>,
 }
 
@@ -128,14 +132,14 @@ impl<'a> Expected<'a> {
         Self { build, probe_rows: probe.keys.len(), row_of, probe_sums }
     }
 
-    /// Values, each multiplied by its key, so that no row passes for another.
+    /// Sums the values, each multiplied by its key plus one, so that swapped values change the sum.
     fn sum(keys: &[u32], payload: &[u32]) -> u128 {
         keys.par_iter().zip(payload).map(|(&key, &value)| (u128::from(key) + 1) * u128::from(value)).sum()
     }
 }
 
 impl Bench<'_> {
-    /// Numbers as values of the width that was asked for, on the device.
+    /// Copies numbers to the device as values of `--width` bytes.
     fn column(&self, numbers: &[u32], scattered: bool) -> Column {
         let scatter = if scattered { SCATTER | 1 } else { 1 };
         let buffer = match self.options.width {
@@ -162,7 +166,7 @@ impl Bench<'_> {
         self.device.partition(keys, carry, RadixBits { skip: 0, bits }, &self.stream).unwrap()
     }
 
-    /// Values as the numbers that they were made from.
+    /// Returns the numbers that a column's values were made from.
     fn numbers(&self, column: &Column, scattered: bool) -> Vec<u32> {
         // Newton's iteration for the inverse of an odd number.
         let inverse = (0..6).fold(1u64, |x, _| x.wrapping_mul(2u64.wrapping_sub((SCATTER | 1).wrapping_mul(x))));
@@ -204,7 +208,7 @@ fn main() {
     let zipf = (options.zipf > 0.0).then(|| Zipf::new(build as f64, options.zipf).unwrap());
     let build_side = Side::new(&options, build, 100, |at, _| shuffled(at, build));
     let probe_side = Side::new(&options, probe, 200, |_, random| match &zipf {
-        // Frequent keys lie anywhere among the others.
+        // Shuffled, so that frequent keys are spread among the others.
         Some(zipf) => shuffled(zipf.sample(random) as usize - 1, build),
         None => random.random_range(0..build as u32),
     });
@@ -219,7 +223,7 @@ fn main() {
     let bits = build.div_ceil(device.info().partition_rows).next_power_of_two().trailing_zeros();
     let wanted = if options.count { Wanted::Count } else { Wanted::Rows { room: probe, keys: true } };
 
-    // How long a join took, and of each step if it is waited for by itself.
+    // Returns the seconds of a join, the seconds of each step if `by_step`, and the result.
     let run = |by_step: bool| {
         device.synchronize(&bench.stream).unwrap();
         let mut steps = [0.0; 3];

@@ -1,8 +1,9 @@
-//! What the planner is asked for: a strategy, its own choice, or one of all ways to compose a join.
+//! Requests to the planner: a strategy, its own choice, or one of all ways to compose a join.
 
 use dovetail::planner::{Forced, Side, Strategy};
 
-/// In results: a strategy, `auto` for the planner's choice, or `forced` for a way to compose a join.
+/// Returns the name in results: a strategy, `auto` for the planner's choice, or `forced` for a way
+/// to compose a join.
 pub fn name(forced: &Forced) -> &'static str {
     match forced.strategy {
         _ if *forced == Forced::default() => "auto",
@@ -11,12 +12,12 @@ pub fn name(forced: &Forced) -> &'static str {
     }
 }
 
-/// For people: its name, or what is forced.
+/// Returns the text for people: the name, or the forced decisions.
 pub fn label(forced: &Forced) -> String {
     if name(forced) == "forced" { forced.to_string() } else { name(forced).to_owned() }
 }
 
-/// All ways to compose a join. Many of them cannot be for a given one, or come out the same.
+/// Returns all ways to compose a join. For a given join, many are impossible or give the same plan.
 pub fn every_way() -> Vec<Forced> {
     const EITHER: [Option<bool>; 2] = [Some(false), Some(true)];
     let mut ways = vec![Forced::default()];
@@ -29,7 +30,7 @@ pub fn every_way() -> Vec<Forced> {
     ways
 }
 
-/// Each way with each value of a decision.
+/// Combines each way with each value of a decision.
 fn vary<T: Copy>(ways: &mut Vec<Forced>, values: &[T], set: impl Fn(&mut Forced, T)) {
     let varied = ways.iter().flat_map(|way| {
         values.iter().map(|&value| {

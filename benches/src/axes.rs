@@ -1,35 +1,38 @@
-//! The axes along which synthetic joins vary, as they are written on the command line and in results.
+//! The axes along which synthetic joins vary, with their text form on the command line and in
+//! results.
 
 use std::fmt;
 use std::str::FromStr;
 
 use dovetail::memory::parse_bytes;
 
-/// The most rows of one side.
+/// Maximum rows of one side, exclusive.
 const ROWS_MAX: u64 = 1 << 32;
 
-/// The most payload columns of one side.
+/// Maximum payload columns of one side.
 const COLUMNS_MAX: usize = 64;
 
-/// What the keys look like.
+/// Distribution of the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Keys {
-    /// 0 to n - 1, shuffled; with fewer matches, among as many more that the build side lacks.
+    /// 0 to n - 1, shuffled. If only some probe rows match, the range also has the keys that the
+    /// build side lacks.
     Dense,
     /// Distinct, hashed over the whole range of the type.
     Sparse,
-    /// Multiples of 2^16, shuffled: the low bits, which a naive radix would partition by, are all zero.
+    /// Multiples of 2^16, shuffled. The low bits, by which a naive radix would partition, are all
+    /// zero.
     Multiples,
     /// Text of 20 bytes.
     Text,
 }
 
-/// How the probe side draws its keys from those of the build side.
+/// Distribution by which the probe side draws the build side's keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ProbeKeys {
-    /// Each as often as any other, shuffled.
+    /// Every key equally often, shuffled.
     Each,
-    /// Independently, each as likely as any other.
+    /// Independently, with equal probability.
     Uniform,
     /// Independently, by Zipf's law with this exponent.
     Zipf(f64),
@@ -38,34 +41,34 @@ pub enum ProbeKeys {
 /// Rows of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// Of the build side.
+    /// Rows of the build side.
     pub build: u64,
-    /// Of the probe side; `None`: a multiple of the build side's.
+    /// Rows of the probe side. `None`: a multiple of the build side's.
     pub probe: Option<u64>,
 }
 
 /// Payload columns of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Payloads {
-    /// Of the build side.
+    /// Columns of the build side.
     pub build: Columns,
-    /// Of the probe side.
+    /// Columns of the probe side.
     pub probe: Columns,
 }
 
 /// Payload columns of one side, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// As wide as a key column.
+    /// Columns as wide as a key column.
     pub as_key: usize,
-    /// Of 4 bytes.
+    /// Columns of 4 bytes.
     pub of_4: usize,
-    /// Of 8 bytes.
+    /// Columns of 8 bytes.
     pub of_8: usize,
 }
 
 impl ProbeKeys {
-    /// The exponent of Zipf's law; 0 is uniform.
+    /// Returns the exponent of Zipf's law. 0 is uniform.
     pub fn zipf(self) -> f64 {
         match self {
             Self::Zipf(exponent) => exponent,
@@ -75,55 +78,55 @@ impl ProbeKeys {
 }
 
 impl Rows {
-    /// A build side, and a probe side that is a multiple of it.
+    /// Sets the build rows. The probe rows are a multiple of them.
     pub const fn build(build: u64) -> Self {
         Self { build, probe: None }
     }
 
-    /// Both sides.
+    /// Sets the rows of both sides.
     pub const fn both(build: u64, probe: u64) -> Self {
         Self { build, probe: Some(probe) }
     }
 
-    /// So many times as many, but some.
+    /// Multiplies the rows by `scale`, and leaves at least `ROWS_MIN` or all rows.
     pub fn scaled(self, scale: f64) -> Self {
         let scaled = |rows: u64| ((rows as f64 * scale).round() as u64).max(ROWS_MIN.min(rows));
         Self { build: scaled(self.build), probe: self.probe.map(scaled) }
     }
 }
 
-/// What scaling leaves at the least, so that every share of a side is some rows.
+/// Minimum rows after scaling, so that every share of a side has some rows.
 const ROWS_MIN: u64 = 64;
 
 impl Payloads {
-    /// The same columns on both sides.
+    /// Sets the same columns on both sides.
     pub const fn both(columns: Columns) -> Self {
         Self { build: columns, probe: columns }
     }
 
-    /// So many columns on both sides, as wide as the key.
+    /// Sets `count` columns on both sides, as wide as the key.
     pub const fn as_key(count: usize) -> Self {
         Self::both(Columns { as_key: count, of_4: 0, of_8: 0 })
     }
 
-    /// The same columns by their own widths.
+    /// Replaces columns as wide as the key by columns of that width.
     pub fn resolved(self, key_bytes: usize) -> Self {
         Self { build: self.build.resolved(key_bytes), probe: self.probe.resolved(key_bytes) }
     }
 
-    /// Columns of the side that has more of them.
+    /// Returns the column count of the side with more columns.
     pub fn count_max(self) -> usize {
         self.build.count().max(self.probe.count())
     }
 }
 
 impl Columns {
-    /// How many there are.
+    /// Returns the number of columns.
     pub fn count(self) -> usize {
         self.as_key + self.of_4 + self.of_8
     }
 
-    /// The bytes of each, in order.
+    /// Returns the bytes of each column, in order.
     pub fn widths(self, key_bytes: usize) -> Vec<usize> {
         let Self { as_key, of_4, of_8 } = self;
         [(key_bytes, as_key), (4, of_4), (8, of_8)]
@@ -262,7 +265,7 @@ impl fmt::Display for Columns {
     }
 }
 
-/// A scale: `1/16`, or `0.25`.
+/// Parses a scale: `1/16`, or `0.25`.
 pub fn parse_scale(text: &str) -> Result<f64, String> {
     let number = |text: &str| text.trim().parse::<f64>().ok();
     let scale = match text.split_once('/') {
@@ -273,7 +276,7 @@ pub fn parse_scale(text: &str) -> Result<f64, String> {
     sound.ok_or_else(|| "write a fraction such as 1/16, or a number above 0 and up to 16".into())
 }
 
-/// A scale as a person would write it.
+/// Formats a scale as a person would write it.
 pub fn show_scale(scale: f64) -> String {
     let below = (1.0 / scale).round();
     match scale < 1.0 && (1.0 / below - scale).abs() < 1e-9 * scale {
@@ -282,17 +285,17 @@ pub fn show_scale(scale: f64) -> String {
     }
 }
 
-/// One of the widths that key columns have.
+/// Parses the width of key columns.
 pub fn parse_key_bytes(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|bytes| matches!(bytes, 4 | 8)).ok_or_else(|| "write 4 or 8".into())
 }
 
-/// A number of key columns.
+/// Parses a number of key columns.
 pub fn parse_key_columns(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| (1..=8).contains(count)).ok_or_else(|| "write a number from 1 to 8".into())
 }
 
-/// A share of rows.
+/// Parses a share of rows.
 pub fn parse_share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "write a number from 0 to 1".into())
 }

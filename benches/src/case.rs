@@ -1,4 +1,4 @@
-//! One line of a suite: something to prepare, join and check.
+//! A case: one entry of a suite, to prepare, join and check.
 
 use serde_json::Value;
 
@@ -8,19 +8,19 @@ use super::tpc::TpcJoin;
 use super::workload::Workload;
 use dovetail::Result;
 
-/// What a suite is made of.
+/// One case of a suite.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Case {
     /// A synthetic join.
     Synthetic(Workload),
-    /// Joins that follow on each other.
+    /// Several joins in sequence.
     Sequence(Sequence),
     /// A join of a standard benchmark.
     Tpc(TpcJoin),
 }
 
 impl Case {
-    /// Why it cannot be made; `None` when it can.
+    /// Returns the reason why the case cannot be made, or `None` if it can.
     pub fn impossible(&self) -> Option<String> {
         match self {
             Self::Synthetic(workload) => workload.impossible(),
@@ -28,7 +28,7 @@ impl Case {
         }
     }
 
-    /// Bytes of its tables and results, as far as they are known beforehand.
+    /// Returns the expected bytes of the case's tables and results.
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Synthetic(workload) => workload.bytes(),
@@ -37,7 +37,7 @@ impl Case {
         }
     }
 
-    /// Bytes of its tables alone.
+    /// Returns the bytes of the case's tables alone.
     pub fn table_bytes(&self) -> u64 {
         match self {
             Self::Synthetic(workload) => workload.table_bytes(),
@@ -46,7 +46,7 @@ impl Case {
         }
     }
 
-    /// What it is, without its sizes.
+    /// Describes the case, without its sizes.
     pub fn label(&self) -> String {
         match self {
             Self::Synthetic(workload) => workload.label(),
@@ -55,7 +55,7 @@ impl Case {
         }
     }
 
-    /// Its axes, for a line of results.
+    /// Returns the case's axes, for a line of results.
     pub fn axes(&self) -> Vec<(&'static str, Value)> {
         match self {
             Self::Synthetic(workload) => workload.axes(),
@@ -64,10 +64,10 @@ impl Case {
         }
     }
 
-    /// Makes its tables, and works out what their join must be.
+    /// Makes the case's tables, and computes the expected result.
     ///
     /// # Errors
-    /// [`Error::Invalid`](dovetail::Error::Invalid) when they cannot be made.
+    /// [`Error::Invalid`](dovetail::Error::Invalid) when the tables cannot be made.
     pub fn prepare(&self) -> Result<Prepared> {
         match self {
             Self::Synthetic(workload) => workload.prepare(),

@@ -1,8 +1,9 @@
-//! What a case is made of, and what its result must be.
+//! The tables and joins of a case, and its expected result.
 //!
-//! A result is compared by its number of rows and a checksum: the sum, over all rows, of products of a column of one side
-//! with a column of the other. Payloads do not follow from keys, so that a row put together from the wrong partners changes
-//! the sum. What is expected is worked out from how the rows were made, by index: no hash table and no sort is trusted.
+//! A result is compared by its number of rows and a checksum: the sum, over all rows, of products
+//! of a column of one side with a column of the other. Payloads are independent of keys, so a row
+//! joined from the wrong partners changes the sum. The expected values follow from the generation
+//! of the rows, by index, so that the check relies on no hash table and no sort.
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int32Type, Int64Type};
@@ -11,16 +12,16 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use dovetail::{Error, Result};
 
-/// The tables of a case, the joins to run, and what the last of them must give.
+/// The tables of a case, the joins to run, and the expected result of the last join.
 #[derive(Debug)]
 pub struct Prepared {
-    /// By name.
+    /// Tables by name.
     pub tables: Vec<(String, Vec<RecordBatch>)>,
-    /// In the order in which they run.
+    /// Joins in the order of execution.
     pub joins: Vec<Join>,
-    /// What makes up the checksum.
+    /// Terms of the checksum.
     pub products: Vec<Product>,
-    /// Of the last join's result.
+    /// Expected summary of the last join's result.
     pub expected: Summary,
 }
 
@@ -33,22 +34,22 @@ pub struct Join {
     pub right: String,
     /// Pairs of columns that must be equal.
     pub on: Vec<(String, String)>,
-    /// Columns of the result; empty: all.
+    /// Columns of the result. Empty: all.
     pub columns: Vec<String>,
-    /// The name of the table that the result becomes, for a later join.
+    /// Name of the table that stores the result for a later join.
     pub into: Option<String>,
 }
 
-/// One term of the checksum: a column's values, or those of two multiplied with each other.
+/// One term of the checksum: a column's values, or the products of two columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
     /// A column of the result.
     pub column: String,
-    /// Another one; `None`: the first alone.
+    /// A second column, the other factor. `None`: the first column alone.
     pub by: Option<String>,
 }
 
-/// What is compared.
+/// The compared properties of a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Rows.
@@ -58,7 +59,7 @@ pub struct Summary {
 }
 
 impl Prepared {
-    /// Rows that all build sides and the first probe side have.
+    /// Returns the rows of all build sides together, and of the first probe side.
     pub fn rows(&self) -> [u64; 2] {
         let rows = |wanted: &str| {
             let table = self.tables.iter().filter(|(name, _)| name == wanted);
@@ -69,7 +70,8 @@ impl Prepared {
 }
 
 impl Join {
-    /// The join of `build` with `probe` by key columns `k0`, `k1`, ...: of all cases with one join.
+    /// Makes the join of `build` with `probe` by key columns `k0`, `k1`, ... All cases with one
+    /// join use it.
     pub fn of_two(key_columns: usize) -> Self {
         Self {
             left: "build".into(),
@@ -82,10 +84,11 @@ impl Join {
 }
 
 impl Summary {
-    /// Of a result.
+    /// Summarizes a result.
     ///
     /// # Errors
-    /// [`Error::Internal`] when a column is missing, null somewhere, or of a type that no case makes.
+    /// [`Error::Internal`] when a column is missing, null somewhere, or of a type that no case
+    /// makes.
     pub fn of(batches: &[RecordBatch], products: &[Product]) -> Result<Self> {
         let summarize = |batch: &RecordBatch| {
             let mut summary = Self { rows: batch.num_rows() as u64, checksum: 0 };
@@ -108,12 +111,12 @@ impl Summary {
     }
 }
 
-/// What a text counts as in a checksum.
+/// Returns the number that stands for a text in a checksum.
 pub fn text_value(text: &str) -> u64 {
     xxh3_64(text.as_bytes())
 }
 
-/// A column's values as numbers: integers with their sign, text by its hash.
+/// Returns a column's values as numbers: integers with their sign, text by its hash.
 fn column_values(batch: &RecordBatch, name: &str) -> Result<Vec<u64>> {
     let column = batch.column_by_name(name).filter(|column| column.null_count() == 0);
     let column = column.ok_or_else(|| Error::Internal(format!("the result has no column {name:?}, or nulls in it")))?;
@@ -133,7 +136,7 @@ fn values(column: &ArrayRef) -> Option<Vec<u64>> {
     }
 }
 
-/// A term of a case's checksum before columns have names: every column of the result is in one of them.
+/// A term of a case's checksum before columns have names. Every column of the result is in a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
     /// A key column.
@@ -145,8 +148,8 @@ pub struct Term {
 }
 
 impl Term {
-    /// Each key column with a payload, and each payload column with one of the other side; a side without payload, and keys
-    /// without any, stand alone.
+    /// Returns terms that pair each key column with a payload column, and each payload column with
+    /// one of the other side. Columns without a partner stand alone.
     pub fn all(key_columns: usize, build: usize, probe: usize) -> Vec<Self> {
         let mut terms = Vec::new();
         for key in 0..key_columns {
@@ -161,7 +164,7 @@ impl Term {
         terms
     }
 
-    /// With the names `k0`, `b0` and `p0` of columns.
+    /// Names the columns `k0`, `b0` and `p0`.
     pub fn product(self) -> Product {
         let name = |side: &str, at: Option<usize>| at.map(|at| format!("{side}{at}"));
         let mut names = [name("k", self.key), name("b", self.build), name("p", self.probe)].into_iter().flatten();

@@ -1,5 +1,8 @@
-//! How good the planner's choices are: joins drawn at random, each by every strategy and as the planner would run it; and if asked for,
-//! in every way to compose it, and all of that once more with columns on the device.
+//! Quality of the planner's choices.
+//!
+//! Joins are drawn at random. Each runs by every strategy and by the planner's choice.
+//! `--exhaustive` adds every way to compose the join, and repeats all of it with columns on the
+//! device.
 
 use serde_json::{Value, json};
 
@@ -13,25 +16,25 @@ use dovetail::planner::Forced;
 /// A choice this much slower than the best is good enough.
 const TOLERANCE: f64 = 1.1;
 
-/// Rows of a build side at full size: between these, as likely in each power of two. Joins of fewer are through in a
-/// fraction of a millisecond by any strategy.
+/// Range of build rows at full size, uniform in the logarithm. Smaller joins take a fraction of a
+/// millisecond by any strategy.
 const BUILD_ROWS: (f64, f64) = ((1 << 14) as f64, (1 << 26) as f64);
 
-/// Bytes of tables and result at full size, at the most.
+/// Maximum bytes of tables and result at full size.
 const BYTES_MAX: f64 = (24u64 << 30) as f64;
 
-/// What tiny scales leave of that, so that the smallest joins fit.
+/// Lower bound of that maximum at tiny scales, so that the smallest joins fit.
 const BYTES_MIN: f64 = (16 << 20) as f64;
 
-/// Bytes of tables and result, at the most.
+/// Returns the maximum bytes of tables and result at `scale`.
 pub fn bytes_max(scale: f64) -> u64 {
     (BYTES_MAX * scale).max(BYTES_MIN) as u64
 }
 
-/// So many workloads, which follow from the seed.
+/// Draws `count` workloads from the seed.
 pub fn draw(count: usize, scale: f64, seed: u64) -> Vec<Workload> {
     let possible = |workload: &Workload| workload.impossible().is_none() && workload.bytes() <= bytes_max(scale);
-    // Hashed first: seeds next to each other would draw the same joins in another order.
+    // Hashed first, because adjacent seeds would draw the same joins in another order.
     let start = hash(seed);
     (0..).map(|at| one(Draws { state: hash(start.wrapping_add(at)) }, scale)).filter(possible).take(count).collect()
 }
@@ -67,7 +70,7 @@ fn one(mut draws: Draws, scale: f64) -> Workload {
     }
 }
 
-/// Random draws that follow on each other.
+/// A sequence of random draws.
 struct Draws {
     state: u64,
 }
@@ -87,10 +90,11 @@ impl Draws {
     }
 }
 
-/// The planner's choice of one case beside the best of what it was compared with.
+/// The planner's choice of one case next to the best alternative.
 ///
-/// Of many times the least is partly luck, more so the more they vary. What seems quicker than the choice is therefore timed once more beside
-/// it, and only those times are compared.
+/// The minimum of many times is partly luck, more so the more they vary. An alternative that seems
+/// faster than the choice is therefore timed again in turn with it, and only the second times
+/// count.
 #[derive(Clone, Debug, PartialEq)]
 struct Choice {
     case: String,
@@ -102,7 +106,7 @@ struct Choice {
     best_seconds: f64,
 }
 
-/// The choices of joins that are alike in whether columns were on the device.
+/// The choices of joins with columns on the device, or of those without.
 #[derive(Clone, Debug, Default)]
 struct Group {
     all: Vec<Choice>,
@@ -111,14 +115,15 @@ struct Group {
 /// The choices of a suite.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
-    /// Where all columns are brought in.
+    /// Joins that copy in all columns.
     streamed: Group,
-    /// Where the device has them from earlier runs.
+    /// Joins whose columns are on the device from earlier runs.
     kept: Group,
 }
 
 impl Choice {
-    /// Of what was measured of one case; `None` without the planner's choice, or with nothing beside it.
+    /// Compares the measurements of one case. `None` without the planner's choice or an
+    /// alternative.
     fn of(case: String, measured: &[&Measured]) -> Option<Self> {
         let (chosen, rival) = rival(measured)?;
         let [chosen_seconds, rival_seconds] = times(chosen, rival);
@@ -144,14 +149,14 @@ impl Choice {
     }
 }
 
-/// The planner's choice and the quickest of the rest; `None` without the planner's choice, or with nothing beside it.
+/// Returns the planner's choice and the fastest alternative. `None` without either.
 fn rival<'a>(measured: &[&'a Measured]) -> Option<(&'a Measured, &'a Measured)> {
     let chosen = measured.iter().find(|measured| measured.asked == Forced::default())?;
     let others = measured.iter().filter(|other| other.asked != chosen.asked);
     Some((chosen, others.min_by(|a, b| a.median().total_cmp(&b.median()))?))
 }
 
-/// The times by which a choice is compared with another.
+/// Returns the times by which a choice is compared with an alternative.
 fn times(chosen: &Measured, other: &Measured) -> [f64; 2] {
     match (chosen.median_again(), other.median_again()) {
         (Some(chosen), Some(other)) => [chosen, other],
@@ -159,7 +164,8 @@ fn times(chosen: &Measured, other: &Measured) -> [f64; 2] {
     }
 }
 
-/// What is to be timed once more, by its place: the planner's choice and the quickest of the rest, where that seemed quicker.
+/// Returns the indices to time again: the planner's choice and the fastest alternative, if the
+/// alternative seemed faster.
 pub fn to_measure_again(measured: &[Measured]) -> Vec<usize> {
     let all: Vec<&Measured> = measured.iter().collect();
     match rival(&all) {
@@ -175,12 +181,12 @@ impl Group {
         self.all.iter().filter(|choice| choice.is_good()).count()
     }
 
-    /// The share of choices that are good enough; `None` without any.
+    /// Returns the share of good choices, or `None` without any choice.
     fn share(&self) -> Option<f64> {
         (!self.all.is_empty()).then(|| self.good() as f64 / self.all.len() as f64)
     }
 
-    /// Those that are not, the worst first.
+    /// Returns the choices that are not good, the worst first.
     fn misses(&self) -> Vec<&Choice> {
         let mut misses: Vec<&Choice> = self.all.iter().filter(|choice| !choice.is_good()).collect();
         misses.sort_by(|a, b| b.times_best().total_cmp(&a.times_best()));
@@ -211,7 +217,7 @@ impl Group {
         }))
     }
 
-    /// Shows the group; `of` says what its joins have in common, and `others` what the choices were compared with.
+    /// Shows the group. `of` describes the joins, and `others` the alternatives.
     fn show(&self, of: &str, others: &str) {
         let Some(share) = self.share() else { return };
         output::line(format!(
@@ -248,8 +254,8 @@ impl Group {
 }
 
 impl Choices {
-    /// Adds a case: what was measured of each strategy, of the planner's choice, and of other ways to compose it. Without
-    /// the planner's choice, or with nothing beside it, there is nothing to compare.
+    /// Adds a case: the measurements of each strategy, of the planner's choice, and of other ways
+    /// to compose the join. Does nothing without the planner's choice or an alternative.
     pub fn add(&mut self, case: &str, measured: &[Measured]) {
         for (group, kept) in [(&mut self.streamed, false), (&mut self.kept, true)] {
             let of_group: Vec<&Measured> = measured.iter().filter(|measured| measured.kept == kept).collect();
@@ -257,8 +263,8 @@ impl Choices {
         }
     }
 
-    /// For a line of results; `None` when nothing was compared. What is about joins whose columns were on the device stands under
-    /// `kept`.
+    /// Returns the summary for a line of results, or `None` if nothing was compared. Joins with
+    /// columns on the device are under `kept`.
     pub fn summary(&self) -> Option<Value> {
         let mut summary = self.streamed.summary()?;
         if let Some(kept) = self.kept.summary() {
@@ -267,7 +273,7 @@ impl Choices {
         Some(summary)
     }
 
-    /// For people; `exhaustive` when every way to compose the joins was measured.
+    /// Shows the choices to people. `exhaustive`: every way to compose the joins was measured.
     pub fn show(&self, exhaustive: bool) {
         let others = if exhaustive { "way to compose it" } else { "strategy" };
         self.streamed.show("", others);
@@ -294,7 +300,7 @@ mod tests {
         Measured { asked, seconds: vec![seconds], strategy: strategy.into(), ..Measured::default() }
     }
 
-    /// Of two strategies, and of the planner's choice.
+    /// Measurements of two strategies, and of the planner's choice.
     fn of_three(auto: f64) -> Vec<Measured> {
         vec![
             measured(Forced::named(Some(Strategy::Hash)), "hash", 1.0),

@@ -19,14 +19,14 @@ use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Plan, Rates, Strategy, 
 use dovetail::service::encode::batch_bytes;
 use dovetail::{Context, Error, Result};
 
-/// What the engine is given.
+/// The resources of the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// Where it runs.
+    /// Device that runs the joins.
     pub device: DeviceId,
     /// CPU threads.
     pub threads: usize,
-    /// Bytes of device memory, at the most; `None`: what a GPU has.
+    /// Maximum bytes of device memory. `None`: all free memory of a GPU, or half of `host_memory`.
     pub device_memory: Option<u64>,
     /// Bytes for tables and results.
     pub host_memory: u64,
@@ -35,19 +35,20 @@ pub struct Machine {
 /// A machine whose device was opened and measured once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurable {
-    /// What the engine is given.
+    /// Resources of the engine.
     pub machine: Machine,
     /// The device's name.
     pub device_name: String,
     /// Bytes of device memory.
     pub device_memory_bytes: u64,
-    /// What it does how fast.
+    /// Measured rates of the device's primitives.
     pub rates: Rates,
-    /// What bytes cross at best.
+    /// Peak rates of memory and link.
     pub boundaries: Boundaries,
-    /// Whether results may share columns with the tables, as a server's may. Published experiments write every column.
+    /// True if results may share columns with the tables, as in a server. Published experiments
+    /// write every column.
     pub shares: bool,
-    /// How many runs are timed at once.
+    /// Number of runs timed at once.
     pub at_once: usize,
 }
 
@@ -60,67 +61,68 @@ pub struct Engine {
     target: Target,
     joins: Vec<Join>,
     shares: bool,
-    /// Whether columns stay on the device from run to run.
+    /// True if columns stay on the device from run to run.
     keeps: bool,
-    /// How many runs are timed at once.
     at_once: usize,
 }
 
-/// What was measured of one strategy on one case.
+/// The measurements of one strategy on one case.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// What was asked for: a strategy, the planner's choice, or a way to compose the join.
+    /// Request: a strategy, the planner's choice, or a way to compose the join.
     pub asked: Forced,
-    /// Whether columns were on the device from earlier runs.
+    /// True if columns were on the device from earlier runs.
     pub kept: bool,
-    /// Of each timed run, ascending.
+    /// Seconds of each timed run, ascending.
     pub seconds: Vec<f64>,
-    /// Of the runs that were timed once more, beside what it is compared with, ascending; empty where that was not needed.
+    /// Seconds of the runs timed again in turn with the alternative, ascending. Empty if not
+    /// needed.
     pub seconds_again: Vec<f64>,
     /// Rows of the result.
     pub rows: u64,
-    /// Bytes of all tables that are joined.
+    /// Bytes of all input tables.
     pub bytes_in: u64,
     /// Bytes of all results.
     pub bytes_out: u64,
-    /// The strategies that ran, one after the other.
+    /// Strategies of the joins, in order.
     pub strategy: String,
-    /// All that makes one plan another: joins with the same plan do the same.
+    /// Composition of the plans. Joins with the same composition do the same work.
     pub plan: String,
-    /// Rows of the result that were predicted.
+    /// Predicted rows of the result.
     pub predicted_rows: f64,
     /// Predicted seconds.
     pub predicted_seconds: f64,
-    /// The same of each phase; those of one name together.
+    /// Predicted seconds per phase name.
     pub predicted_phases: BTreeMap<&'static str, f64>,
-    /// Of the run with the middle time: the first one touches memory that later ones find.
+    /// Phases of the median run. The first run differs, because it touches fresh memory.
     pub phases: Vec<PhaseRecord>,
-    /// What the device's work took by its own clock, where it has one: of the same run where it is always watched, else of the run that was
-    /// checked first, which events make a little slower.
+    /// Work times by the device's own clock, if it has one. They are from the median run if the
+    /// device always records them. Otherwise they are from the check run, which events slow down a
+    /// little.
     pub times: Vec<WorkTime>,
-    /// The most device memory that was in use; `None` beside columns that are kept, which take what is free.
+    /// Peak device memory. `None` if columns are kept, because these take all free memory.
     pub device_memory_max_bytes: Option<u64>,
 }
 
-/// A join as the planner sees it on a device.
+/// The planner's view of a join on a device.
 #[derive(Debug)]
 pub struct PlannedJoin<'a> {
-    /// As it was asked for.
+    /// The requested join.
     pub join: &'a Join,
     /// The planner's choice.
     pub plan: Plan,
-    /// The device, with the columns that it has kept.
+    /// The device, with its kept columns.
     pub target: &'a Target,
 }
 
 /// One timed run.
 #[derive(Clone, Debug)]
 pub struct Timed {
-    /// How long it took.
+    /// Seconds of the run.
     pub seconds: f64,
-    /// The phases that it went by in.
+    /// Phases of the run.
     pub phases: Vec<PhaseRecord>,
-    /// What the device's work took.
+    /// Work times by the device's own clock.
     pub times: Vec<WorkTime>,
 }
 
@@ -136,7 +138,7 @@ struct Run {
 }
 
 impl Run {
-    /// The rows of the result, if they are those expected.
+    /// Returns the number of rows, if the result is the expected one.
     fn verify(&self, prepared: &Prepared) -> Result<u64> {
         let (got, expected) = (Summary::of(&self.batches, &prepared.products)?, prepared.expected);
         match got == expected {
@@ -150,7 +152,7 @@ impl Run {
 }
 
 impl Measured {
-    /// Takes what the timed runs gave; there is one at the least.
+    /// Stores the results of the timed runs, at least one.
     pub fn set_runs(&mut self, mut runs: Vec<Timed>) {
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         self.seconds = runs.iter().map(|run| run.seconds).collect();
@@ -161,24 +163,24 @@ impl Measured {
         }
     }
 
-    /// Takes what more runs gave, beside what it is compared with.
+    /// Stores the times of the runs repeated in turn with the alternative.
     pub fn set_runs_again(&mut self, runs: &[Timed]) {
         self.seconds_again = runs.iter().map(|run| run.seconds).collect();
         self.seconds_again.sort_by(f64::total_cmp);
     }
 
-    /// The middle one of the runs' times.
+    /// Returns the median time of the runs.
     pub fn median(&self) -> f64 {
         self.seconds[self.seconds.len() / 2]
     }
 
-    /// The same of those that were timed once more; `None` where none were.
+    /// Returns the median time of the repeated runs, or `None` without any.
     pub fn median_again(&self) -> Option<f64> {
         self.seconds_again.get(self.seconds_again.len() / 2).copied()
     }
 }
 
-/// Keeps all batches: the result is materialized, and freed when the clock has stopped.
+/// Keeps all batches: the result is materialized, and freed after the clock has stopped.
 #[derive(Default)]
 struct Keep {
     batches: Mutex<Vec<RecordBatch>>,
@@ -192,10 +194,10 @@ impl BatchSink for Keep {
 }
 
 impl Machine {
-    /// The device, with its memory.
+    /// Opens the device, with its memory.
     ///
     /// # Errors
-    /// What opening it answers.
+    /// Errors of opening the device.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         open_device(self.device, self.threads, |free| {
             let bytes = match (self.device_memory, free) {
@@ -208,7 +210,7 @@ impl Machine {
 }
 
 impl Measurable {
-    /// A machine whose device has those rates.
+    /// Makes a machine whose device has the given rates.
     pub fn new(machine: Machine, device: &dyn Device, rates: Rates, boundaries: Boundaries) -> Self {
         let (device_name, device_memory_bytes) = (device.info().name.clone(), device.memory().limit_bytes());
         Self { machine, device_name, device_memory_bytes, rates, boundaries, shares: false, at_once: 1 }
@@ -216,15 +218,15 @@ impl Measurable {
 }
 
 impl Engine {
-    /// An engine with the tables of a case. What it expects stays with the caller.
+    /// Makes an engine with the tables of a case. The expected result stays with the caller.
     ///
     /// # Errors
-    /// What opening the device answers; [`Error::Exhausted`] when the tables do not fit.
+    /// Errors of opening the device; [`Error::Exhausted`] when the tables do not fit.
     pub fn new(on: &Measurable, prepared: &mut Prepared) -> Result<Self> {
         Self::on_device(on.machine.open()?, on, prepared)
     }
 
-    /// The same with a device that was opened already.
+    /// Makes an engine with the tables of a case on an open device.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the tables do not fit.
@@ -242,7 +244,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Uploads a table, as a client's would be: into the arena, with statistics.
+    /// Uploads a table like a client's: into the arena, with statistics.
     fn put(&self, name: &str, batches: Vec<RecordBatch>) -> Result<()> {
         let schema = batches.first().map(RecordBatch::schema);
         let schema = schema.ok_or_else(|| Error::Internal(format!("table {name} came without batches")))?;
@@ -254,12 +256,14 @@ impl Engine {
         upload.commit().map(drop).context(|| format!("uploading table {name}"))
     }
 
-    /// From now on columns that were copied in stay on the device, as a server's device keeps them, and plans know of them. Each strategy
-    /// runs once, so that all that any of them needs is there. False, and nothing changed, on a device that keeps none, because it
-    /// reads host memory as it lies.
+    /// Keeps columns on the device from now on, as in a server, and shows them to the planner.
+    ///
+    /// Runs each strategy once, so that the device has all columns that any strategy needs. Returns
+    /// false, and changes nothing, on a device that keeps none because it reads host memory in
+    /// place.
     ///
     /// # Errors
-    /// What the engine answers.
+    /// Errors of the engine.
     pub fn keep_columns(&mut self) -> Result<bool> {
         self.device.keep_columns(self.device.memory().limit_bytes() / 2)?;
         if self.device.cache_stats().is_none() {
@@ -268,7 +272,7 @@ impl Engine {
         self.keeps = true;
         for strategy in Strategy::ALL {
             match self.run(&Forced::named(Some(strategy)), &*self.device) {
-                // Another strategy may do with less memory.
+                // Another strategy may need less memory.
                 Ok(_) | Err(Error::Exhausted(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -279,23 +283,25 @@ impl Engine {
                 kept.extend(Target::kept_rows(&*self.device, &self.catalog.table(name)?));
             }
         }
-        // As it is now for all plans to come: what one of them brings in changes no other.
+        // Fixed for all later plans, so that columns copied in by one run do not change another
+        // plan.
         self.target.kept = kept;
         Ok(true)
     }
 
-    /// Every way to compose the join on this device, each plan once; none of several joins.
+    /// Returns every way to compose the join on this device, each plan once. Empty for several
+    /// joins.
     ///
     /// # Errors
-    /// What the planner answers.
+    /// Errors of the planner.
     pub fn ways(&self) -> Result<Vec<Forced>> {
-        // Of joins that follow on each other each would have ways of its own.
+        // Each join of a sequence would have its own ways.
         let [join] = &self.joins[..] else { return Ok(Vec::new()) };
         let (mut ways, mut plans) = (Vec::new(), BTreeSet::new());
         for way in asked::every_way() {
             match self.plan(join, &way) {
                 Ok(plan) if plans.insert(plan.composition()) => ways.push(way),
-                // The join cannot be composed so, or not in this memory.
+                // This composition is impossible, or does not fit memory.
                 Ok(_) | Err(Error::Unsupported(_) | Error::Exhausted(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -303,20 +309,20 @@ impl Engine {
         Ok(ways)
     }
 
-    /// The join as the planner sees it; `None` of several.
+    /// Returns the planner's view of the join, or `None` for several joins.
     ///
     /// # Errors
-    /// What the planner answers.
+    /// Errors of the planner.
     pub fn planned(&self) -> Result<Option<PlannedJoin<'_>>> {
         let [join] = &self.joins[..] else { return Ok(None) };
         let plan = self.plan(join, &Forced::default())?;
         Ok(Some(PlannedJoin { join, plan, target: &self.target }))
     }
 
-    /// One run that is not timed, and checked: all but times and phases is known then.
+    /// Runs once without timing and checks the result. Returns everything except times and phases.
     ///
     /// # Errors
-    /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
+    /// [`Error::Internal`] when the result is not the expected one; errors of the engine.
     pub fn check(&self, asked: &Forced, prepared: &Prepared) -> Result<Measured> {
         self.device.add_up_times(true)?;
         drop(self.device.take_times());
@@ -349,23 +355,24 @@ impl Engine {
         })
     }
 
-    /// One run, and the most memory of the device that it took.
+    /// Runs once. Returns the run and its peak device memory.
     fn run_and_see_memory(&self, asked: &Forced) -> Result<(Run, Option<u64>)> {
         if self.keeps {
-            // All memory for one job would take that of the columns.
+            // A job with all memory would evict the kept columns.
             return Ok((self.run(asked, &*self.device)?, None));
         }
-        // A budget of its own shows what this strategy takes, and not what an earlier one took.
+        // A separate budget shows the peak of this strategy alone, not of an earlier one.
         let all = self.device.memory().reserve(self.device.memory().free_bytes(), "the join")?;
         let memory = Budget::within(all);
         let device = self.device.for_job(memory.clone())?;
         Ok((self.run(asked, &*device)?, Some(memory.used_bytes_max())))
     }
 
-    /// One timed run. Its result is checked when the clock has stopped, and let go of before the next run makes one.
+    /// Times one run. Checks its result after the clock has stopped, and frees it before the next
+    /// run.
     ///
     /// # Errors
-    /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
+    /// [`Error::Internal`] when the result is not the expected one; errors of the engine.
     pub fn time(&self, asked: &Forced, prepared: &Prepared) -> Result<Timed> {
         if self.at_once > 1 {
             return self.time_at_once(asked, prepared);
@@ -377,15 +384,16 @@ impl Engine {
         Ok(Timed { seconds: run.seconds, phases: run.phases, times })
     }
 
-    /// Several runs at once on the same device. The last run of each thread is checked. The device's work is not told apart by run.
+    /// Times several runs at once on the same device. Checks the last run of each thread. Reports
+    /// no phases or work times, because they cannot be assigned to a run.
     fn time_at_once(&self, asked: &Forced, prepared: &Prepared) -> Result<Timed> {
         let (seconds, last) = at_once(self.at_once, || self.run(asked, &*self.device));
         last.into_iter().try_for_each(|run| run?.verify(prepared).map(drop))?;
         Ok(Timed { seconds, phases: Vec::new(), times: Vec::new() })
     }
 
-    /// All joins of the case. The clock runs from the first primitive to the last batch of each, and not while
-    /// something is planned, or a result becomes the table of the next join.
+    /// Runs all joins of the case. The clock runs from the first primitive to the last batch of
+    /// each join. Planning is not timed, nor is turning a result into the table of the next join.
     fn run(&self, asked: &Forced, device: &dyn Device) -> Result<Run> {
         let mut run = Run::default();
         for join in &self.joins {
@@ -413,7 +421,7 @@ impl Engine {
         let spec = JoinSpec {
             strategy: asked.strategy,
             columns: join.columns.clone(),
-            // What becomes a table has memory of its own.
+            // A result that becomes a table has its own memory.
             into: (!self.shares).then(|| join.into.clone().unwrap_or_else(|| "result".into())),
             ..JoinSpec::inner(&join.left, &join.right, keys)
         };
@@ -421,7 +429,7 @@ impl Engine {
     }
 }
 
-/// Adds the phases of a join to those of the joins before.
+/// Adds the phases of a join to the phases of earlier joins.
 fn merge(all: &mut Vec<PhaseRecord>, more: Vec<PhaseRecord>) {
     for phase in more {
         match all.iter_mut().find(|known| known.name == phase.name) {

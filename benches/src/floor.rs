@@ -1,4 +1,4 @@
-//! The least time that a join can take: its bytes, over the rates of what they must cross.
+//! The minimum time of a join: its bytes, divided by the rates of memory and link.
 
 use std::time::Instant;
 
@@ -7,58 +7,62 @@ use dovetail::device::{CancelFlag, Device, DeviceKind};
 use dovetail::memory::{Arena, Budget};
 use dovetail::{Context, Result};
 
-/// Bytes that are copied at a time where memory allows: far beyond all caches, and so many that calls cost nothing beside them.
+/// Bytes per copy, if memory allows: far beyond all caches, and enough that call overhead is
+/// negligible.
 const BYTES: u64 = 1 << 30;
 
-/// However little memory there is.
+/// Minimum bytes per copy, however little memory there is.
 const BYTES_MIN: u64 = 64 << 10;
 
-/// How often each is measured. The first time finds memory that was never touched, and the best counts.
+/// Rounds per measurement, of which the best counts. The first round touches fresh memory.
 const ROUNDS: usize = 4;
 
-/// Copies that are queued at once on a GPU, which is through with one in half a millisecond.
+/// Copies queued at once on a GPU, because one takes only half a millisecond.
 const GPU_COPIES: usize = 8;
 
-/// What bytes cross, each at its best. The planner's rates are those of primitives with as many rows as joins have in a chunk,
-/// which a floor must not be reckoned by: the floor would be too high, and all that is compared with it look too good.
+/// Peak rates of memory and link. The planner's rates are unsuitable for a floor, because they are
+/// those of primitives on chunks of a join's size. They would make the floor too high, and results
+/// would look too good.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Boundaries {
-    /// Bytes per second of the device's memory, read and written, when a large buffer is copied there.
+    /// Bytes per second of the device's memory, reads plus writes, during a copy of a large buffer.
     pub memory: f64,
-    /// The link to a device with memory of its own.
+    /// Rates of the link to a device with its own memory.
     pub link: Option<LinkRates>,
 }
 
 /// Bytes per second that cross a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRates {
-    /// To the device, while nothing goes the other way.
+    /// Rate to the device, with no traffic in the other direction.
     pub into: f64,
-    /// From the device, while nothing goes the other way.
+    /// Rate from the device, with no traffic in the other direction.
     pub out: f64,
-    /// Both directions at the same time, together.
+    /// Total rate of both directions at the same time.
     pub both: f64,
 }
 
 impl Boundaries {
-    /// Measures a device, with at most a part of so much host memory.
+    /// Measures a device, with part of the given host memory.
     ///
     /// # Errors
-    /// What the device answers, above all [`Error::Exhausted`](dovetail::Error::Exhausted) when it has hardly any memory.
+    /// Errors of the device, mainly [`Error::Exhausted`](dovetail::Error::Exhausted) when it has
+    /// hardly any memory.
     pub fn measure(device: &dyn Device, host_memory: u64) -> Result<Self> {
         Self::measure_with(device, host_memory).context(|| format!("measuring how fast {} copies", device.id()))
     }
 
     fn measure_with(device: &dyn Device, host_memory: u64) -> Result<Self> {
         const PURPOSE: &str = "measuring copies";
-        // Original and copy are on the device, what comes in and what goes out in host memory.
+        // Original and copy are on the device. The source and target of transfers are in host
+        // memory.
         let bytes = BYTES.min(device.memory().free_bytes() / 3).min(host_memory / 4).max(BYTES_MIN);
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory));
         arena.pin_by(device.pin());
         let (stream, other) = (device.stream(CancelFlag::new())?, device.stream(CancelFlag::new())?);
         let mut piece = arena.allocate(len, PURPOSE)?;
-        // Pages that nobody has written to are one and the same.
+        // Unwritten pages all map to the same zero page.
         piece.fill(1);
         let host = [piece.freeze()];
         let original = device.copy_in(&host, &stream)?;
@@ -68,7 +72,7 @@ impl Boundaries {
         let seconds = best_of_rounds(|| {
             let start = Instant::now();
             for _ in 0..copies {
-                // The next one takes its memory.
+                // The next copy reuses the memory.
                 drop(device.copy(&original, &stream)?);
             }
             device.synchronize(&stream)?;
@@ -76,7 +80,7 @@ impl Boundaries {
         })?;
         let memory = 2.0 * copies as f64 * bytes as f64 / seconds;
 
-        // Bytes per second in those directions at the same time.
+        // Total bytes per second of the given directions at the same time.
         let rate = |is_coming: bool, is_going: bool| -> Result<f64> {
             let seconds = best_of_rounds(|| {
                 let start = Instant::now();
@@ -105,19 +109,20 @@ fn best_of_rounds(seconds: impl Fn() -> Result<f64>) -> Result<f64> {
     Ok(rounds.into_iter().fold(f64::INFINITY, f64::min).max(1e-9))
 }
 
-/// The least time that a join can take, by bytes and measured rates.
+/// The minimum time of a join, by bytes and measured rates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floor {
-    /// In which the device's memory gives the tables and takes the result, each once.
+    /// Seconds to read the tables and write the result in device memory, once each.
     pub memory_seconds: f64,
-    /// In which they cross the link to a device that has memory of its own, if neither direction slows the other down.
+    /// Seconds to cross the link to a device with its own memory, if neither direction slows the
+    /// other.
     pub link_seconds: Option<f64>,
-    /// The same where both directions together carry no more than they were seen to.
+    /// Seconds to cross the link at the measured total rate of both directions.
     pub link_both_seconds: Option<f64>,
 }
 
 impl Floor {
-    /// Of what was measured. Columns that the device had kept cross no link.
+    /// Computes the floor of a measurement. Columns kept on the device do not cross the link.
     pub fn of(boundaries: &Boundaries, measured: &Measured) -> Self {
         let (bytes_in, bytes_out) = (measured.bytes_in as f64, measured.bytes_out as f64);
         let spared: u64 = measured.phases.iter().map(|phase| phase.kept_bytes).sum();
@@ -130,7 +135,8 @@ impl Floor {
         }
     }
 
-    /// Tables and results live in host memory: the link counts where there is one.
+    /// Returns the largest bound. The link counts if there is one, because tables and results are
+    /// in host memory.
     pub fn seconds(self) -> f64 {
         let links = [self.link_seconds, self.link_both_seconds];
         links.into_iter().flatten().fold(self.memory_seconds, f64::max)

@@ -1,23 +1,28 @@
-//! `dovetail-bench`: what the engine takes on this machine, in this process, without a server.
+//! `dovetail-bench`: measures the engine on this machine, in this process, without a server.
 //!
 //! ```text
-//!   suite × scale ─► cases ─► prepare: tables, joins ─► engine: catalog, plan, run, time ─► table, JSON lines ─► plot.py
-//!                                └─ expected rows and checksum ──► checked after every run, off the clock
+//!   suite × scale ─► cases ─► prepare: tables, joins ─► engine: catalog, plan, run, time
+//!                                │                        └─► table, JSON lines ─► plot.py
+//!                                └─ expected rows and checksum ─► checked after each run, untimed
 //! ```
 //!
-//! A suite is a named set of cases: synthetic joins along axes, sequences of joins, joins of TPC-H and TPC-DS, or joins drawn
-//! at random. The suites `wu-N` and `rui-N` have the workloads of the figures with that number in
+//! A suite is a named set of cases: synthetic joins along axes, sequences of joins, joins of TPC-H
+//! and TPC-DS, or joins drawn at random. The suites `wu-N` and `rui-N` have the workloads of figure
+//! N in
 //!
-//! * B. Wu, D. Koutsoukos and G. Alonso, Efficiently Processing Large Relational Joins on GPUs, 2024;
+//! * B. Wu, D. Koutsoukos and G. Alonso, Efficiently Processing Large Relational Joins on GPUs,
+//!   2024;
 //! * R. Rui and Y.-C. Tu, Fast Equi-Join Algorithms on GPUs: Design and Implementation, SSDBM 2017;
 //!
-//! at the published sizes times a scale. The algorithms that they compare are strategies here: `sort-merge-gfur`, `sort-merge`,
-//! `radix-hash-gfur` and `radix-hash` are SMJ-UM, SMJ-OM, PHJ-UM and PHJ-OM of Wu et al., and `hash` is a join that does not
-//! partition. Their tables lie in GPU memory when the clock starts, and ours in host memory.
+//! at the published sizes times a scale. The algorithms that the papers compare are strategies
+//! here: `sort-merge-gfur`, `sort-merge`, `radix-hash-gfur` and `radix-hash` are SMJ-UM, SMJ-OM,
+//! PHJ-UM and PHJ-OM of Wu et al., and `hash` is a join without partitioning. When the clock
+//! starts, the papers' tables are in GPU memory, and ours in host memory.
 //!
-//! Each line of results keeps the date, the commit, the machine and the command beside the numbers, and the floor: the
-//! time in which the device's memory could read the tables and write the result once or, for a GPU, the link could carry
-//! them, at the rates that plain copies were measured at (`floor.rs`).
+//! Each line of results has the numbers, the date, the commit, the machine and the command. It also
+//! has the floor: the time to read the tables and write the result once in the device's memory or,
+//! for a GPU, to send them over the link. The floor uses the measured rates of plain copies
+//! (`floor.rs`).
 
 mod asked;
 #[path = "../at_once/mod.rs"]
@@ -64,22 +69,23 @@ use dovetail::memory::{human_bytes, parse_bytes, process_memory_limit};
 use dovetail::planner::{self, Forced, Strategy};
 use dovetail::{Context, Error, Result};
 
-/// Tables and result of the largest case, where nobody says a scale and the CPU joins: more than its caches hold, and little
-/// enough that a suite is a matter of minutes.
+/// Bytes of tables and result of the largest case on a CPU, without `--scale`: more than caches
+/// hold, and small enough that a suite takes minutes.
 const CPU_CASE_BYTES: u64 = 256 << 20;
 
-/// A case whose timed runs take less than this has more of them, so many times as many at the most: in a join of a millisecond or
-/// two, whatever else the machine does weighs more than what strategies differ by.
+/// Minimum total time of the timed runs of a case. Shorter cases have up to `SHORT_RUNS` times the
+/// runs, because other work on the machine disturbs a join of a millisecond or two more than
+/// strategies differ.
 const SHORT: Duration = Duration::from_millis(250);
 const SHORT_RUNS: u32 = 8;
 
-/// Joins that suite choices draws where nobody says how many.
+/// Default number of joins that suite choices draws.
 const CASES: u16 = 40;
 
-/// Device memory is never made smaller than this by scaling: pieces of work have a size of their own.
+/// Minimum device memory after scaling, because pieces of work have a fixed size.
 const DEVICE_MEMORY_MIN: u64 = 8 << 20;
 
-/// As of the server: it is the server's engine that is measured.
+/// The server's allocator, because the benchmark measures the server's engine.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -154,7 +160,7 @@ struct BenchArgs {
     #[arg(long)]
     json: bool,
 
-    // The last, because what follows would stand under its heading.
+    // Last, because later options would appear under the heading of these.
     #[command(flatten)]
     axes: AxisArgs,
 }
@@ -167,11 +173,11 @@ fn main() -> ExitCode {
     dovetail::cli::run_program(run)
 }
 
-/// Runs a suite, or lists them. `matches` knows which options were given.
+/// Runs a suite, or lists all suites. `matches` tells which options the caller gave.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an unknown suite, for axes or options that it does not have, and for options without a suite;
-/// [`Error::Internal`] when a result is wrong; what the engine answers.
+/// [`Error::Invalid`] for an unknown suite, for axes or options that the suite lacks, and for
+/// options without a suite; [`Error::Internal`] when a result is wrong; errors of the engine.
 fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
     let Some(name) = &args.suite else {
         refuse_given(matches)?;
@@ -192,7 +198,7 @@ fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
     let mut machine = machine(args)?;
     let bytes_max = match machine.device.kind {
         DeviceKind::Host => CPU_CASE_BYTES.min(machine.host_memory / 4),
-        // Tables are in memory twice while they are brought in.
+        // Tables are in memory twice during the upload.
         DeviceKind::Cuda => machine.host_memory / 2,
     };
     let scale = match args.scale {
@@ -200,7 +206,7 @@ fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
         None => suite.fitting_scale(&args.axes, args.seed, bytes_max)?,
     };
     tables_fit(&cases_of(suite, scale, args)?, machine.host_memory)?;
-    // With all memory that there is: little of it would be measured in caches.
+    // Measured with all memory, because caches would hold a small part of it.
     let boundaries = Boundaries::measure(&*machine.open()?, machine.host_memory)?;
     if args.device_memory.is_none() {
         machine.device_memory = device_memory(suite, scale);
@@ -218,7 +224,7 @@ fn cases_of(suite: &Suite, scale: f64, args: &BenchArgs) -> Result<Vec<Case>> {
     suite.cases(&args.axes, Size { scale, seed: args.seed, cases: args.cases.unwrap_or(CASES).into() })
 }
 
-/// Refuses tables for which there is no room before minutes go into making them.
+/// Refuses tables that do not fit memory, before minutes are spent on generating them.
 fn tables_fit(cases: &[Case], host_memory: u64) -> Result<()> {
     let possible = cases.iter().filter(|case| case.impossible().is_none());
     let Some(largest) = possible.max_by_key(|case| case.table_bytes()) else { return Ok(()) };
@@ -249,7 +255,7 @@ fn machine(args: &BenchArgs) -> Result<Machine> {
     })
 }
 
-/// Of suites that are about devices of a size: that size at this scale.
+/// Returns the scaled device memory of a suite that sets it.
 fn device_memory(suite: &Suite, scale: f64) -> Option<u64> {
     suite.device_memory.map(|bytes| ((bytes as f64 * scale) as u64).max(DEVICE_MEMORY_MIN))
 }
@@ -257,7 +263,7 @@ fn device_memory(suite: &Suite, scale: f64) -> Option<u64> {
 fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_stdout: bool) -> Result<()> {
     let cases = cases_of(suite, scale, args)?;
     let strategies = strategies(suite, &args.strategies)?;
-    // What the planner chooses, it chooses for a server.
+    // The planner's choices are measured as in a server.
     let on = &Measurable {
         shares: args.shares.unwrap_or(suite.is_of_choices()),
         at_once: args.at_once.into(),
@@ -298,30 +304,31 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
     Ok(())
 }
 
-/// What is measured of each case.
+/// The requested measurements of each case.
 #[derive(Clone, Copy)]
 struct Asking<'a> {
-    /// By their names; `None` is the planner's choice.
+    /// `None`: the planner's choice.
     strategies: &'a [Option<Strategy>],
-    /// Timed ones of each.
+    /// Timed runs of each strategy.
     runs: u32,
-    /// Whether every way to compose a join is measured, and all with columns on the device.
+    /// True if every way to compose a join is measured, also with columns on the device.
     exhaustive: bool,
-    /// Whether the planner's choice is compared with the rest.
+    /// True if the planner's choice is compared with the alternatives.
     compares: bool,
 }
 
-/// What was measured of one case.
+/// The measurements of one case.
 #[derive(Debug, Default)]
 struct OfCase {
-    /// Of both sides.
+    /// Rows of both sides.
     rows: [u64; 2],
     measured: Vec<Measured>,
-    /// What the planner knew, with the times of every way to compose the join; a line for columns that come in, and one for those kept.
+    /// The planner's inputs, with the times of every way to compose the join: a line for columns
+    /// copied in, and a line for kept columns.
     planned: Vec<Value>,
 }
 
-/// All that is asked for of one case. The engine ends with it, so that each case finds the same memory.
+/// Measures one case. Drops the engine at the end, so that each case finds the same free memory.
 fn measure(case: &Case, asking: &Asking<'_>, on: &Measurable, progress: &Progress) -> Result<OfCase> {
     progress.set_message(format!("generating {}", case.label()));
     let mut prepared = case.prepare()?;
@@ -336,7 +343,7 @@ fn measure(case: &Case, asking: &Asking<'_>, on: &Measurable, progress: &Progres
     Ok(of_case)
 }
 
-/// Adds all that is asked for with the engine as it is.
+/// Adds the requested measurements in the engine's current state.
 fn measure_group(
     case: &Case,
     asking: &Asking<'_>,
@@ -355,7 +362,7 @@ fn measure_group(
         let checked = engine.check(&asked, prepared).context(|| asked::label(&asked));
         match checked {
             Ok(checked) => measured.push(checked),
-            // Another strategy may do with less.
+            // Another strategy may need less.
             Err(Error::Exhausted(reason)) => {
                 progress.aside(|| {
                     output::remark(format!("skipped {} for {}: {reason}", asked::label(&asked), case.label()));
@@ -364,8 +371,8 @@ fn measure_group(
             Err(error) => return Err(error),
         }
     }
-    // What the planner chose may be a strategy of the list, composed the same: two measurements of one plan would differ by
-    // noise alone.
+    // The planner's choice may have the same plan as a listed strategy. Both share one measurement,
+    // because two would differ by noise alone.
     let same_plan = |of: usize| (0..of).find(|&earlier| measured[earlier].plan == measured[of].plan);
     let measured_with: Vec<usize> = (0..measured.len()).map(|at| same_plan(at).unwrap_or(at)).collect();
     let own: Vec<usize> = (0..measured.len()).filter(|&at| measured_with[at] == at).collect();
@@ -394,11 +401,11 @@ fn measure_group(
     Ok(())
 }
 
-/// Timed runs, at least so many of each and more where they are short, in turn, so that what else the machine does meets all of them. `time`
-/// is told which.
+/// Times at least `runs` runs of each item of `which`, and more if they are short. The items take
+/// turns, so that other work on the machine disturbs all of them alike. `time` gets the item.
 fn in_turn(which: &[usize], runs: u32, time: impl Fn(usize) -> Result<Timed>) -> Result<BTreeMap<usize, Vec<Timed>>> {
     let mut timed: BTreeMap<usize, Vec<Timed>> = BTreeMap::new();
-    // Of the runs alone: what it takes to check their results makes none of them longer.
+    // Seconds of the runs alone, without the checks of their results.
     let mut timed_seconds = 0.0;
     for round in 0..runs * SHORT_RUNS {
         if round >= runs && timed_seconds >= SHORT.as_secs_f64() {
@@ -413,7 +420,7 @@ fn in_turn(which: &[usize], runs: u32, time: impl Fn(usize) -> Result<Timed>) ->
     Ok(timed)
 }
 
-/// Refuses options where no suite is named: all of them say how one is run, and whoever gives them expects that it is.
+/// Refuses options without a suite, because they have no effect and the caller expects one.
 fn refuse_given(matches: &ArgMatches) -> Result<()> {
     let command = BenchArgs::command();
     let is_given = |arg: &&Arg| {

@@ -1,5 +1,7 @@
-//! A line of results that holds a join as the planner saw it, with the time of every way to compose it: the planner can be asked again what
-//! it would choose, without the rows and without the device (`src/planner/tests/recorded.rs`).
+//! A line of results with the planner's view of a join, and the time of every way to compose it.
+//!
+//! A test can ask the planner for its choice again, without the rows and without the device
+//! (`src/planner/tests/recorded.rs`).
 
 use std::collections::BTreeMap;
 
@@ -10,10 +12,10 @@ use dovetail::catalog::{self, ColumnStatistics, Table};
 use dovetail::columns::{are_bytes, value_bytes};
 use dovetail::planner::Target;
 
-/// The join, and the seconds of each composition.
+/// Returns the join, and the seconds of each composition.
 pub fn line(planned: &PlannedJoin<'_>, measured: &[Measured]) -> Value {
     let PlannedJoin { join, plan, target } = planned;
-    // Of what came out as the same plan, one may have been timed once more.
+    // One of several measurements with the same plan may have been timed again.
     let mut ways: BTreeMap<&str, f64> = BTreeMap::new();
     for of in measured {
         let seconds = ways.entry(&of.plan).or_insert_with(|| of.median());
@@ -32,7 +34,7 @@ pub fn line(planned: &PlannedJoin<'_>, measured: &[Measured]) -> Value {
     })
 }
 
-/// What plans follow from beside the columns that are kept.
+/// Returns the device properties that plans depend on, except the kept columns.
 fn device(target: &Target) -> Value {
     json!({
         "memory_bytes": target.memory_bytes,

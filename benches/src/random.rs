@@ -1,7 +1,9 @@
-//! Numbers that look random and follow from a seed, whatever the order in which they are asked for.
+//! Pseudo-random numbers that depend on the seed and the index only, not on the order of requests.
 
-/// A bijection of 0..n: rounds of xor-shift and odd multiplication on the next power of two, repeated until the value
-/// is below n ("cycle walking": Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002, section 3).
+/// A bijection of 0..n: rounds of xor-shift and odd multiplication on the next power of two.
+///
+/// The rounds repeat until the value is below n ("cycle walking": Black and Rogaway, Ciphers with
+/// Arbitrary Finite Domains, CT-RSA 2002, section 3).
 pub struct Permutation {
     count: u64,
     mask: u64,
@@ -10,13 +12,13 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// Of so many numbers; another seed gives another one.
+    /// Makes a permutation of `count` numbers, which depends on the seed.
     pub fn new(count: u64, seed: u64) -> Self {
         let bits = 64 - count.saturating_sub(1).leading_zeros();
         Self { count, mask: if bits == 64 { u64::MAX } else { (1 << bits) - 1 }, shift: bits.div_ceil(2).max(1), seed }
     }
 
-    /// Where a number goes.
+    /// Returns the image of `index`.
     pub fn at(&self, index: u64) -> u64 {
         let mut value = index;
         loop {
@@ -40,7 +42,7 @@ pub fn hash(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The finalizer of MurmurHash3 for 32 bits: a bijection of them.
+/// The finalizer of MurmurHash3: a bijection of 32 bits.
 pub fn mix32(value: u32) -> u32 {
     let mut z = value;
     z = (z ^ (z >> 16)).wrapping_mul(0x85eb_ca6b);
@@ -48,12 +50,12 @@ pub fn mix32(value: u32) -> u32 {
     z ^ (z >> 16)
 }
 
-/// A number below `count` from random bits, by multiplication.
+/// Maps random bits to a number below `count`, by multiplication.
 pub fn below(bits: u64, count: u64) -> u64 {
     ((u128::from(bits) * u128::from(count)) >> 64) as u64
 }
 
-/// A number in 0..1 from random bits.
+/// Maps random bits to a number in 0..1.
 pub fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }

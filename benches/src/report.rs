@@ -21,26 +21,26 @@ use dovetail::memory::process_memory_limit;
 use dovetail::planner::Rates;
 use dovetail::{Context, Result};
 
-/// Writes results as they come.
+/// Writes results as they arrive.
 #[derive(Debug)]
 pub struct Report {
-    /// What all lines begin with.
+    /// Fields that all lines begin with.
     head: Map<String, Value>,
     rates: Rates,
     boundaries: Boundaries,
     out: Option<File>,
-    /// Whether results go to stdout beside the file.
+    /// True if results also go to stdout.
     on_stdout: bool,
-    /// Of the first column of the table.
+    /// Width of the table's first column.
     label_width: usize,
-    /// Whether the heading of the table is out.
+    /// True if the heading of the table is written.
     begun: bool,
 }
 
-/// What stands behind a join that finds columns on the device.
+/// Suffix of the label of a join that finds columns on the device.
 const KEPT: &str = ", columns kept";
 
-/// Columns of the table after the first, and their widths, which are fixed because rows come one by one.
+/// Columns of the table after the first. Their widths are fixed because rows arrive one by one.
 const COLUMNS: [(&str, Align, usize); 7] = [
     ("build", Align::Right, 7),
     ("probe", Align::Right, 7),
@@ -52,8 +52,8 @@ const COLUMNS: [(&str, Align, usize); 7] = [
 ];
 
 impl Report {
-    /// Opens the file. `cases` are those to come, also with columns kept where that is `exhaustive`; `on_stdout` says whether results are
-    /// shown, too.
+    /// Opens the file for the results of `cases`. `exhaustive`: each case also runs with kept
+    /// columns. `on_stdout`: results are also shown.
     ///
     /// # Errors
     /// [`Error::Internal`](dovetail::Error::Internal) when the file cannot be opened.
@@ -98,7 +98,7 @@ impl Report {
         })
     }
 
-    /// Writes what was measured of a case.
+    /// Writes the measurements of a case.
     ///
     /// # Errors
     /// [`Error::Internal`](dovetail::Error::Internal) when the file cannot be written.
@@ -126,12 +126,12 @@ impl Report {
         self.write(&self.with_head(&json!({"summary": summary})))
     }
 
-    /// Whether people read along.
+    /// True if results are shown as a table for people.
     pub fn is_table(&self) -> bool {
         self.on_stdout && !output::is_json()
     }
 
-    /// A line of results.
+    /// Makes a line of results with the head's fields.
     fn with_head(&self, more: &Value) -> Value {
         let mut line = self.head.clone();
         line.extend(more.as_object().cloned().unwrap_or_default());
@@ -174,7 +174,7 @@ impl Report {
 
     fn row(&self, label: &str, cells: [String; COLUMNS.len()]) -> String {
         let pad = |(cell, (_, align, width)): (&String, (&str, Align, usize))| match align {
-            // The strategy's is the only one on the left.
+            // Only the strategy is on the left.
             Align::Left => format!("  {cell:<width$}",),
             Align::Right => format!("  {cell:>width$}"),
         };
@@ -235,7 +235,7 @@ impl Report {
     }
 }
 
-/// What the device's work took by its own clock: by phase, and in each by kernel or copy.
+/// Returns the work times by the device's own clock: by phase, then by kernel or copy.
 fn device_seconds(times: &[WorkTime]) -> Value {
     let mut phases: BTreeMap<&str, BTreeMap<&str, f64>> = BTreeMap::new();
     for time in times {

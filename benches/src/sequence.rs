@@ -1,11 +1,14 @@
-//! Sequences of joins: a fact table with several foreign keys meets one dimension after the other (Wu et al. 2024, 5.2.7).
+//! Sequences of joins: a fact table with several foreign keys is joined with one dimension after
+//! the other (Wu et al. 2024, 5.2.7).
 //!
 //! ```text
-//!   fact (f0, fk1, fk2, ...) ⋈ dimension1 (k, p1) ─► (f0, fk2, ..., p1) ⋈ dimension2 (k, p2) ─► (f0, ..., p1, p2) ...
+//!   fact (f0, fk1, fk2, ...) ⋈ dimension1 (k, p1)
+//!     ─► (f0, fk2, ..., p1)  ⋈ dimension2 (k, p2)
+//!     ─► (f0, ..., p1, p2) ...
 //! ```
 //!
-//! Foreign keys that are still to come ride along, and leave with the join that uses them. Wu et al. fetch each by row number
-//! before its join, which is work outside of a join here.
+//! Foreign keys of later joins are payload, until the join that uses and drops them. Wu et al.
+//! fetch each by row number before its join, which is work outside of a join here.
 
 use arrow::array::RecordBatch;
 use rayon::prelude::*;
@@ -23,24 +26,24 @@ const WIDTH: usize = 4;
 /// One sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
-    /// How many joins.
+    /// Number of joins.
     pub joins: usize,
     /// Rows of the fact table.
     pub fact_rows: u64,
     /// Rows of each dimension.
     pub dimension_rows: u64,
-    /// Everything random follows from it.
+    /// Seed of all random values.
     pub seed: u64,
 }
 
 impl Sequence {
-    /// Bytes of the tables, and of all results.
+    /// Returns the bytes of the tables and of all results.
     pub fn bytes(&self) -> u64 {
-        // Each join takes a foreign key away and adds a payload.
+        // Each join drops a foreign key and adds a payload.
         self.table_bytes() + self.joins as u64 * self.fact_bytes()
     }
 
-    /// Bytes of the tables.
+    /// Returns the bytes of the tables.
     pub fn table_bytes(&self) -> u64 {
         self.fact_bytes() + self.joins as u64 * self.dimension_rows * 2 * WIDTH as u64
     }
@@ -49,12 +52,12 @@ impl Sequence {
         self.fact_rows * (self.joins as u64 + 1) * WIDTH as u64
     }
 
-    /// What it is, without its sizes.
+    /// Describes the sequence, without its sizes.
     pub fn label(&self) -> String {
         format!("{} in sequence", counted(self.joins as u64, "join"))
     }
 
-    /// Its axes, for a line of results.
+    /// Returns the axes, for a line of results.
     pub fn axes(&self) -> Vec<(&'static str, Value)> {
         vec![("joins", json!(self.joins)), ("key_bytes", json!(WIDTH)), ("seed", json!(self.seed))]
     }
@@ -67,7 +70,7 @@ impl Sequence {
         let mut tables = Vec::new();
         let mut keys: Vec<Permutation> = Vec::new();
         for at in 1..=self.joins {
-            // Each dimension in an order of its own.
+            // Each dimension has a different order.
             let order = Permutation::new(self.dimension_rows, self.salt(at));
             let columns: [(String, Values<'_>); 2] = [
                 ("k".into(), Box::new(|row| order.at(row) as i64)),
@@ -122,7 +125,7 @@ impl Sequence {
     }
 }
 
-/// A column: what it holds in each row.
+/// Values of a column, by row.
 type Values<'a> = Box<dyn Fn(u64) -> i64 + Sync + 'a>;
 
 fn batches(rows: u64, columns: &[(String, Values<'_>)]) -> Result<Vec<RecordBatch>> {

@@ -1,4 +1,4 @@
-//! A suite: what its cases vary in, and how the command line changes that.
+//! A suite: the axes along which its cases vary, and their changes by the command line.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use super::tpc::{Query, TpcJoin};
 use super::workload::Workload;
 use dovetail::{Error, Result};
 
-/// No suite is made smaller than this by itself.
+/// Minimum scale that a suite chooses without `--scale`.
 const SCALE_MIN: f64 = 1.0 / 65536.0;
 
 /// What varies between the cases of a suite; the command line replaces what it names.
@@ -58,49 +58,49 @@ pub struct AxisArgs {
     pub nulls: Vec<f64>,
 }
 
-/// How large, and how random.
+/// The size and the seed of a suite's cases.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
-    /// Part of the suite's own sizes.
+    /// Fraction of the suite's sizes.
     pub scale: f64,
-    /// Everything random follows from it.
+    /// Seed of all random values.
     pub seed: u64,
-    /// Cases of a suite that draws them.
+    /// Number of cases, for a suite that draws them.
     pub cases: usize,
 }
 
 /// A named set of cases.
 #[derive(Debug)]
 pub struct Suite {
-    /// What it is called.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it reproduces, or varies, in a line.
+    /// One line about what the suite reproduces or varies.
     pub about: &'static str,
-    /// What its figure is drawn over.
+    /// Horizontal axis of the suite's figure.
     pub axis: Axis,
-    /// Memory that the device has, at full size; `None`: what the command line or the machine gives.
+    /// Device memory at full size. `None`: as given by the command line or the machine.
     pub device_memory: Option<u64>,
-    /// Its cases.
+    /// Source of the cases.
     pub kind: Kind,
 }
 
 /// The axis of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
-    /// The field of a line of results.
+    /// Field of a line of results.
     pub field: &'static str,
-    /// What stands at the axis.
+    /// Text at the axis.
     pub label: &'static str,
 }
 
-/// Where the cases of a suite come from.
+/// The source of a suite's cases.
 #[derive(Debug)]
 pub enum Kind {
     /// All combinations of axes.
     Synthetic(Axes),
-    /// Sequences of so many joins.
+    /// Sequences of joins.
     Sequences {
-        /// Of each case.
+        /// Number of joins of each case.
         joins: &'static [usize],
         /// Rows of the fact table.
         fact: u64,
@@ -109,7 +109,7 @@ pub enum Kind {
     },
     /// Joins of TPC-H and TPC-DS, with keys of each of these widths.
     Tpc {
-        /// Which.
+        /// The joins.
         queries: &'static [Query],
         /// Bytes of keys.
         key_bytes: &'static [usize],
@@ -118,14 +118,14 @@ pub enum Kind {
     Choices,
 }
 
-/// Values of each axis; all combinations are cases. [`Workload`] says what the axes are.
+/// Values of each axis. All combinations are cases. [`Workload`] describes the axes.
 #[derive(Clone, Copy, Debug)]
 pub struct Axes {
-    /// Of both sides, or of the build side.
+    /// Rows of both sides, or of the build side.
     pub rows: &'static [Rows],
-    /// Probe rows for each build row, where `rows` does not say.
+    /// Probe rows for each build row, if `rows` has the build side only.
     pub ratio: &'static [u64],
-    /// As in a workload, like all that follow.
+    /// This and the later axes have the meaning of the fields of [`Workload`].
     pub keys: &'static [Keys],
     pub key_columns: &'static [usize],
     pub key_bytes: &'static [usize],
@@ -137,10 +137,10 @@ pub struct Axes {
 }
 
 impl Suite {
-    /// Its cases; what the command line says of the axes replaces the suite's own.
+    /// Returns the cases. Axes given on the command line replace the suite's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when axes are said of a suite that has none.
+    /// [`Error::Invalid`] when the command line gives axes for a suite that has none.
     pub fn cases(&self, args: &AxisArgs, size: Size) -> Result<Vec<Case>> {
         let Size { scale, seed, cases } = size;
         let scaled = |rows: u64| Rows::build(rows).scaled(scale).build;
@@ -165,10 +165,10 @@ impl Suite {
         }
     }
 
-    /// The largest power of two up to 1 at which no case has more bytes than that.
+    /// Returns the largest power of two up to 1 at which no case has more than `bytes_max` bytes.
     ///
     /// # Errors
-    /// As [`cases`](Self::cases).
+    /// Errors of [`cases`](Self::cases).
     pub fn fitting_scale(&self, args: &AxisArgs, seed: u64, bytes_max: u64) -> Result<f64> {
         let mut scale = 1.0;
         while scale > SCALE_MIN {
@@ -187,12 +187,12 @@ impl Suite {
         Ok(scale)
     }
 
-    /// Whether it asks how good the planner's choices are.
+    /// True if the suite measures the quality of the planner's choices.
     pub fn is_of_choices(&self) -> bool {
         matches!(self.kind, Kind::Choices)
     }
 
-    /// The axis, for a line of results.
+    /// Returns the axis, for a line of results.
     pub fn axis(&self) -> Value {
         json!({"field": self.axis.field, "label": self.axis.label})
     }
@@ -207,7 +207,7 @@ impl AxisArgs {
 }
 
 impl Axes {
-    /// All combinations, without those that come out the same.
+    /// Returns all combinations, without duplicates.
     fn workloads(&self, args: &AxisArgs, scale: f64, seed: u64) -> Vec<Workload> {
         fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
             if given.is_empty() { default.to_vec() } else { given.to_vec() }
@@ -257,7 +257,7 @@ impl Axes {
     }
 }
 
-/// Each workload with each value of an axis.
+/// Combines each workload with each value of an axis.
 fn vary<T: Copy>(all: &mut Vec<Workload>, values: &[T], set: impl Fn(&mut Workload, T)) {
     let with = |workload: Workload| {
         values

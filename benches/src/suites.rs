@@ -1,4 +1,4 @@
-//! The named suites at full size, and what their figures are drawn over.
+//! The named suites at full size, and the axes of their figures.
 
 use super::axes::{Columns, Keys, Payloads, ProbeKeys, Rows};
 use super::suite::{Axes, Axis, Kind, Suite};
@@ -7,7 +7,7 @@ use dovetail::{Error, Result};
 
 const M: u64 = 1 << 20;
 
-/// Foreign key to primary key, dense keys, each drawn as often as any other: where the literature starts from.
+/// Foreign key to primary key, with dense keys drawn equally often: the literature's base case.
 const PLAIN: Axes = Axes {
     rows: &[Rows::build(64 * M)],
     ratio: &[2],
@@ -21,16 +21,17 @@ const PLAIN: Axes = Axes {
     nulls: &[0.0],
 };
 
-/// The narrow and the wide join of Wu et al.: 2^25 to 2^27 rows meet twice as many.
+/// Sizes of the narrow and the wide join of Wu et al.: 2^25 to 2^27 build rows, twice as many probe
+/// rows.
 const WU_SIZES: Axes = Axes { rows: &[Rows::build(32 * M), Rows::build(64 * M), Rows::build(128 * M)], ..PLAIN };
 
-/// The wide join of Wu et al. that most figures vary: 2^27 rows each, two payload columns each.
+/// The wide join of Wu et al. that most figures vary: 2^27 rows and two payload columns per side.
 const WU_WIDE: Axes = Axes { rows: &[Rows::build(128 * M)], ratio: &[1], payloads: &[Payloads::as_key(2)], ..PLAIN };
 
 /// Two columns of 8 bytes on each side.
 const TWO_OF_8: Payloads = Payloads::both(Columns { as_key: 0, of_4: 0, of_8: 2 });
 
-/// The join of Rui and Tu: as many rows on both sides, 4 + 4 bytes, unique keys.
+/// The join of Rui and Tu: equal rows on both sides, 4 + 4 bytes, unique keys.
 const RUI: Axes = Axes { rows: &[Rows::build(64 * M)], ratio: &[1], ..PLAIN };
 
 const BUILD_ROWS: Axis = Axis { field: "build_rows", label: "|R| (rows)" };
@@ -296,14 +297,15 @@ const fn synthetic(name: &'static str, about: &'static str, axis: Axis, axes: Ax
     Suite { name, about, axis, device_memory: None, kind: Kind::Synthetic(axes) }
 }
 
-/// Figures that show the joins of another one's suite in another way: their phases, their memory, or other joins beside them.
+/// Figures that show the joins of another figure's suite differently: their phases, their memory,
+/// or next to other joins. Each comes with the suite's name.
 const OTHER_FIGURES: [(&str, &str); 5] =
     [("wu-9", "wu-8"), ("rui-8", "rui-7"), ("rui-9", "rui-7"), ("rui-11", "rui-10"), ("rui-12", "rui-10")];
 
-/// The suite of that name, or of that figure.
+/// Finds a suite by its name or by a figure.
 ///
 /// # Errors
-/// [`Error::Invalid`] with all names.
+/// [`Error::Invalid`] with all names, for an unknown name.
 pub fn find(name: &str) -> Result<&'static Suite> {
     let other = OTHER_FIGURES.iter().find(|(figure, _)| *figure == name).map(|(_, suite)| *suite);
     SUITES.iter().find(|suite| suite.name == other.unwrap_or(name)).ok_or_else(|| {

@@ -25,7 +25,7 @@ fn cases(suite: &str, more: &[&str]) -> Vec<Case> {
     suites::find(suite).unwrap().cases(&args(more).axes, size).unwrap()
 }
 
-/// Two threads of the CPU with the memory that a suite's devices have, or that much.
+/// A machine with two CPU threads and the suite's scaled device memory, or else `memory`.
 fn small(suite: &str, scale: f64, memory: u64) -> Measurable {
     let suite = suites::find(suite).unwrap();
     let machine = Machine {
@@ -63,7 +63,7 @@ fn axes_multiply_and_the_command_line_replaces_them() {
             other => panic!("{other:?} is not synthetic"),
         })
         .collect();
-    // Twice, for keys of 4 and of 8 bytes.
+    // Each twice, for keys of 4 and of 8 bytes.
     assert_eq!(rows, [(10, 20), (10, 30), (20, 50), (10, 20), (10, 30), (20, 50)]);
     assert!(given.iter().all(|case| case.label().starts_with("sparse") && case.label().ends_with("0/2x8")));
 }
@@ -149,7 +149,7 @@ fn every_suite_runs_small_with_every_strategy_and_is_verified() {
         assert_eq!(measured.len(), 6 * cases.len(), "{}", suite.name);
         assert_eq!(lines.len() - measured.len(), usize::from(suite.is_of_choices()), "{}", suite.name);
         for line in measured {
-            // A figure has a place for each line, and all of its lines have results.
+            // Each line has a value on the figure's axis, and results.
             assert!(!line[suite.axis.field].is_null(), "{} lacks {}", suite.name, suite.axis.field);
             assert!(line["result_rows"].as_u64() > Some(0), "{line}");
             assert!(line["seconds"].as_f64() > Some(0.0), "{line}");
@@ -192,7 +192,7 @@ fn choices_are_compared_with_every_way_to_compose_a_join() {
     for (line, of_case) in planned.iter().zip(measured.chunks(6)) {
         let ways = line["planned"]["ways"].as_array().unwrap();
         let compositions: Vec<&str> = ways.iter().map(|way| way[0].as_str().unwrap()).collect();
-        // Of five strategies on both sides, with a filter and without.
+        // Five strategies, both build sides, with and without a filter.
         assert!(compositions.len() >= 20, "{compositions:?}");
         assert!(of_case.iter().all(|line| compositions.contains(&line["plan"].as_str().unwrap())), "{of_case:?}");
         assert_eq!(line["planned"]["left"]["rows"], of_case[0]["build_rows"]);
@@ -225,7 +225,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
     let kept = engine.check(&hash, &prepared).unwrap();
     assert!(kept.kept && kept.device_memory_max_bytes.is_none());
     assert_eq!((kept.rows, kept.bytes_in), (streamed.rows, streamed.bytes_in));
-    // Keys of both sides, at the least.
+    // At least the keys of both sides.
     assert!(kept_bytes(&engine, &prepared) >= 8 * 30_000);
     let asking = Asking { strategies: &[Some(Strategy::Hash), None], runs: 1, exhaustive: true, compares: true };
     let mut of_case = OfCase::default();
@@ -237,7 +237,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
         let rows = &planned[0][side]["rows"];
         assert_eq!(planned[0][side]["columns"][0]["kept"], json!([[0, rows]]), "the key of the {side} side");
     }
-    // A device that reads host memory as it lies has nothing to keep.
+    // A device that reads host memory in place has nothing to keep.
     let mut prepared = case.prepare().unwrap();
     assert!(!Engine::new(&on, &mut prepared).unwrap().keep_columns().unwrap());
 }

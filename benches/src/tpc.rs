@@ -1,18 +1,27 @@
-//! Joins of TPC-H and TPC-DS queries on data of these benchmarks' own generators (Wu et al. 2024, section 5.3, Table 6).
+//! Joins of TPC-H and TPC-DS queries on data of the benchmarks' own generators (Wu et al. 2024,
+//! section 5.3, Table 6).
 //!
-//! | | query | build side | probe side | rows there |
+//! | | query | build side | probe side | rows (M) |
 //! |---|---|---|---|---|
-//! | J1 | H Q7 | orders: nation | lineitem of two years: supplier, ship date, price, discount | 15 M, 18.2 M, 18.2 M |
-//! | J2 | H Q18 | orders: customer, date, price | lineitem: quantity | 15 M, 60 M, 60 M |
-//! | J3 | H Q19 | part: brand, container, size | lineitem by air, in person: quantity, price, discount | 2 M, 2.1 M, 2.1 M |
-//! | J4 | DS Q64 | customer demographics: marital status | store sales: 3 keys and 7 other columns | 1.9 M, 58 M, 58 M |
-//! | J5 | DS Q95 | web sales: warehouse | web sales: warehouse | 72 M, 72 M, 904 M |
+//! | J1 | H Q7 | orders: nation | lines: supplier, date, price, discount | 15, 18.2, 18.2 |
+//! | J2 | H Q18 | orders: customer, date, price | lines: quantity | 15, 60, 60 |
+//! | J3 | H Q19 | part: brand, container, size | lines: quantity, price, discount | 2, 2.1, 2.1 |
+//! | J4 | DS Q64 | demographics: marital status | store sales: 3 keys, 7 others | 1.9, 58, 58 |
+//! | J5 | DS Q95 | web sales: warehouse | web sales: warehouse | 72, 72, 904 |
 //!
-//! The published joins are of TPC-H at scale factor 10 and TPC-DS at 100; ours are of that times a scale. As there, text is
-//! coded as numbers, keys have 4 or 8 bytes and everything else 8, and rows are shuffled. Only the columns that a join needs
-//! are kept. Three things differ from the queries: the nation of J1 is made of the customer's number; the probe side of J4
-//! is as many store sales with a demography as the query's plan finds there, the first of them, with codes for year, store name and
-//! zip made of date and store; and of a scaled J4 both sides are, so that demographies are folded into those that there are.
+//! The rows are the published rows of the build side, the probe side and the result, in millions.
+//! J1 takes the lines (`lineitem`) shipped in two years, and J3 those shipped by air and delivered
+//! in person. The demographics of J4 are the customers'.
+//!
+//! The published joins use TPC-H at scale factor 10 and TPC-DS at 100. Ours multiply these by a
+//! scale. As in the paper, text is coded as numbers, keys have 4 or 8 bytes, other columns have 8,
+//! and rows are shuffled. Only the columns that a join needs are kept. Three things differ from the
+//! queries:
+//!
+//! * The nation of J1 is derived from the customer's number.
+//! * The probe side of J4 is the first store sales with a demography, as many as in the query's
+//!   plan. Its codes for year, store name and zip are derived from date and store.
+//! * A scaled J4 scales both sides, so the sales' demographies are folded into the existing ones.
 
 use arrow::array::RecordBatch;
 use rayon::prelude::*;
@@ -26,13 +35,13 @@ use super::random::Permutation;
 use super::workload::{ROWS_PER_BATCH, integers};
 use dovetail::{Error, Result};
 
-/// Parts in which a table is generated, side by side.
+/// Parts of a table that are generated in parallel.
 const PARTS: u64 = 64;
 
 /// Nations of TPC-H.
 const NATIONS: i64 = 25;
 
-/// Days since 1970 between which J1's lines were shipped: 1995-01-01 and 1996-12-31.
+/// Ship dates of J1's lines in days since 1970: 1995-01-01 to 1996-12-31.
 const Q7_DAYS: std::ops::RangeInclusive<i64> = 9131..=9861;
 
 /// Rows of J4 at full scale.
@@ -42,13 +51,14 @@ const Q64_SALES: u64 = 57_898_426;
 /// Orders of `web_sales` at full scale.
 const Q95_ORDERS: u64 = 6_000_000;
 
-/// The key of J4's probe side and its other columns.
+/// Columns of J4's probe side, including the key.
 const Q64_SALE_COLUMNS: usize = 11;
 
-/// A ticket of `store_sales` has 12 lines on average, of which some lack a demography: fewer than that ever do.
+/// Lines with a demography per ticket of `store_sales`, a low estimate. A ticket has 12 lines on
+/// average, and some lack a demography.
 const Q64_SALES_PER_TICKET: u64 = 11;
 
-/// One of the five.
+/// One of the five joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Query {
     /// TPC-H Q7.
@@ -66,21 +76,21 @@ pub enum Query {
 /// One join on data of a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TpcJoin {
-    /// Which.
+    /// The join.
     pub query: Query,
     /// Bytes of keys; other columns have 8.
     pub key_bytes: usize,
-    /// In parts of the published scale.
+    /// Fraction of the published scale.
     pub scale: f64,
-    /// The order of the rows follows from it.
+    /// Seed of the order of the rows.
     pub seed: u64,
 }
 
-/// A generated side: its rows, the key first, and for each other column whether it is a key of some table.
+/// A generated side: its rows, with the key first, and the kind of each other column.
 struct Relation {
-    /// Row after row.
+    /// Values in row order.
     values: Vec<i64>,
-    /// Of each column after the first.
+    /// True for each column after the first that is a key of some table.
     is_key: &'static [bool],
 }
 
@@ -88,10 +98,10 @@ const KEY: bool = true;
 const OTHER: bool = false;
 
 impl Query {
-    /// All of them.
+    /// All queries.
     pub const ALL: [Self; 5] = [Self::J1, Self::J2, Self::J3, Self::J4, Self::J5];
 
-    /// As the paper calls it, and where it is from.
+    /// Returns the paper's name of the join, and its query.
     fn name(self) -> &'static str {
         match self {
             Self::J1 => "J1 (TPC-H Q7)",
@@ -102,7 +112,7 @@ impl Query {
         }
     }
 
-    /// Published rows of build side, probe side and result.
+    /// Returns the published rows of build side, probe side and result.
     pub fn rows(self) -> [u64; 3] {
         match self {
             Self::J1 => [15_000_000, 18_200_000, 18_200_000],
@@ -135,19 +145,19 @@ impl Relation {
 }
 
 impl TpcJoin {
-    /// Bytes of both tables and the result.
+    /// Returns the bytes of both tables and the result.
     pub fn bytes(&self) -> u64 {
         let ([key, build, probe], [.., rows]) = (self.row_bytes(), self.query.rows());
         self.table_bytes() + (rows as f64 * (key + build + probe) as f64 * self.scale) as u64
     }
 
-    /// Bytes of both tables.
+    /// Returns the bytes of both tables.
     pub fn table_bytes(&self) -> u64 {
         let ([key, build, probe], [build_rows, probe_rows, _]) = (self.row_bytes(), self.query.rows());
         ((build_rows * (key + build) + probe_rows * (key + probe)) as f64 * self.scale) as u64
     }
 
-    /// Bytes of a row: of its key, and of the other columns of each side.
+    /// Returns the bytes per row: of the key, and of the other columns of each side.
     fn row_bytes(&self) -> [u64; 3] {
         let key = self.key_bytes as u64;
         let of = |columns: &[bool]| columns.iter().map(|is_key| if *is_key { key } else { 8 }).sum();
@@ -155,12 +165,12 @@ impl TpcJoin {
         [key, build, probe]
     }
 
-    /// What it is, without its sizes.
+    /// Describes the join, without its sizes.
     pub fn label(&self) -> String {
         format!("{}, keys of {} B", self.query.name(), self.key_bytes)
     }
 
-    /// Its axes, for a line of results.
+    /// Returns the axes, for a line of results.
     pub fn axes(&self) -> Vec<(&'static str, Value)> {
         let query = format!("{:?}", self.query);
         let types = format!("keys of {} B", self.key_bytes);
@@ -217,7 +227,7 @@ impl TpcJoin {
                 };
                 let line = |line: LineItem<'_>| {
                     let (price, discount) = (line.l_extendedprice.into_inner(), line.l_discount.into_inner());
-                    // Of the two modes of the query, the generator makes one.
+                    // The generator makes only one of the query's two ship modes.
                     let wanted = line.l_shipmode == "AIR" && line.l_shipinstruct == "DELIVER IN PERSON";
                     wanted.then_some([line.l_partkey, line.l_quantity, price, discount])
                 };
@@ -244,12 +254,13 @@ impl TpcJoin {
     }
 
     fn session(&self) -> Result<Session> {
-        // Below 1 the benchmark's tables do not shrink in proportion: there are fewer rows of a larger one.
+        // Below scale factor 1, TPC-DS tables do not shrink in proportion, so we take a part of a
+        // larger table.
         let session = SessionBuilder::new().with_scale_factor((100.0 * self.scale).max(1.0)).build();
         session.map_err(|error| Error::Internal(format!("the TPC-DS generator refuses scale {}: {error}", self.scale)))
     }
 
-    /// Order number, warehouse.
+    /// Generates order number and warehouse of web sales.
     fn web_sales(&self) -> Result<Vec<i64>> {
         let session = self.session()?;
         let orders = session.get_scaling().get_row_count(Table::WebSales).min(self.scaled(Q95_ORDERS));
@@ -261,9 +272,9 @@ impl TpcJoin {
     }
 
     fn demographics_and_store_sales(&self) -> Result<[Vec<i64>; 2]> {
-        /// The bit of `ss_cdemo_sk`, the fifth column, among those that are null.
+        /// The null bit of `ss_cdemo_sk`, the fifth column.
         const NO_DEMOGRAPHY: i64 = 1 << 4;
-        /// Days in a year, for a code of it: dates are numbered from 1900.
+        /// Days in a year, for a code of the year. Dates are numbered from 1900.
         const DAYS: i64 = 365;
         let session = self.session()?;
         let (known, wanted) = (self.scaled(Q64_DEMOGRAPHICS).min(Q64_DEMOGRAPHICS), self.scaled(Q64_SALES));
@@ -320,9 +331,10 @@ impl TpcJoin {
     }
 }
 
-/// Rows and checksum of the join, by arrays indexed by key: keys of both benchmarks lie close together.
+/// Computes rows and checksum of the join by arrays indexed by key. Keys of both benchmarks are
+/// dense enough.
 fn expect(build: &Relation, probe: &Relation, terms: &[Term]) -> Result<Summary> {
-    /// The most that keys may reach over.
+    /// Maximum range of keys, exclusive.
     const EXTENT_MAX: i64 = 1 << 31;
     let keys = build.rows().map(|row| row[0]);
     let (min, max) = keys.fold((i64::MAX, i64::MIN), |(min, max), key| (min.min(key), max.max(key)));
@@ -358,17 +370,17 @@ fn expect(build: &Relation, probe: &Relation, terms: &[Term]) -> Result<Summary>
     Ok(expected)
 }
 
-/// Numbers for texts of which there are few, the same everywhere.
+/// Maps a text with few distinct values to a number, the same everywhere.
 fn code(text: &str) -> i64 {
     text.bytes().fold(0, |code, byte| (code * 31 + i64::from(byte)) % 1_000_003)
 }
 
-/// The rows of all parts, in order; parts are numbered from 1.
+/// Generates the rows of all parts in parallel, in order. Parts are numbered from 1.
 fn in_parts<const COLUMNS: usize>(rows: impl Fn(i32) -> Vec<[i64; COLUMNS]> + Sync + Send) -> Vec<i64> {
     (1..=PARTS as i32).into_par_iter().flat_map_iter(rows).collect::<Vec<_>>().into_flattened()
 }
 
-/// The rows that come of source rows 1 to `count`, in order.
+/// Generates the rows of source rows 1 to `count` in parallel, in order.
 fn in_ranges<const COLUMNS: usize>(
     count: u64,
     rows: impl Fn(u64, u64) -> Vec<[i64; COLUMNS]> + Sync + Send,

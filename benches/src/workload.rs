@@ -1,15 +1,17 @@
-//! Synthetic tables for one join, with the number of result rows and a checksum known from how they were made.
+//! Synthetic tables for one join. Their generation determines the number of result rows and a
+//! checksum.
 //!
 //! ```text
 //!   build row i ─ permute ─► slot s ─► number n = s / copies ─┐
-//!                              └─► payloads hash(s)           ├─ permute among the universe ─► key columns
-//!   probe row j ─ draw ──────────────► number n ──────────────┘                    dense, sparse, multiples, text
-//!                 └─► payloads hash(j)      (numbers that no build row has, for rows without a partner)
-//!   every pair with equal n is a result row:  count = Σ_j copies(n_j),  checksum = Σ_j probe_j · Σ_{s: s / copies = n_j} build_s
+//!                              └─► payloads hash(s)           ├─ permute in universe ─► keys
+//!   probe row j ─ draw ──────────────► number n ──────────────┘
+//!                 └─► payloads hash(j)  (rows without a partner: a number that no build row has)
+//!   every pair with equal n is a result row:
+//!     count = Σ_j copies(n_j),  checksum = Σ_j probe_j · Σ_{s: s / copies = n_j} build_s
 //! ```
 //!
-//! Numbers are permuted before they become keys, so that frequent keys are no neighbours and keys without a partner lie among
-//! those with one.
+//! Numbers are permuted before they become keys. Frequent keys are therefore not adjacent, and keys
+//! without a partner are spread among the others.
 
 use std::sync::Arc;
 
@@ -27,20 +29,20 @@ use dovetail::{Error, Result};
 /// Rows of a generated batch.
 pub const ROWS_PER_BATCH: u64 = 1 << 20;
 
-/// Of a row whose key is null.
+/// Number of a row whose key is null.
 const NONE: u32 = u32::MAX;
 
-/// So many keys without a partner there are for each with one, at the most.
+/// Maximum number of keys without a partner for each key with a partner.
 const STRANGERS_MAX: f64 = 15.0;
 
 /// One synthetic join.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// What the keys look like.
+    /// Distribution of the keys.
     pub keys: Keys,
     /// Columns that make up the key.
     pub key_columns: usize,
-    /// Bytes of each of them: 4 or 8.
+    /// Bytes of each key column: 4 or 8.
     pub key_bytes: usize,
     /// Rows of the build side.
     pub build_rows: u64,
@@ -52,26 +54,26 @@ pub struct Workload {
     pub match_ratio: f64,
     /// Build rows with the same key.
     pub copies: u64,
-    /// How the probe side draws its keys.
+    /// Distribution by which the probe side draws its keys.
     pub probe_keys: ProbeKeys,
     /// The share of rows, on both sides, whose key is null, 0 to 1.
     pub nulls: f64,
-    /// Everything random follows from it.
+    /// Seed of all random values.
     pub seed: u64,
 }
 
-/// One side of it while it is made.
+/// One side of a workload during generation.
 struct Side<'a> {
     name: &'static str,
     widths: Vec<usize>,
     /// The number of each row, or [`NONE`].
     numbers: &'a [u32],
-    /// What each row's payload is made of.
+    /// Source of each row's payload: the number that is hashed.
     payload_of: &'a (dyn Fn(u64) -> u64 + Sync),
 }
 
 impl Workload {
-    /// Why it cannot be made; `None` when it can.
+    /// Returns the reason why the workload cannot be made, or `None` if it can.
     pub fn impossible(&self) -> Option<String> {
         if self.build_rows == 0 || self.probe_rows == 0 {
             return Some("there are no rows on one side".into());
@@ -82,7 +84,7 @@ impl Workload {
             return Some(format!("{rows_max} rows or keys are more than fit 32 bits"));
         }
         let key_bits = 8 * self.key_bytes as u32;
-        // Half of the range stays free of signs.
+        // Keys use the non-negative half of the range.
         let bits = match self.keys {
             Keys::Text => 63,
             Keys::Multiples => key_bits - 17,
@@ -93,7 +95,7 @@ impl Workload {
         (digits > 1 << bits).then(|| format!("{digits} distinct {} keys do not fit {bits} bits", self.keys))
     }
 
-    /// Bytes of both tables and of the result, as far as they are known beforehand.
+    /// Returns the expected bytes of both tables and of the result.
     pub fn bytes(&self) -> u64 {
         let [key, build, probe] = self.row_bytes();
         let partners = self.copies.min(self.build_rows) as f64 * (1.0 - self.nulls);
@@ -101,13 +103,13 @@ impl Workload {
         self.table_bytes() + (result_rows * (key + build + probe)) as u64
     }
 
-    /// Bytes of both tables.
+    /// Returns the bytes of both tables.
     pub fn table_bytes(&self) -> u64 {
         let [key, build, probe] = self.row_bytes();
         (self.build_rows as f64 * (key + build) + self.probe_rows as f64 * (key + probe)) as u64
     }
 
-    /// Bytes of a row: of its keys, and of the payload of each side.
+    /// Returns the bytes per row: of the keys, of the build payload, of the probe payload.
     fn row_bytes(&self) -> [f64; 3] {
         let key = match self.keys {
             Keys::Text => 24,
@@ -118,7 +120,7 @@ impl Workload {
         [(key * self.key_columns) as f64, build, probe]
     }
 
-    /// What it is, without its sizes.
+    /// Describes the workload, without its sizes.
     pub fn label(&self) -> String {
         let columns = if self.key_columns > 1 { format!("{} × ", self.key_columns) } else { String::new() };
         let mut label = match self.keys {
@@ -137,7 +139,7 @@ impl Workload {
         label
     }
 
-    /// Its axes, for a line of results.
+    /// Returns the axes, for a line of results.
     pub fn axes(&self) -> Vec<(&'static str, Value)> {
         vec![
             ("keys", json!(self.keys.to_string())),
@@ -159,7 +161,7 @@ impl Workload {
     /// Makes both sides, on all threads. The same workload gives the same rows everywhere.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when it cannot be made.
+    /// [`Error::Invalid`] when the workload cannot be made.
     pub fn prepare(&self) -> Result<Prepared> {
         if let Some(reason) = self.impossible() {
             return Err(Error::Invalid(reason));
@@ -195,22 +197,23 @@ impl Workload {
         })
     }
 
-    /// Different keys of the build side.
+    /// Returns the number of distinct keys of the build side.
     fn numbers(&self) -> u64 {
         self.build_rows.div_ceil(self.copies)
     }
 
-    /// Different keys of both sides: when only some probe rows match, there are as many more.
+    /// Returns the number of distinct keys of both sides. It includes keys without a partner if
+    /// only some probe rows match.
     fn universe(&self) -> u64 {
         let strangers = (1.0 / self.match_ratio - 1.0).min(STRANGERS_MAX);
         self.numbers() + (self.numbers() as f64 * strangers).ceil() as u64
     }
 
-    /// Different values of each key column.
+    /// Returns the number of distinct values of each key column.
     fn digits(&self, universe: u64) -> u64 {
         let root = (universe as f64).powf(1.0 / self.key_columns as f64).floor() as u64;
         let power = |root: u64| u128::from(root).pow(self.key_columns as u32);
-        // What floating point left out, or put in too much.
+        // Corrects the rounding of floating point, up or down.
         (root.saturating_sub(1)..).find(|&root| power(root) >= u128::from(universe)).unwrap_or(universe)
     }
 
@@ -218,7 +221,7 @@ impl Workload {
         self.nulls > 0.0 && unit(hash(hash(row ^ salt) ^ self.seed)) < self.nulls
     }
 
-    /// The number of each probe row.
+    /// Draws the number of each probe row.
     fn draw(&self) -> Vec<u32> {
         let numbers = self.numbers();
         let strangers = self.universe() - numbers;
@@ -232,7 +235,7 @@ impl Workload {
                 return NONE;
             }
             let draw = hash(row ^ self.seed.rotate_left(17));
-            // A draw of its own decides whether the row finds a partner.
+            // A separate draw decides whether the row has a partner.
             if strangers > 0 && unit(hash(draw)) >= self.match_ratio {
                 return (numbers + below(hash(draw ^ STRANGER), strangers)) as u32;
             }
@@ -300,7 +303,7 @@ impl Workload {
         }
     }
 
-    /// Non-negative; the width decides its range.
+    /// Returns a non-negative payload in the range of the width.
     fn payload(&self, salt: u64, column: usize, width: usize, of: u64) -> i64 {
         let value = hash(of ^ hash(self.seed ^ salt ^ column as u64));
         if width == 4 { i64::from((value >> 33) as i32) } else { (value >> 1) as i64 }
@@ -308,7 +311,7 @@ impl Workload {
 
     fn expect(&self, terms: &[Term], probe_numbers: &[u32]) -> Summary {
         let numbers = self.numbers();
-        // Over the build rows of each number that have a key.
+        // Sums `value` over the build rows of each number, except rows with a null key.
         let over_partners = |value: &(dyn Fn(u64) -> u64 + Sync)| -> Vec<u64> {
             let of_number = |number: u64| {
                 let slots = number * self.copies..((number + 1) * self.copies).min(self.build_rows);
@@ -350,7 +353,7 @@ impl Workload {
     }
 }
 
-/// Salts: what is made of a row number differs by what it is made for.
+/// Salts, so that hashes of the same row number differ by purpose.
 const BUILD: u64 = 0xb << 32;
 const PROBE: u64 = 0xa << 32;
 const STRANGER: u64 = 0x57 << 32;
@@ -359,12 +362,12 @@ fn key_text(digit: u64) -> String {
     format!("key-{:016x}", hash(digit))
 }
 
-/// The type of integers of so many bytes.
+/// Returns the integer type of the given width in bytes.
 pub fn integer_type(width: usize) -> DataType {
     if width == 4 { DataType::Int32 } else { DataType::Int64 }
 }
 
-/// A column of integers of so many bytes, without nulls.
+/// Makes a column of integers of the given width in bytes, without nulls.
 pub fn integers(width: usize, values: impl Iterator<Item = i64>) -> ArrayRef {
     match width {
         4 => Arc::new(Int32Array::from_iter_values(values.map(|value| value as i32))),

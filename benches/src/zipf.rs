@@ -1,11 +1,13 @@
-//! Zipf's law by rejection-inversion: constant memory and time per draw, however many numbers there are.
+//! Zipf's law by rejection-inversion: constant memory and time per draw, for any range of numbers.
 //!
-//! W. Hörmann and G. Derflinger, Rejection-inversion to generate variates from monotone discrete distributions, ACM
-//! Transactions on Modeling and Computer Simulation 6(3), 1996, section 3 with the example of the Zipf distribution.
+//! W. Hörmann and G. Derflinger, Rejection-inversion to generate variates from monotone discrete
+//! distributions, ACM Transactions on Modeling and Computer Simulation 6(3), 1996, section 3 with
+//! the example of the Zipf distribution.
 
 use super::random::{hash, unit};
 
-/// Numbers from 0 to n - 1, number k with a frequency in proportion to (k + 1)^-exponent.
+/// A distribution of numbers from 0 to n - 1. The frequency of k is proportional to
+/// (k + 1)^-exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct Zipf {
     count: f64,
@@ -14,12 +16,12 @@ pub struct Zipf {
     integral_low: f64,
     /// Integral of the hat up to n + 0.5.
     integral_high: f64,
-    /// A candidate this close to its number is accepted without looking.
+    /// A candidate this close to its number is accepted without a further test.
     shortcut: f64,
 }
 
 impl Zipf {
-    /// The law over `count` numbers.
+    /// Makes the distribution over `count` numbers.
     pub fn new(count: u64, exponent: f64) -> Self {
         let mut zipf = Self { count: count as f64, exponent, integral_low: 0.0, integral_high: 0.0, shortcut: 0.0 };
         zipf.integral_low = zipf.integral(1.5) - 1.0;
@@ -28,7 +30,7 @@ impl Zipf {
         zipf
     }
 
-    /// A number, from random bits; more of them are made from these where the first do not do.
+    /// Draws a number from random bits. A rejected draw hashes them to new bits.
     pub fn draw(&self, bits: u64) -> u64 {
         let mut bits = bits;
         loop {
@@ -46,7 +48,7 @@ impl Zipf {
         x.powf(-self.exponent)
     }
 
-    /// (x^(1-s) - 1) / (1 - s), which tends to ln x as s tends to 1.
+    /// Computes (x^(1-s) - 1) / (1 - s), which tends to ln x as s tends to 1.
     fn integral(&self, x: f64) -> f64 {
         let (log, rest) = (x.ln(), 1.0 - self.exponent);
         if rest.abs() < 1e-9 { log } else { (rest * log).exp_m1() / rest }
@@ -74,7 +76,7 @@ mod tests {
                 let total: f64 = (1..=count).map(|k| (k as f64).powf(-exponent)).sum();
                 for (k, &times) in seen.iter().enumerate().take(10) {
                     let expected = draws as f64 * ((k + 1) as f64).powf(-exponent) / total;
-                    // Six standard deviations, and the draws are the same every time.
+                    // Six standard deviations. The draws are the same every time.
                     let tolerance = 6.0 * expected.sqrt() + 1.0;
                     assert!(
                         (times as f64 - expected).abs() < tolerance,

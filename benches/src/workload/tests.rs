@@ -21,7 +21,7 @@ fn workload() -> Workload {
     }
 }
 
-/// The rows' keys as text; `None` where a part is null.
+/// Returns the rows' keys as text, or `None` if a part is null.
 fn keys(batches: &[RecordBatch], columns: usize) -> Vec<Option<Vec<String>>> {
     let mut keys = Vec::new();
     for batch in batches {
@@ -44,7 +44,7 @@ fn values(batches: &[RecordBatch], name: &str) -> Vec<u64> {
     batches.iter().flat_map(|batch| list(cast(batch))).collect()
 }
 
-/// The definition of a join, with hash maps.
+/// Computes the expected summary by a plain hash join.
 fn summary_by_hand(workload: &Workload, prepared: &Prepared) -> Summary {
     let (build, probe) = (&prepared.tables[0].1, &prepared.tables[1].1);
     let mut rows_of: HashMap<Vec<String>, Vec<usize>> = HashMap::new();
