@@ -1,5 +1,5 @@
-//! Compiles the protos in Rust (no protoc), Flight's own for reflection only, and the kernels where there is an nvcc; records
-//! the commit for `--version`.
+//! Build script: compiles the protos in Rust (no protoc), and the kernels if an nvcc is available.
+//! Flight's own proto is for reflection only. Records the commit for `--version`.
 
 #[path = "kernels/build.rs"]
 mod kernels;
@@ -11,7 +11,7 @@ use prost::Message as _;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
-    // Whether the tree is that of the commit.
+    // The sources decide whether the version has `-dirty`.
     println!("cargo::rerun-if-changed=src");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
 
@@ -26,20 +26,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out.join("flight_descriptor.bin"), flight.encode_to_vec())?;
     pbjson_build::Builder::new().register_descriptors(&descriptor_set)?.build(&[".dovetail.v1"])?;
 
-    // What the program says of itself says so too.
+    // The version of a build with emulated kernels says so.
     let emulated = if kernels::build(&out)? == kernels::Kernels::Emulated { "-emulated-gpu" } else { "" };
 
     println!("cargo::rustc-env=DOVETAIL_COMMIT={}{emulated}", commit());
     Ok(())
 }
 
-/// The commit being built, with `-dirty` when the tree differs from it in more than results that were appended; `unknown` outside
-/// a checkout.
+/// Returns the commit of the build, or `unknown` outside a checkout. Adds `-dirty` if the tree
+/// differs in more than appended results.
 fn commit() -> String {
     let git =
         |arguments: &[&str]| Command::new("git").args(arguments).output().ok().filter(|output| output.status.success());
-    // The log of HEAD changes with every commit, HEAD itself only with the branch. A worktree keeps them elsewhere, and a
-    // path that is not there would make every build run this again.
+    // The log of HEAD changes with every commit, HEAD itself only with the branch. A worktree keeps
+    // both elsewhere. A missing path would make every build run this script again.
     for file in ["logs/HEAD", "HEAD"] {
         let path = git(&["rev-parse", "--git-path", file])
             .map(|path| String::from_utf8_lossy(&path.stdout).trim().to_string());

@@ -1,14 +1,20 @@
-//! How the kernels are compiled: by whatever nvcc there is, for every GPU that Dovetail knows, into one static library.
+//! Compiles the kernels with nvcc, for every GPU that Dovetail supports, into one static library.
 //!
-//! `DOVETAIL_CUDA` says what happens without an nvcc, or with one of CUDA before 13.0: `auto` (the default) builds for the CPU only
-//! and says so, `require` fails, and `off` does not look for one. `emulated` is for tests: the host's compiler compiles the kernels, and they run on the CPU
-//! (emulator/README.md). nvcc is what `NVCC` names, by its path or as `PATH` knows it; without that it is sought in
-//! `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
-//! `DOVETAIL_CUDA_ARCHITECTURES` (default `80,90,100,120`) names the architectures to compile for; the newest is added as
-//! PTX, for GPUs that come later.
-//! `DOVETAIL_CUDA_LINES=1` keeps the lines of the sources for profilers, which more than doubles the kernels' size.
-//! `DOVETAIL_CUDA_LIBRARY` names a folder in which the kernels are a shared library already, which is looked for again when the program starts:
-//! so that one program can be measured with several (benches/gpu/tune.sh).
+//! Environment variables:
+//!
+//! * `DOVETAIL_CUDA` sets the mode without an nvcc, or with one of CUDA before 13.0. `auto` (the
+//!   default) builds for the CPU only and warns, `require` fails, and `off` does not look for nvcc.
+//!   `emulated` is for tests: the host's compiler compiles the kernels, which run on the CPU
+//!   (emulator/README.md).
+//! * `NVCC` names nvcc, by its path or by a name in `PATH`. Without it, the build searches
+//!   `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
+//! * `DOVETAIL_CUDA_ARCHITECTURES` (default `80,90,100,120`) names the architectures to compile
+//!   for. The newest is added as PTX, for later GPUs.
+//! * `DOVETAIL_CUDA_LINES=1` keeps source lines for profilers, which more than doubles the kernels'
+//!   size.
+//! * `DOVETAIL_CUDA_LIBRARY` names a folder with the kernels as a shared library. The program loads
+//!   the library at each start, so that one program can be measured with several
+//!   (benches/gpu/tune.sh).
 
 #[path = "emulator/build.rs"]
 mod emulator;
@@ -23,21 +29,22 @@ const ARCHITECTURES: &str = "80,90,100,120";
 
 const FLAGS: &str = "--lib -std=c++17 -O3 -Xcompiler -fPIC,-Wall --compress-mode=size";
 
-/// The first release of CUDA that the kernels are tested with. Earlier ones keep CUB elsewhere, and do not know all architectures.
+/// First tested release of CUDA. Earlier releases have CUB elsewhere, and lack some architectures.
 const RELEASE_MIN: (u32, u32) = (13, 0);
 
-/// Where the kernels of a build run.
+/// The kernels of a build.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kernels {
-    /// There are none.
+    /// No kernels.
     None,
-    /// On GPUs.
+    /// Kernels for GPUs.
     Gpu,
-    /// On the CPU, for tests.
+    /// Kernels that run on the CPU, for tests.
     Emulated,
 }
 
-/// Compiles the kernels, links them, and tells the crate so by `cfg(dovetail_cuda)`, and by `cfg(dovetail_emulated)` where they run on the CPU.
+/// Compiles and links the kernels. Sets `cfg(dovetail_cuda)` for the crate, and also
+/// `cfg(dovetail_emulated)` if the kernels run on the CPU.
 pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
     println!("cargo::rustc-check-cfg=cfg(dovetail_cuda)");
     println!("cargo::rustc-check-cfg=cfg(dovetail_emulated)");
@@ -98,7 +105,7 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
             println!("cargo::rustc-link-search=native={}", folder.display());
         }
     }
-    // The static runtime opens the driver when it is first used: the binary starts without one.
+    // The static runtime opens the driver at first use, so the binary starts without a driver.
     println!("cargo::rustc-link-lib=static=cudart_static");
     for library in ["stdc++", "rt", "dl", "pthread"] {
         println!("cargo::rustc-link-lib=dylib={library}");
@@ -106,16 +113,17 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
     Ok(Kernels::Gpu)
 }
 
-/// Has the build run again when one of these variables changes. A mode names only the variables that it reads, so that the others
-/// build nothing anew.
+/// Runs the build again when one of these variables changes. Each mode names only the variables
+/// that it reads, so that others cause no rebuild.
 fn rerun_if_changed(variables: &[&str]) {
     for variable in variables {
         println!("cargo::rerun-if-env-changed={variable}");
     }
 }
 
-/// The folder of this name in the target folder, filled by `make` where it is not there yet. All builds share it: compiling kernels
-/// takes minutes, and each of Cargo's profiles and tools has an `OUT_DIR` of its own.
+/// Returns the folder `name` in the target folder, and fills it by `make` if it is missing. All
+/// builds share it, because compiling kernels takes minutes and each Cargo profile and tool has its
+/// own `OUT_DIR`.
 fn made_once(
     name: &str,
     out: &Path,
@@ -135,14 +143,14 @@ fn made_once(
     make(&unfinished)?;
     std::fs::create_dir_all(all)?;
     match std::fs::rename(&unfinished, &folder) {
-        // Another build was quicker.
+        // Another build has made the folder meanwhile.
         Err(_) if folder.exists() => {}
         renamed => renamed?,
     }
     Ok(folder)
 }
 
-/// The files of a folder with one of those extensions, in the order of their names.
+/// Lists the files of a folder with one of the extensions, sorted by name.
 fn sources(folder: &str, extensions: &[&str]) -> std::io::Result<Vec<PathBuf>> {
     let files: std::io::Result<Vec<PathBuf>> = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect();
     let mut files = files?;
@@ -151,7 +159,7 @@ fn sources(folder: &str, extensions: &[&str]) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What tells one build from another: its sources, and what else it is made by.
+/// Returns a hash that identifies a build: its sources and its other inputs.
 fn stamp(sources: &[PathBuf], by: impl Hash) -> std::io::Result<String> {
     let mut hasher = DefaultHasher::new();
     by.hash(&mut hasher);
@@ -161,7 +169,8 @@ fn stamp(sources: &[PathBuf], by: impl Hash) -> std::io::Result<String> {
     Ok(format!("{:016x}", hasher.finish()))
 }
 
-/// Where nvcc is, behind all links: its toolkit lies around it. `None` where none is named and none is found.
+/// Finds nvcc and resolves links, because its toolkit is next to the real file. `None` if `NVCC` is
+/// not set and no nvcc is found.
 fn find_nvcc() -> Result<Option<PathBuf>, Box<dyn Error>> {
     rerun_if_changed(&["NVCC"]);
     let named = std::env::var_os("NVCC").map(PathBuf::from);
@@ -187,7 +196,8 @@ fn find_nvcc() -> Result<Option<PathBuf>, Box<dyn Error>> {
     Ok(nvcc.map(|nvcc| nvcc.canonicalize()).transpose()?)
 }
 
-/// Of which release of CUDA a compiler is, from a line such as `Cuda compilation tools, release 13.0, V13.0.48`.
+/// Returns a compiler's CUDA release, from a line such as `Cuda compilation tools, release 13.0,
+/// V13.0.48`.
 fn release_of(nvcc: &Path) -> Result<(u32, u32), Box<dyn Error>> {
     let made = Command::new(nvcc).arg("--version").output().map_err(|error| format!("{}: {error}", nvcc.display()))?;
     let said = String::from_utf8_lossy(&made.stdout).into_owned();
@@ -201,7 +211,8 @@ fn words((major, minor): (u32, u32)) -> String {
     format!("{major}.{minor}")
 }
 
-/// Compiles the kernels, unless these sources were compiled by the same compiler before; the folder that has them.
+/// Compiles the kernels, unless the same compiler has compiled these sources before. Returns their
+/// folder.
 fn compile(nvcc: &Path, release: (u32, u32), root: &Path, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let sources = sources("kernels", &["cu", "cuh", "h"])?;
     let architectures = std::env::var("DOVETAIL_CUDA_ARCHITECTURES").unwrap_or_else(|_| ARCHITECTURES.into());
