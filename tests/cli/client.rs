@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::harness::{Server, begin, command, json_lines, names_in, run, send_interrupt, stderr, stdout, wait_until};
 
-/// Orders, and lines of orders: each order has `at % 3` lines.
+/// Writes orders and their lines. Order number `at` has `at % 3` lines.
 fn write_tables(folder: &Path, orders: usize) {
     let mut text = String::from("key,name,price\n");
     for at in 0..orders {
@@ -31,7 +31,7 @@ fn write_tables(folder: &Path, orders: usize) {
     fs::write(folder.join("lines.csv"), text).unwrap();
 }
 
-/// Lines in every third pair: 0 + 1 + 2 per three orders.
+/// Returns the number of lines: 0 + 1 + 2 per three orders.
 fn lines_of(orders: usize) -> u64 {
     (0..orders as u64).map(|at| at % 3).sum()
 }
@@ -50,7 +50,7 @@ fn files_of_every_format_go_up_and_come_back_the_same() {
         server.json(&["put", &file]);
         from = table;
     }
-    // The last table has been through all formats.
+    // The last table has passed through all formats.
     server.ok(&["get", &from, "-o", "last.csv"]);
     let lines = |name: &str| {
         let text = fs::read_to_string(server.path().join(name)).unwrap();
@@ -110,7 +110,7 @@ fn files_of_one_table_that_differ_are_told_how() {
     assert!(twice.contains("--types says int64 of column \"k\", and float64; say one of them"), "{twice}");
 }
 
-/// Such a column was once taken for text, and the rows refused.
+/// Regression test: such a column was treated as text, and the rows were refused.
 #[test]
 fn a_column_without_values_takes_its_type_from_the_table_that_rows_are_added_to() {
     let server = Server::start(&[]);
@@ -122,7 +122,7 @@ fn a_column_without_values_takes_its_type_from_the_table_that_rows_are_added_to(
     write("none.csv", "k,i,p,t,v,s\n3,,,,,\n");
     let put = server.json(&[&["put", "none.csv"], &append[..]].concat());
     assert_eq!(put[0]["columns"], server.json(&["put", "full.csv", "--table", "u", types[0], types[1]])[0]["columns"]);
-    // Values may stand behind the rows that were looked at.
+    // Values may follow after the inspected rows.
     write("some.csv", "k,i,p,t,v,s\n4,,,,,\n5,7,2.5,2026-02-28 01:02:03,w,z\n");
     server.ok(&[&["put", "none.csv", "some.csv", "--infer-rows", "1"], &append[..]].concat());
     server.ok(&["put", "none.csv", "--table", "t", "--mode", "create_if_missing"]);
@@ -137,13 +137,13 @@ fn a_column_without_values_takes_its_type_from_the_table_that_rows_are_added_to(
         "3,,,,,",
     ];
     assert_eq!(rows.lines().collect::<Vec<_>>(), lines);
-    // What is said of it stands, and so does what it has values for.
+    // `--types` takes precedence over the table's type, and a bad value is still refused.
     let said = server.fails(&[&["put", "none.csv", "--types", "i=int64"], &append[..]].concat());
     assert!(said.contains("\"i\""), "{said}");
     write("late.csv", "k,i,p,t,v,s\n6,,,,,\n7,x,,,,\n");
     let said = server.fails(&[&["put", "late.csv", "--infer-rows", "1"], &append[..]].concat());
     assert!(said.contains("late.csv: line 3, column \"i\": \"x\" is no int16; say"), "{said}");
-    // Where there is no table, it is text.
+    // Without a table, the column is text.
     let put = server.json(&["put", "none.csv", "--table", "new", "--mode", "create_if_missing"]);
     assert_eq!(put[0]["columns"][1], json!({ "name": "i", "type": "string" }));
     assert!(server.fails(&["put", "none.csv", "--table", "nowhere", "--mode", "append"]).contains("nowhere"));
@@ -191,19 +191,19 @@ fn rows_go_to_standard_output_in_the_format_that_is_asked_for() {
     server.ok(&["put", "orders.csv", "lines.csv"]);
     let csv = server.ok(&["get", "orders", "-o", "-", "--format", "csv"]);
     assert_eq!(csv, fs::read_to_string(server.path().join("orders.csv")).unwrap());
-    // A row of each order, with all columns: JSON leaves nothing out.
+    // At least one row per order, with all columns: JSON omits none.
     let left = ["join", "orders", "lines", "--on", "key=order", "--how", "left", "-o", "-", "--format", "json"];
     let rows = json_lines(&server.run(&left));
     assert_eq!(rows.len() as u64, lines_of(300) + 100);
     assert!(rows.iter().all(|row| row.as_object().unwrap().keys().eq(["key", "name", "price", "line"])));
     assert_eq!(rows.iter().filter(|row| row["line"].is_null()).count(), 100);
-    // What `put -` reads is what comes when nothing is said.
+    // `get -o -` without `--format` writes the format that `put -` reads.
     let stream = server.run(&["get", "orders", "-o", "-"]);
     assert!(stderr(&stream).starts_with("orders: 300 rows"), "{}", stderr(&stream));
     fs::write(server.path().join("stream"), &stream.stdout).unwrap();
     assert!(server.ok(&["put", "stream", "--format", "arrow-stream"]).contains("300 rows"));
     assert!(!names_in(server.path()).contains(&"-".to_owned()));
-    // Plans do not go between the rows.
+    // Plans are not mixed with the rows.
     let explained =
         server.run(&["join", "orders", "lines", "--on", "key=order", "-o", "-", "--format", "csv", "--explain"]);
     assert_eq!(stdout(&explained).lines().count() as u64, lines_of(300) + 1);
@@ -211,7 +211,7 @@ fn rows_go_to_standard_output_in_the_format_that_is_asked_for() {
     assert!(server.run(&["put", "x.json", "--format", "json"]).status.code() == Some(2), "it is not read");
 }
 
-/// The library that writes Parquet panics at such a type.
+/// The Parquet writer's library panics on such a type.
 #[test]
 fn a_type_that_a_format_does_not_have_is_one_line_of_error() {
     let server = Server::start(&[]);
@@ -257,7 +257,8 @@ fn uploads_fit_into_the_messages_that_a_server_takes() {
     assert_eq!(server.json(&["tables"])[0]["rows"].as_u64(), Some(100_000));
 }
 
-/// The command once ended where it wrote, and left the result on the server for its lease.
+/// Regression test: the command ended in the write, and left the result on the server for its
+/// lease.
 #[test]
 fn a_reader_that_leaves_early_leaves_no_result_behind() {
     let server = Server::start(&[]);
@@ -282,8 +283,8 @@ fn a_reader_that_leaves_early_leaves_no_result_behind() {
         let output = line.stdout(writer).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{how:?}: {}", stderr(&output));
         assert!(!stderr(&output).contains("error"), "{how:?}: {}", stderr(&output));
-        // Columns that it shares with the tables take no memory.
-        // A join that had not ended when its reader left is stopped, and then there is no result to release.
+        // Columns shared with the tables take no memory. A join that is still running when its
+        // reader leaves is cancelled, and has no result to release.
         let is_gone = |job: &Value| job["released"] == true || job["state"] == "cancelled";
         wait_until("the result to be released", || server.json(&["jobs"]).iter().all(is_gone));
         wait_until("the memory to be free", || used() == before);
@@ -326,7 +327,7 @@ fn a_file_that_breaks_in_the_middle_leaves_no_table() {
         let said = server.fails(&["put", "broken.csv", "--streams", streams]);
         assert!(said.contains("broken.csv: line 200002, column \"k\": \"not a number\" is no int64"), "{said}");
         assert!(server.json(&["tables"]).is_empty());
-        // The server hears of it a moment after the command has ended.
+        // The server notices shortly after the command has ended.
         wait_until("the upload to be forgotten", || server.metric("dovetail_uploads_under_way") == 0.0);
     }
     assert!(server.fails(&["put", "broken.csv", "none.csv"]).contains("no such file"));
@@ -361,7 +362,7 @@ fn joins_print_write_and_keep_their_rows() {
     let names: Vec<_> = joined["columns"].as_array().unwrap().iter().map(|column| column["name"].clone()).collect();
     assert_eq!(names, ["key", "line"]);
 
-    // A table is replaced only when that is asked for, also one that the join itself reads.
+    // A table is replaced only on request, even one that the join itself reads.
     let again = ["join", "joined", "lines", "--on", "key=order", "--how", "left_semi", "--into", "joined"];
     assert!(server.fails(&again).contains("\"joined\" exists already; use into_mode replace"));
     server.ok(&[&again[..], &["--into-mode", "replace", "--columns", "key"]].concat());
@@ -378,19 +379,20 @@ fn a_join_of_which_some_rows_are_wanted_makes_no_others() {
     let text: String = std::iter::once("k\n".into()).chain((0..20_000).map(|_| "1\n".to_owned())).collect();
     fs::write(server.path().join("many.csv"), text).unwrap();
     server.ok(&["put", "many.csv"]);
-    // 400 million rows are more than the memory holds.
+    // 400 million rows do not fit memory.
     let join = ["join", "many", "many", "--on", "k", "--columns", "left.k,right.k"];
     assert!(server.fails(&join).contains("--host-memory"));
     assert_eq!(server.json(&[&join[..], &["--limit", "3"]].concat()).len(), 3);
     wait_until("the job to be over", || {
         server.json(&["jobs"]).last().is_some_and(|job| job["state"] == "cancelled" && job["released"] == true)
     });
-    // A result that has no more rows is told as any other.
+    // A result without rows is reported like any other.
     let output = server.run(&["join", "many", "many", "--on", "k", "--how", "left_anti", "--limit", "3"]);
     assert!(output.status.success() && stderr(&output).contains(": 0 rows in "), "{}", stderr(&output));
 }
 
-/// Such results once stayed for their lease, and a loop of joins filled the server's memory.
+/// Regression test: such results stayed for their lease, and a loop of joins filled the server's
+/// memory.
 #[test]
 fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
     let server = Server::start(&[]);
@@ -404,7 +406,7 @@ fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
         wait_until("the memory to be free", || used() == before);
     }
     assert!(server.json(&["jobs"]).iter().all(|job| job["released"] == true));
-    // Nor does the result outlive the table that was made of it.
+    // The result does not outlive the table made from it.
     server.ok(&[&join[..], &["--into", "joined"]].concat());
     assert!(used() > before);
     server.ok(&["drop", "joined"]);
@@ -547,7 +549,7 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
         let said = server.fails(&["put", file, "--format", format]);
         assert!(said.starts_with(&format!("error: reading {file}: {expected}")), "{file}: {said}");
     }
-    // The letters of a mark are those of a column, too.
+    // A column's name may begin with the magic bytes of a format.
     fs::write(folder.join("part.csv"), "PAR1,s\n1,x\n").unwrap();
     server.ok(&["put", "part.csv", "--format", "csv"]);
     server.ok(&["drop", "part"]);
@@ -603,7 +605,7 @@ fn names_that_have_what_divides_others_stand_between_quotes() {
     assert_eq!(rows, [json!({"x,y": 2, "x,y_right": 9, "say \"z\"": 3})]);
     let rows = server.json(&["get", "b", "--columns", "\"x,y\""]);
     assert_eq!(rows, [json!({"x,y": 9})]);
-    // What is advised is what is read.
+    // The command accepts the spelling that its message advises.
     fs::write(server.path().join("a.csv"), "\"x,y\"\n1\nz\n").unwrap();
     let said = server.fails(&["put", "a.csv", "--mode", "replace", "--infer-rows", "1"]);
     assert!(said.contains("say --types '\"x,y\"=string' to"), "{said}");
@@ -658,7 +660,7 @@ fn what_answers_and_is_no_server_of_ours_is_told_apart() {
     assert!(said.contains("does not speak TLS there; write http://"), "{said}");
     let said = server.fails(&["tables", "--server", &format!("http://{}", server.admin.as_ref().unwrap())]);
     assert!(said.contains("no Flight server") && said.contains("port of metrics"), "{said}");
-    // A server of HTTP/1.1 answers in text, and closes.
+    // A server of HTTP/1.1 answers in text and closes the connection.
     let web = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = web.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -709,7 +711,7 @@ fn files_that_are_not_there_are_named_in_plain_words() {
     ] {
         let output = server.run(line);
         let said = stderr(&output);
-        // What is wrong before a server runs is wrong with its configuration.
+        // An error before the server runs is an error of its configuration.
         assert_eq!(output.status.code(), Some(if line[0] == "serve" { 2 } else { 1 }), "{line:?}: {said}");
         assert!(said.starts_with("error: ") && said.ends_with(&format!("{expected}\n")), "{line:?}: {said}");
         assert!(!said.contains("os error"), "{said}");
@@ -752,13 +754,13 @@ fn interrupt(child: Child) -> Output {
 
 #[test]
 fn an_interrupted_fetch_leaves_no_file() {
-    // Takes connections, and never answers.
+    // Accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let uri = format!("http://{}", silent.local_addr().unwrap());
     for line in [&["get", "t", "-o", "t.csv"][..], &["join", "a", "b", "--on", "k", "-o", "t.csv"]] {
         let folder = tempfile::tempdir().unwrap();
         let child = begin(folder.path(), &[line, &["--server", &uri]].concat());
-        // The file was begun before it connects, and from then on an interruption is heard.
+        // The command creates the file before it connects, and handles interruptions from then on.
         let _connection = silent.accept().unwrap();
         assert_eq!(names_in(folder.path()).len(), 1, "{line:?}");
         let output = interrupt(child);
@@ -776,7 +778,7 @@ fn printing_is_interrupted_though_nobody_reads_on() {
     for how in [&["--limit", "0"][..], &["--limit", "0", "--json"]] {
         let line = [&["get", "orders", "--server", &server.flight], how].concat();
         let mut child = begin(server.path(), &line);
-        // It prints, and far more than a pipe holds.
+        // The first byte shows that printing has begun. The output is far more than a pipe holds.
         let mut first = [0];
         child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
         send_interrupt(&child);
@@ -793,14 +795,14 @@ fn a_connection_that_breaks_is_said_to_have_broken() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = begin(folder.path(), &["tables", "--server", &uri]);
     let connection = rude.accept().unwrap();
-    // A connection that breaks is opened once more, which must not succeed.
+    // The client reopens a broken connection, which must fail here.
     drop(rude);
     drop(connection);
     wait_until("the command to give up", || child.try_wait().unwrap().is_some());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
-    // Where the first of it breaks is a matter of time: in opening it, or in the call.
+    // Timing decides whether the connection breaks while it is opened or in the call.
     let expected = ["the connection to the server broke: ", "cannot reach a server"];
     assert!(expected.iter().any(|words| said.contains(words)), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -822,7 +824,7 @@ fn an_interrupted_upload_leaves_nothing_on_the_server() {
         let line =
             ["put", name, "--table", "t", "--format", "arrow-stream", "--streams", streams, "--server", &server.flight];
         let child = begin(server.path(), &line);
-        // All rows, and no end: the upload waits for more.
+        // All rows without the end of the stream, so the upload waits for more.
         let mut pipe = fs::File::options().write(true).open(&pipe).unwrap();
         pipe.write_all(&written[..written.len() - 8]).unwrap();
         wait_until("the upload to be under way", || under_way() == 1.0);

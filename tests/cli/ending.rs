@@ -1,4 +1,4 @@
-//! Signals that end a server whose processors are busy with what clients ask for.
+//! Signals that end a server whose processors are busy with clients' requests.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +10,7 @@ use arrow::ipc::writer::FileWriter;
 
 use super::harness::{Server, begin, stderr, wait_until};
 
-/// Columns of a table whose join with itself takes seconds to plan for some devices.
+/// Columns of a table whose self-join takes seconds to plan for several devices.
 const COLUMNS: usize = 50_000;
 
 fn write_wide(path: &Path) {
@@ -21,7 +21,8 @@ fn write_wide(path: &Path) {
     writer.finish().unwrap();
 }
 
-/// A server that plans as many joins as it can at a time, and one more that waits, with the commands that asked for them.
+/// Starts a server that plans as many joins as it can at once, with one more that waits. Returns
+/// the server and the commands.
 fn busy(arguments: &[&str]) -> (Server, Vec<Child>) {
     let server = Server::start(&[&["--devices", "host:8", "--device-memory", "16MiB"], arguments].concat());
     write_wide(&server.path().join("wide.arrow"));
@@ -34,7 +35,7 @@ fn busy(arguments: &[&str]) -> (Server, Vec<Child>) {
     (server, commands)
 }
 
-/// Waits for the commands, which had no answer.
+/// Waits for the commands, which must fail.
 fn expect_failures(commands: Vec<Child>) {
     for command in commands {
         let output = command.wait_with_output().unwrap();
@@ -45,12 +46,12 @@ fn expect_failures(commands: Vec<Child>) {
 #[test]
 fn two_signals_end_a_server_that_plans_as_many_joins_as_it_can() {
     let (mut server, commands) = busy(&["--drain-seconds", "3600"]);
-    // A small request is answered meanwhile.
+    // The server still answers a small request.
     server.ok(&["topology"]);
     server.send("-TERM");
     wait_until("the drain", || server.log().contains("draining: "));
     server.send("-INT");
-    // By itself, or, on a machine that gives it no time for that, by the last resort.
+    // The server ends normally or, on a machine that is too busy, by the last resort.
     let status = server.wait().code();
     assert!(matches!(status, Some(0 | 130)), "{status:?}: {}", server.log());
     expect_failures(commands);

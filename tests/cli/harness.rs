@@ -1,4 +1,4 @@
-//! The built binary, and a server of it on a free port.
+//! Runs the built binary, and a server of it on a free port.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The binary, without settings of whoever runs the tests.
+/// Returns the binary's command, without the settings of the user who runs the tests.
 pub fn command() -> Command {
     without_settings(Command::new(binary()))
 }
 
-/// The binary, started by a shell that closes file descriptors of it, such as `2>&-`.
+/// Returns the binary's command in a shell that closes file descriptors, such as `2>&-`.
 pub fn command_closing(closed: &str) -> Command {
     let mut command = without_settings(Command::new("sh"));
     command.args(["-c", &format!("exec \"$0\" \"$@\" {closed}")]).arg(binary());
     command
 }
 
-/// The binary under test, which on another machine is not where it was built.
+/// Returns the path of the binary under test. On another machine, it differs from the build's path.
 fn binary() -> std::ffi::OsString {
     std::env::var_os("DOVETAIL_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_dovetail").into())
 }
@@ -33,7 +33,7 @@ fn without_settings(mut command: Command) -> Command {
         }
     }
     command.env("COLUMNS", "100").env("NO_COLOR", "1");
-    // What the tests' servers keep is not for those of whoever runs the tests.
+    // The cache of the tests' servers is separate from the user's.
     command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
@@ -43,13 +43,13 @@ pub fn run(arguments: &[&str]) -> Output {
     command().args(arguments).output().unwrap()
 }
 
-/// A command line that goes on until it is interrupted, or what it speaks with ends.
+/// Starts a command line that runs until an interruption, or the end of its peer.
 pub fn begin(folder: &Path, arguments: &[&str]) -> Child {
     let mut command = command();
     command.args(arguments).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What Ctrl-C sends.
+/// Sends the signal of Ctrl-C.
 pub fn send_interrupt(child: &Child) {
     send(child, "-INT");
 }
@@ -58,7 +58,7 @@ fn send(child: &Child, signal: &str) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Generous: the machine may be busy.
+/// Waits until a condition holds, with a generous limit because the machine may be busy.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -80,7 +80,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The JSON values on the lines of stdout.
+/// Parses the JSON values on the lines of stdout.
 pub fn json_lines(output: &Output) -> Vec<Value> {
     stdout(output)
         .lines()
@@ -105,7 +105,7 @@ impl Server {
         Self::start_as(command, folder, arguments)
     }
 
-    /// A server that writes to what the command has for standard output and standard error.
+    /// Starts a server with the command's standard output and standard error.
     pub fn start_as(mut command: Command, folder: TempDir, arguments: &[&str]) -> Self {
         let ready = folder.path().join("ready.json");
         let child = command
@@ -116,10 +116,10 @@ impl Server {
             .args(arguments)
             .spawn()
             .unwrap();
-        // Its copies of what the server writes to are closed.
+        // Closes the command's copies of the server's outputs.
         drop(command);
         let mut server = Self { child, folder, flight: String::new(), admin: None };
-        // Generous: a machine that runs other tests may be slow to start a process.
+        // Generous, because a machine that runs other tests may be slow to start a process.
         let start = Instant::now();
         while !ready.exists() {
             let ended = server.child.try_wait().unwrap();
@@ -134,24 +134,24 @@ impl Server {
         server
     }
 
-    /// The number of its process.
+    /// Returns the server's process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// A client command line against this server, in its folder.
+    /// Runs a client command line against this server, in its folder.
     pub fn run(&self, arguments: &[&str]) -> Output {
         command().env("DOVETAIL_SERVER", &self.flight).current_dir(&self.folder).args(arguments).output().unwrap()
     }
 
-    /// As [`Server::run`], for a line that must succeed; its stdout.
+    /// Like [`Server::run`], for a line that must succeed. Returns its stdout.
     pub fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
         stdout(&output)
     }
 
-    /// As [`Server::ok`], with `--json`; the values.
+    /// Like [`Server::ok`], with `--json`. Returns the values.
     pub fn json(&self, arguments: &[&str]) -> Vec<Value> {
         let arguments: Vec<&str> = arguments.iter().copied().chain(["--json"]).collect();
         let output = self.run(&arguments);
@@ -159,20 +159,20 @@ impl Server {
         json_lines(&output)
     }
 
-    /// As [`Server::run`], for a line that must fail; its sentence.
+    /// Like [`Server::run`], for a line that must fail. Returns its message.
     pub fn fails(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", stdout(&output));
         stderr(&output)
     }
 
-    /// What the server has written so far, where that goes to its file.
+    /// Returns the server's log so far, if the log goes to the server's file.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path().join("log")).unwrap_or_default()
     }
 
-    /// The lines of the log that this chooses, once there are that many: a call's line is written when its last byte is
-    /// sent, which may be after the client is done.
+    /// Waits for `count` lines of the log that `chosen` accepts, and returns them. A call's line is
+    /// written when its last byte is sent, which may be after the client is done.
     pub fn log_lines(&self, count: usize, chosen: impl Fn(&str) -> bool) -> Vec<String> {
         let start = Instant::now();
         loop {
@@ -189,14 +189,14 @@ impl Server {
         }
     }
 
-    /// A number from the admin port.
+    /// Reads a metric from the admin port.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.admin("/metrics");
         let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
-    /// What the admin port answers.
+    /// Returns the admin port's response.
     pub fn admin(&self, path: &str) -> String {
         let mut admin = TcpStream::connect(self.admin.as_ref().unwrap()).unwrap();
         admin.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -206,7 +206,7 @@ impl Server {
         text
     }
 
-    /// Ends the server at once, as a crash would.
+    /// Kills the server, like a crash.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -216,7 +216,7 @@ impl Server {
         self.folder.path()
     }
 
-    /// Asks the server to end, as an operator would, and waits for it.
+    /// Asks the server to end, like an operator, and waits for its end.
     pub fn terminate(mut self) -> ExitStatus {
         self.send("-TERM");
         let status = self.wait();
@@ -244,7 +244,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself, or been waited for.
+        // The server may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

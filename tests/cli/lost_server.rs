@@ -1,4 +1,5 @@
-//! A server that is killed or never answers: the command says so soon, with what to do, and leaves nothing half-written.
+//! A server that is killed or never answers: the command soon reports this with a remedy, and
+//! leaves no partial files.
 
 use std::fs;
 use std::io::Write;
@@ -8,13 +9,13 @@ use std::process::{Child, Command};
 
 use super::harness::{Server, begin, names_in, run, stderr, stdout, wait_until};
 
-/// A table whose join with itself has 400 million rows.
+/// Uploads a table whose self-join has 400 million rows.
 fn put_many(server: &Server) {
     fs::write(server.path().join("many.csv"), "k\n".to_owned() + &"1\n".repeat(20_000)).unwrap();
     server.ok(&["put", "many.csv"]);
 }
 
-/// A join of that table that writes for as long as it is let.
+/// Starts a self-join of that table, which writes until it is stopped.
 fn begin_long_join(server: &Server, folder: &Path) -> Child {
     let line =
         ["join", "many", "many", "--on", "k", "--retain-seconds", "0", "-o", "all.csv", "--server", &server.flight];
@@ -25,7 +26,7 @@ fn begin_long_join(server: &Server, folder: &Path) -> Child {
     child
 }
 
-/// The sentence of a command whose server was killed.
+/// Returns the message of a command whose server was killed.
 fn sentence_of(mut child: Child) -> String {
     wait_until("the command to give up", || child.try_wait().unwrap().is_some());
     let output = child.wait_with_output().unwrap();
@@ -59,7 +60,7 @@ fn a_server_killed_in_mid_upload_is_said_to_be_gone() {
             &server.flight,
         ];
         let child = begin(server.path(), &line);
-        // All rows, and no end: the upload waits for more.
+        // All rows without the end of the stream, so the upload waits for more.
         let mut pipe = fs::File::options().write(true).open(&pipe).unwrap();
         pipe.write_all(&written[..written.len() - 8]).unwrap();
         wait_until("the upload to be under way", || server.metric("dovetail_uploads_under_way") == 1.0);
@@ -100,7 +101,7 @@ fn what_takes_connections_and_never_answers_is_given_up() {
 
 #[test]
 fn a_job_that_waits_is_shown_with_what_it_waits_for() {
-    // A device that moves so little that the first join is far from its end, and from filling the memory, all the while.
+    // A device so slow that during the test the first join neither ends nor fills the memory.
     let folder = tempfile::tempdir().unwrap();
     let topology = folder.path().join("slow.toml");
     let devices = "[[device]]\nname = \"host:0\"\nthreads = 1\n";

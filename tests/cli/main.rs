@@ -1,4 +1,4 @@
-//! The command line, driven as people and scripts drive it: the built binary, its output and its exit status.
+//! The command line as people and scripts use it: the built binary, its output and its exit status.
 
 mod client;
 mod ending;
@@ -95,11 +95,11 @@ fn the_demo_makes_the_folder_that_it_saves_into() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(harness::names_in(&there).contains(&"orders.parquet".to_owned()));
     std::fs::write(folder.path().join("file"), "").unwrap();
-    // A scale that would take minutes: it is refused before.
+    // A scale that would take minutes is refused before the work.
     let output = run(&["demo", "--scale", "100", "--save", folder.path().join("file").to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).starts_with("error: making the folder "), "{}", stderr(&output));
-    // So is one that would replace a file.
+    // A demo that would replace a file is refused, too.
     std::fs::write(folder.path().join("lineitem.parquet"), "mine").unwrap();
     let output = run(&["demo", "--scale", "100", "--save", folder.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
@@ -107,7 +107,7 @@ fn the_demo_makes_the_folder_that_it_saves_into() {
     assert_eq!(std::fs::read_to_string(folder.path().join("lineitem.parquet")).unwrap(), "mine");
 }
 
-/// Files of some of the tables were once left there, and the next demo refused to replace them.
+/// Regression test: files of some tables were left, and the next demo refused to replace them.
 #[test]
 fn a_demo_that_does_not_come_to_save_all_tables_leaves_no_file_of_its_own() {
     let saving = |then: &dyn Fn(&std::path::Path, &mut std::process::Child)| {
@@ -121,7 +121,7 @@ fn a_demo_that_does_not_come_to_save_all_tables_leaves_no_file_of_its_own() {
     let (output, names, _) = saving(&|_, child| harness::send_interrupt(child));
     assert_eq!((output.status.code(), &*stderr(&output)), (Some(130), "error: interrupted\n"));
     assert_eq!(names, [""; 0]);
-    // A file that somebody else puts there meanwhile stays as it is.
+    // A file that another program creates meanwhile stays unchanged.
     let (output, names, folder) = saving(&|folder, _| std::fs::write(folder.join("partsupp.parquet"), "mine").unwrap());
     assert!(stderr(&output).contains("partsupp.parquet exists already, and the demo replaces no files"));
     assert_eq!((output.status.code(), names), (Some(1), vec!["partsupp.parquet".to_owned()]));

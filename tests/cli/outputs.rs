@@ -1,4 +1,5 @@
-//! Standard error and standard output that take nothing: the server goes on, tells what it dropped, and ends as always.
+//! Standard error and standard output that accept no data: the server keeps working, reports what
+//! it dropped, and ends as always.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, PipeReader, Read, Write, pipe};
@@ -16,22 +17,23 @@ use tonic::transport::Endpoint;
 
 use super::harness::{Server, command, command_closing, wait_until};
 
-/// Devices with processes of their own, which write to the same standard error.
+/// Devices with child processes, which write to the same standard error.
 const PROCESSES: &[&str] = &["--devices", "host:2", "--device-processes", "on", "--device-memory", "64MiB"];
 
 const DROPPED: &str = "dovetail_log_lines_dropped_total{process=\"server\"}";
 
-/// Lines of several calls fill a pipe and the server's own queue.
+/// Log level at which several calls fill a pipe and the server's own queue.
 const MUCH: &[&str] = &["--log", "trace"];
 
 fn full_device() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
 
-/// A pipe that has no room, and its reader.
+/// Makes a full pipe. Returns its reader and its writing end.
 fn full_pipe() -> (PipeReader, OwnedFd) {
     let (reader, mut writer) = pipe().unwrap();
-    // The standard library can tell a socket not to block, which the system does for any file.
+    // The standard library offers non-blocking mode for sockets only, but the system call works for
+    // any file.
     let told = UnixStream::from(OwnedFd::from(writer.try_clone().unwrap()));
     told.set_nonblocking(true).unwrap();
     while writer.write(&[b'.'; 4096]).is_ok() {}
@@ -54,7 +56,7 @@ fn start_logging_to(log: impl Into<Stdio>, arguments: &[&str]) -> Server {
     start(command, arguments)
 }
 
-/// Some hundred calls, each with its line of the log.
+/// Makes some hundred calls, each with a line of the log.
 fn call_often(server: &Server) {
     let calls = async {
         let channel = Endpoint::from_shared(server.flight.clone()).unwrap().connect().await.unwrap();
@@ -64,11 +66,11 @@ fn call_often(server: &Server) {
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // Generous: the machine may be busy.
+    // Generous, because the machine may be busy.
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(120), calls).await.unwrap() });
 }
 
-/// Uploads a table, and uses it.
+/// Uploads a table and uses it.
 fn serve_a_lot(server: &Server) {
     put(server);
     use_table(server);
@@ -79,7 +81,7 @@ fn put(server: &Server) {
     server.ok(&["put", "t.csv"]);
 }
 
-/// Calls and joins; all must be as with a log that is read.
+/// Makes calls and joins, which must work as with a log that is read.
 fn use_table(server: &Server) {
     call_often(server);
     assert!(server.admin("/healthz").starts_with("HTTP/1.0 200"), "{}", server.admin("/healthz"));
@@ -105,12 +107,12 @@ fn a_log_that_cannot_be_written_is_dropped_and_counted() {
     }
 }
 
-/// Lines of a device's process are counted there.
+/// A device's child process counts its own dropped lines.
 #[test]
 fn lines_that_the_process_of_a_device_drops_are_counted_too() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = command();
-    // Without rates that were kept, the process measures, and says so.
+    // Without cached rates, the child process measures them and logs this.
     command.env("XDG_CACHE_HOME", folder.path()).stdout(Stdio::null()).stderr(full_device());
     let server = Server::start_as(command, folder, PROCESSES);
     let dropped = || server.metric("dovetail_log_lines_dropped_total{process=\"host:0\"}");
@@ -135,7 +137,7 @@ fn lines_of_an_unread_log_are_dropped_and_told_of_once_it_is_read() {
         serve_a_lot(&server);
         let dropped = server.metric(DROPPED);
         assert!(dropped > 0.0);
-        // What was read, and its lines.
+        // The text read so far, and its lines.
         let mut text = Vec::new();
         let mut part = vec![0; 1 << 16];
         let is_told = |text: &[u8]| String::from_utf8_lossy(text).contains(" lines of the log were dropped here\"");
@@ -160,7 +162,7 @@ fn a_server_with_an_unread_log_ends_at_the_second_signal_too() {
         let (_reader, writer) = full_pipe();
         let server = start_logging_to(writer, more);
         call_often(&server);
-        // An upload that goes on, which the server waits for.
+        // An upload under way, for which the server waits.
         let mut put = command();
         let put = put.args(["put", "-", "--table", "t", "--format", "csv", "--server", &server.flight]);
         let mut put = put.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -177,7 +179,7 @@ fn a_server_with_an_unread_log_ends_at_the_second_signal_too() {
     }
 }
 
-/// The server once ended with status 0 on a closed pipe, and with status 1 on a full device.
+/// Regression test: the server ended with status 0 on a closed pipe, and with 1 on a full device.
 #[test]
 fn a_server_whose_standard_output_takes_nothing_serves() {
     let (_reader, full) = full_pipe();
@@ -208,7 +210,8 @@ fn a_line_that_standard_output_refuses_is_counted() {
     end(server);
 }
 
-/// The system ends a process that writes beyond its limit for files, unless that listens for the signal.
+/// The system kills a process that writes beyond its file limit, unless the process handles the
+/// signal.
 #[test]
 fn a_log_file_that_may_not_grow_is_gone_on_with_when_it_may() {
     let server = Server::start(&[]);
@@ -218,7 +221,7 @@ fn a_log_file_that_may_not_grow_is_gone_on_with_when_it_may() {
         prlimit(Pid::from_raw(server.id().try_into().unwrap()), Resource::Fsize, limit).unwrap();
     };
     put(&server);
-    // In the middle of a line.
+    // The limit falls in the middle of a line.
     limit(Some(server.log().len() as u64 + 10));
     use_table(&server);
     assert!(server.metric(DROPPED) > 500.0);

@@ -1,4 +1,4 @@
-//! `dovetail serve`: settings and their layers, readiness, the end.
+//! `dovetail serve`: settings and their layers, readiness, shutdown.
 
 use std::path::Path;
 use std::process::Command;
@@ -38,7 +38,7 @@ fn the_printed_configuration_is_a_configuration() {
     std::fs::write(&file, &first.stdout).unwrap();
     let again = run(&["serve", "--config", file.to_str().unwrap(), "--print-config"]);
     assert!(again.status.success(), "{}", stderr(&again));
-    // The origin is behind two spaces, and differs; everything before it must not.
+    // The origin, after two spaces, differs. Everything before it must be equal.
     let values =
         |text: String| text.lines().map(|line| line.split("  #").next().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(values(stdout(&first)), values(stdout(&again)));
@@ -96,7 +96,7 @@ fn a_configuration_is_checked_without_being_run() {
         let wrong = run(&["serve", "--check-config", flags[0], flags[1]]);
         assert_eq!(wrong.status.code(), Some(2), "{flags:?}: {}", stderr(&wrong));
         assert!(stderr(&wrong).contains(words), "{flags:?}: {}", stderr(&wrong));
-        // What is printed would be served; and what would not be is refused with the same words.
+        // `--print-config` and `serve` refuse the same settings with the same words.
         for action in [&["--print-config"][..], &[]] {
             let also = run(&[&["serve"], action, &flags[..]].concat());
             assert_eq!(also.status.code(), Some(2), "{action:?} {flags:?}: {}", stderr(&also));
@@ -105,7 +105,7 @@ fn a_configuration_is_checked_without_being_run() {
     }
 }
 
-/// Such a server was once started, and ended by the system once its memory was used.
+/// Regression test: such a server started, and the system killed it when it used its memory.
 #[test]
 fn memory_for_tables_and_that_for_joins_on_the_cpu_have_to_fit_together() {
     let check = |more: &[&str]| run(&[&["serve", "--check-config", "--devices", "host:2"], more].concat());
@@ -122,7 +122,7 @@ fn memory_for_tables_and_that_for_joins_on_the_cpu_have_to_fit_together() {
         assert!(said.starts_with("error: --host-memory is ") && said.contains(words), "{more:?}: {said}");
         assert!(said.contains(" that this process may use; ask for ") && said.lines().count() == 1, "{more:?}: {said}");
     }
-    // A quarter of 90% is not left.
+    // With 90%, a quarter of that is not left for joins, which get the rest.
     for sound in [&["--host-memory", "90%"][..], &["--host-memory", "99%", "--device-memory", "1MiB"]] {
         let checked = check(sound);
         assert!(checked.status.success(), "{sound:?}: {}", stderr(&checked));
@@ -172,7 +172,7 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
         assert!(stderr(&output).contains("writing the file of --ready-file, "), "{}", stderr(&output));
     }
     assert_eq!(names_in(folder.path()), [""; 0]);
-    // The server once waited for a writer of the pipe.
+    // Regression test: the server waited for a writer of the pipe.
     assert!(Command::new("mkfifo").arg(path("pipe")).status().unwrap().success());
     for special in [&path("pipe"), "/dev/null"] {
         let output = run(&["serve", "--listen", "127.0.0.1:0", "--admin-listen", "off", "--ready-file", special]);
@@ -181,7 +181,7 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
     }
     assert_eq!(names_in(folder.path()), ["pipe"]);
     std::fs::remove_file(path("pipe")).unwrap();
-    // Whoever prints the settings starts nothing, and may not be one who writes there.
+    // `--print-config` starts nothing, and its user may lack permission to write there.
     let printed = run(&["serve", "--print-config", "--ready-file", &path("no/such/ready.json")]);
     assert!(printed.status.success(), "{}", stderr(&printed));
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -189,7 +189,7 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
     let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(names_in(folder.path()), [""; 0], "a server that did not start is not ready");
-    // It takes away what one has left that is no more, and not the file of one that is there.
+    // The server removes the file of a dead server, but not of a live one.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     for (of, stays) in [(&address, true), (&gone, false)] {
         std::fs::write(path("ready.json"), json!({ "flight": of, "admin": null }).to_string()).unwrap();
@@ -199,7 +199,7 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
         assert_eq!(std::fs::exists(path("ready.json")).unwrap(), stays, "of {of}");
     }
 
-    // At this scale it would generate for minutes.
+    // At this scale, generating would take minutes.
     let demo = ["demo", "--scale", "10"];
     let output = run(&[&demo[..], &["--devices", "nonsense"]].concat());
     assert!(stderr(&output).contains("--devices is \"nonsense\"; write auto"), "{}", stderr(&output));
@@ -225,7 +225,7 @@ fn a_taken_port_is_named() {
         assert_eq!(output.status.code(), Some(1));
         let said = stderr(&output);
         assert!(said.contains(&address) && said.contains(&format!("give {flag} another port")), "{said}");
-        // Whoever starts it need not wait until devices are open and measured.
+        // The user gets the error without waiting for devices to be opened and measured.
         assert_eq!(said.lines().count(), 1, "{said}");
     }
 }
@@ -342,7 +342,7 @@ fn a_certificate_that_is_out_of_date_is_warned_of() {
     }
 }
 
-/// As of `--token-file <(...)`: what is read of it once is gone.
+/// Like `--token-file <(...)`: a pipe can be read only once.
 #[test]
 fn a_file_of_tokens_may_be_a_pipe() {
     let folder = tempfile::tempdir().unwrap();
@@ -374,7 +374,7 @@ fn a_client_without_the_token_is_turned_away_and_one_with_it_is_served() {
     server.ok(&["tables", "--token", &format!("@{}", own.display())]);
 }
 
-/// A table of three rows, put and joined with itself, and a call that is refused.
+/// Uploads a table of three rows, joins it with itself, and makes a call that is refused.
 fn make_calls(server: &Server) {
     std::fs::write(server.path().join("t.csv"), "k\n1\n2\n3\n").unwrap();
     server.ok(&["put", "t.csv"]);
@@ -409,7 +409,7 @@ fn the_json_log_has_one_access_line_per_call_with_who_what_and_how_much() {
     assert!(number(&get, "queue_ms") >= 0.0, "{get}");
     let refused = line("GetFlightInfo", "NOT_FOUND");
     assert!(refused["message"].as_str().unwrap().contains("nowhere"), "{refused}");
-    // Who asks how far a job is has a line of another target, unless that fails.
+    // Progress requests are logged under another target, unless they fail.
     server.fails(&["jobs", "77"]);
     let asked = line("DoAction", "NOT_FOUND");
     assert_eq!(asked["command"], "job 77", "{asked}");
@@ -441,12 +441,12 @@ fn the_text_log_has_the_same_access_lines_without_escapes() {
             assert!(line.contains(field), "{field} is not in {line}");
         }
     }
-    // The join was asked how far it is before it was let go.
+    // The command polled the join's progress before the release.
     assert_eq!(server.log_lines(1, |line| line.contains("command=\"cancel_job 1\"")).len(), 1);
     assert!(!server.log().contains("rpc=\"DoAction\" command=\"job 1\""), "{}", server.log());
 }
 
-/// An authority of the test's own, and files of what it signs.
+/// A certificate authority of the test, which writes the files that it signs.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -460,7 +460,7 @@ impl Authority {
         Self { issuer }
     }
 
-    /// Writes `NAME.pem` and `NAME-key.pem`, good for an address of this machine.
+    /// Writes `NAME.pem` and `NAME-key.pem`, valid for an address of this machine.
     fn issue(&self, folder: &Path, name: &str) {
         let key = KeyPair::generate().unwrap();
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
@@ -492,7 +492,7 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
     assert!(served.status.success(), "{}", stderr(&served));
     server.ok(&["join", "t", "t", "--on", "k", "-o", "j.csv", "--ca", &ca]);
     assert_eq!(std::fs::read_to_string(server.path().join("j.csv")).unwrap().lines().count(), 4);
-    // Without trust, and without TLS.
+    // A client without trust in the authority, and a client without TLS.
     let plain = server.flight.replace("https:", "http:");
     for (line, words) in [
         (&["--ca", &*stranger_ca][..], "--ca names the authorities"),
@@ -520,7 +520,7 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
         let said = stderr(&refused);
         assert!(said.starts_with("error: ") && said.contains(words) && said.contains("--cert"), "{said}");
         assert!(!said.contains("alert"), "{said}");
-        // What to do comes before how the connection ended.
+        // The remedy comes before the way the connection ended.
         assert!(said.find("broke").is_none_or(|broke| said.find(words) < Some(broke)), "{said}");
     }
 }

@@ -1,4 +1,4 @@
-//! Random tables, made from plain Rust values so that the naive join need not read Arrow.
+//! Random tables, made from plain Rust values so that the naive join does not read Arrow.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-/// A key type, with the way its values are made from a small number.
+/// A key type. It determines how a small number becomes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
     Int8,
     Int32,
-    /// Multiples of 2^16: the low bits say nothing.
+    /// Multiples of 2^16, so that the low bits are all zero.
     PatternedInt32,
     Int64,
     UInt64,
@@ -65,7 +65,7 @@ impl KeyKind {
 /// One row's key: a small number per key column, or null. Equal numbers are equal values.
 pub type Key = Vec<Option<u32>>;
 
-/// One side: its keys as numbers, and the same as Arrow batches with payload.
+/// One side: its keys as numbers, and as Arrow batches with payload.
 pub struct TableData {
     pub keys: Vec<Key>,
     pub batches: Vec<RecordBatch>,
@@ -90,19 +90,20 @@ impl Case {
         let mut rows = || [0, 1, 5, 64, 65, 500, 2000][rng.random_range(0..7)];
         let (left, right) = (rows(), rows());
         let distinct = [1, 3, 50, 3000][rng.random_range(0..4)];
-        // Few keys on many rows multiply: keep results small enough for the naive join.
+        // Few keys on many rows give large results, too large for the naive join.
         let (left, right) = if distinct < 50 { (left.min(200), right.min(200)) } else { (left, right) };
         Self::with(rng, &kinds, left, right, distinct)
     }
 
-    /// Tables of that many rows whose keys are drawn from `distinct` values per column, some of them null.
+    /// Makes tables of the given rows. Keys are from `distinct` values per column, some of them
+    /// null.
     pub fn with(rng: &mut StdRng, kinds: &[KeyKind], left: usize, right: usize, distinct: usize) -> Self {
         let left = TableData::random(rng, kinds, left, distinct);
         let right = TableData::random(rng, kinds, right, distinct);
         Self { key_kinds: kinds.to_vec(), left, right }
     }
 
-    /// Tables of one key column with exactly these keys, in this order.
+    /// Makes tables of one key column with exactly these keys, in this order.
     pub fn of(rng: &mut StdRng, kind: KeyKind, left: Vec<Option<u32>>, right: Vec<Option<u32>>) -> Self {
         let mut side =
             |keys: Vec<Option<u32>>| TableData::of(rng, &[kind], keys.into_iter().map(|number| vec![number]).collect());
@@ -111,7 +112,7 @@ impl Case {
 }
 
 impl TableData {
-    /// Keys drawn from `distinct` values per column.
+    /// Draws keys from `distinct` values per column.
     fn random(rng: &mut StdRng, kinds: &[KeyKind], rows: usize, distinct: usize) -> Self {
         let null_share = *[0.0, 0.0, 0.1, 0.5].choose(rng).unwrap();
         let skewed = rng.random_bool(0.3);
@@ -119,7 +120,7 @@ impl TableData {
             if rng.random_bool(null_share) {
                 return None;
             }
-            // The types with few values.
+            // Types with few values.
             let distinct = match kind {
                 KeyKind::Boolean => 2,
                 KeyKind::Int8 => distinct.min(200),
@@ -133,7 +134,7 @@ impl TableData {
         Self::of(rng, kinds, keys)
     }
 
-    /// Exactly these keys, in this order.
+    /// Makes a side with exactly these keys, in this order.
     fn of(rng: &mut StdRng, kinds: &[KeyKind], keys: Vec<Key>) -> Self {
         let rows = keys.len();
         let mut columns: Vec<(String, ArrayRef)> = Vec::new();
@@ -150,7 +151,8 @@ impl TableData {
     }
 }
 
-/// One batch, or several of uneven lengths, some empty: the parts are slices with offsets.
+/// Cuts a batch into one or several batches of uneven lengths, some empty. The parts are slices
+/// with offsets.
 fn cut(rng: &mut StdRng, whole: &RecordBatch) -> Vec<RecordBatch> {
     let mut batches = Vec::new();
     let mut start = 0;
@@ -178,7 +180,8 @@ fn key_column(rng: &mut StdRng, kind: KeyKind, numbers: &[Option<u32>]) -> Array
             (i64::from(number) - 3).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64)
         }))),
         KeyKind::UInt64 => Arc::new(UInt64Array::from(map(numbers, |number| u64::MAX - u64::from(number)))),
-        // The first numbers are the floats that compare unlike their bits; signs of zero and kinds of NaN vary.
+        // The first numbers are floats that compare unlike their bits, with random signs of zero
+        // and random NaNs.
         KeyKind::Float32 => {
             let float = |number: u32| match number {
                 0 => [0.0, -0.0][(number as usize + numbers.len()) % 2],
@@ -253,7 +256,8 @@ fn key_column(rng: &mut StdRng, kind: KeyKind, numbers: &[Option<u32>]) -> Array
     }
 }
 
-/// A row number, and columns of every way of gathering: fixed width with nulls, bits, strings, lists.
+/// Makes a row number, and columns for every way of gathering: fixed width with nulls, bits,
+/// strings, lists.
 fn payload_columns(rng: &mut StdRng, rows: usize) -> Vec<(String, ArrayRef)> {
     let mut maybe = |row: usize| (!rng.random_bool(0.2)).then_some(row);
     let nullable: Vec<Option<i64>> = (0..rows).map(|row| maybe(row).map(|row| row as i64 * 1_000_003)).collect();

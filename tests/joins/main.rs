@@ -1,4 +1,4 @@
-//! Every kind of join by every strategy on host devices, against a naive join written in another way.
+//! Every kind of join by every strategy on host devices, compared with an independent naive join.
 
 mod data;
 mod memory;
@@ -35,13 +35,13 @@ struct Bench {
     threads: usize,
 }
 
-/// A host device, or with `DOVETAIL_TEST_DEVICE=cuda` the first GPU.
+/// Opens a host device, or the first GPU with `DOVETAIL_TEST_DEVICE=cuda`.
 fn device(threads: usize, memory: u64) -> Arc<dyn Device> {
     let budget = |name: &str| Budget::new(format!("memory of device {name}"), "--device-memory", memory);
     match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
         Ok("cuda") => open_gpu(0, threads, |_| budget("cuda:0")).unwrap(),
         Err(_) | Ok("host") => {
-            // Several streams have work where a task says that small chunks are enough for them.
+            // Several streams have work if a task allows small chunks.
             let device = HostDevice::new(0, threads, budget("host:0"), None).unwrap().with_streams(3);
             Arc::new(device.joining_partitions(threads.is_multiple_of(2)))
         }
@@ -78,8 +78,8 @@ impl Bench {
         self.join_as(spec, None, |_| ())
     }
 
-    /// Joins as the plan says once `change` has changed it, in chunks that may be as small as that where several streams work
-    /// on them.
+    /// Plans a join, applies `change` to the plan, and runs it. On several streams, chunks may have
+    /// as few rows as `chunk_rows_min`.
     fn join_as(
         &self,
         spec: JoinSpec,
@@ -89,14 +89,15 @@ impl Bench {
         let strategy = spec.strategy;
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         let planned = plan.build_side;
-        // A device that hashes keys does so, if it can read them.
+        // A device that works on text hashes keys.
         plan.device_makes_keys = self.device.info().works_on_text;
         plan.device_gathers_text = plan.device_makes_keys;
         change(&mut plan);
         let sink = Collect::default();
         let mut task = Task { chunk_rows_min, ..plan.task()? };
         if plan.build_side != planned {
-            // The keys of the other side may be anything but dense, and nobody has looked whether their array fits.
+            // The keys of the other side may not be dense, and the plan has not checked that their
+            // array fits.
             task.dense_range = None;
         }
         join::run(&task, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
@@ -106,23 +107,26 @@ impl Bench {
     }
 }
 
-/// What a plan may choose that changes no row of the result.
+/// The decisions of a plan that do not change the rows of the result.
 #[derive(Clone, Debug)]
 struct Composed {
     build_side: Side,
-    /// Whether probe rows pass over a filter, where the kind of join allows it.
+    /// True if a filter drops probe rows, where the kind of join allows it.
     filter: bool,
-    /// Instead of everything, where the strategy carries: a bit for each column of both tables.
+    /// Columns to carry instead of all, if the strategy carries: a bit for each column of both
+    /// tables.
     carried: Option<u64>,
-    /// Instead of one pass: bits for two.
+    /// Radix bits for two passes, instead of one.
     radix_bits: Option<u32>,
-    /// Rows of a chunk that are enough for one of several streams, and of a part of the build side: many of both.
+    /// Minimum rows of a chunk on several streams, and of a part of the build side. A small minimum
+    /// gives many of both.
     chunk_rows_min: Option<u64>,
-    /// Whether columns of the build side come last, where they can.
+    /// True if columns of the build side come last, where possible.
     build_columns_last: bool,
-    /// Whether a device that can do so hashes keys that are too wide to be packed, in the place of the host.
+    /// True if the device, where possible, hashes keys that are too wide to pack, instead of the
+    /// host.
     device_makes_keys: bool,
-    /// Whether it gathers text of the result.
+    /// True if the device gathers text of the result.
     device_gathers_text: bool,
 }
 
@@ -174,8 +178,9 @@ fn spec(keys: usize, how: JoinKind, strategy: Strategy) -> JoinSpec {
     }
 }
 
-/// Whether the next of the joins of all kinds by all strategies is among those to run: one of so many as `DOVETAIL_TEST_JOINS_EVERY` says,
-/// for sanitizers that make everything slow. One that shares no factor with the forty of them, such as seven, gets to all in turn.
+/// True if the next join of all kinds and strategies should run. `DOVETAIL_TEST_JOINS_EVERY=N` runs
+/// one in N, for slow sanitizers. An N without a common factor with the forty joins, such as seven,
+/// reaches all of them in turn.
 fn is_wanted() -> bool {
     static EVERY: LazyLock<usize> = LazyLock::new(|| {
         let every = std::env::var("DOVETAIL_TEST_JOINS_EVERY").map_or(1, |every| every.parse().unwrap_or(0));
@@ -186,7 +191,7 @@ fn is_wanted() -> bool {
     JOINS.fetch_add(1, Ordering::Relaxed).is_multiple_of(*EVERY)
 }
 
-/// Runs all kinds and strategies on one pair of tables.
+/// Checks all kinds and strategies on one pair of tables.
 fn check_all(case: &Case, threads: usize, device_memory: u64, nulls_equal: impl Into<NullsEqual>, rng: &mut StdRng) {
     let bench = Bench::new(threads, device_memory);
     bench.put("l", &case.left.batches);
@@ -194,7 +199,7 @@ fn check_all(case: &Case, threads: usize, device_memory: u64, nulls_equal: impl 
     check_all_on(&bench, case, nulls_equal, rng, "");
 }
 
-/// As [`check_all`], on tables that were put.
+/// Like [`check_all`], on uploaded tables.
 fn check_all_on(bench: &Bench, case: &Case, nulls_equal: impl Into<NullsEqual>, rng: &mut StdRng, story: &str) {
     let nulls_equal = nulls_equal.into();
     for how in JoinKind::ALL {
@@ -229,7 +234,8 @@ fn check_all_on(bench: &Bench, case: &Case, nulls_equal: impl Into<NullsEqual>, 
     }
 }
 
-/// The seed of this run: `DOVETAIL_SEED`, or a fixed one. Printed, so that a failure can be repeated.
+/// Returns the seed of this run: `DOVETAIL_SEED`, or a fixed one. Prints it, so that a failure can
+/// be repeated.
 fn seed() -> u64 {
     let seed = std::env::var("DOVETAIL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20_261_121);
     println!("DOVETAIL_SEED={seed}");
@@ -239,7 +245,7 @@ fn seed() -> u64 {
 #[test]
 fn random_joins_agree_with_the_naive_join() {
     let mut rng = StdRng::seed_from_u64(seed());
-    // A fixed number, so that every machine runs the same cases; DOVETAIL_LONG asks for many more.
+    // A fixed number, so that every machine runs the same cases. DOVETAIL_LONG runs many more.
     let cases = if std::env::var_os("DOVETAIL_LONG").is_some() { 2000 } else { 40 };
     for _ in 0..cases {
         let case = Case::random(&mut rng);
@@ -254,12 +260,12 @@ fn random_joins_agree_with_the_naive_join() {
     }
 }
 
-/// Of 4 MiB of memory, with so many bytes of it for columns.
+/// Opens a device of 4 MiB of memory, with `bytes` of it for kept columns.
 fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
     let memory = 4 << 20;
     let device = match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
         Ok("cuda") => device(2, memory),
-        // Only what crosses a link is worth keeping.
+        // Devices keep only columns that cross a link.
         _ => {
             let link = EmulatedLink { to_device_bytes_per_second: 1e10, from_device_bytes_per_second: 1e10 };
             let budget = Budget::new("memory of device host:0", "--device-memory", memory);
@@ -270,7 +276,8 @@ fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
     device
 }
 
-/// Whichever rows of a column are asked for once all are there, these come, and none crosses the link again.
+/// Once all rows of a column are on the device, any requested part comes from there, not over the
+/// link.
 #[test]
 fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
     const ROWS: u64 = 3000;
@@ -295,11 +302,11 @@ fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
     for (rows, crosses, keeps_more) in [
         (0..1024, true, true),
         (1024..2048, true, true),
-        // Both parts, put together; and then as they are.
+        // Both parts, first merged, then in place.
         (0..2048, false, true),
         (0..2048, false, false),
         (1024..2048, false, false),
-        // Out of the midst: where a buffer could begin, and where none could.
+        // From the middle, at aligned and unaligned offsets of a buffer.
         (64..200, false, false),
         (67..68, false, false),
         (1000..2047, false, false),
@@ -312,7 +319,7 @@ fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
     }
     let kept = device.cache_stats().unwrap();
     assert_eq!((device.memory().used_bytes(), kept.evictions), (kept.bytes, 0), "nothing else is there");
-    // A job needs most of the memory: what was used last stays.
+    // A job needs most of the memory. The most recently used columns stay.
     let job = device.memory().reserve(device.memory().limit_bytes() - 20_000, "a job").unwrap();
     check(0..ROWS, false, false);
     check(1024..2048, false, false);
@@ -323,13 +330,13 @@ fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
 fn columns_that_stay_on_a_device_are_those_of_the_table_that_is_joined() {
     let mut rng = StdRng::seed_from_u64(seed() ^ 7);
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
-    // Room for the columns of some tables, so that others give way.
+    // Room for the columns of some tables, so that others are evicted.
     let device = device_that_keeps(64 << 10);
     let bench = Bench { catalog: Catalog::new(arena), device, threads: 2 };
     let mut hits = 0;
     for round in 0..6 {
         let case = Case::with(&mut rng, &[KeyKind::Int32], 400 + round, 500, 200);
-        // Under the same names, with about as many rows.
+        // The same names, with a similar number of rows.
         bench.put("l", &case.left.batches);
         bench.put("r", &case.right.batches);
         check_all_on(&bench, &case, false, &mut rng, ", with columns that stay");
@@ -365,7 +372,7 @@ fn composite_keys_join_whether_packed_or_hashed() {
         let case = Case::with(&mut rng, kinds, 400, 300, 12);
         check_all(&case, 2, 64 << 20, false, &mut rng);
         check_all(&case, 1, 64 << 20, true, &mut rng);
-        // The nulls of one key match, those of the others do not; and the other way round.
+        // Nulls match in the first key only, or in all keys except the first.
         let first = |said: bool| NullsEqual { whole: !said, by_key: vec![Some(said)] };
         check_all(&case, 2, 64 << 20, first(true), &mut rng);
         check_all(&case, 2, 64 << 20, first(false), &mut rng);
@@ -395,7 +402,7 @@ fn sizes_around_boundaries_join() {
 #[test]
 fn many_to_many_results_are_far_larger_than_their_inputs() {
     let mut rng = StdRng::seed_from_u64(seed() ^ 5);
-    // Two keys, so that every row matches half of the other side: a million pairs from three thousand rows.
+    // Two keys, so that every row matches half of the other side: a million pairs from 3000 rows.
     let keys = || (0..1500).map(|row| Some(row % 2)).collect();
     let case = Case::of(&mut rng, KeyKind::Int32, keys(), keys());
     let bench = Bench::new(2, 16 << 20);
@@ -450,8 +457,8 @@ fn a_raised_flag_stops_a_join_and_frees_its_memory() {
     }
 }
 
-/// What the planner and the engine take shortcuts for: sorted rows, declared or only found to be so, and keys that are
-/// distinct and leave no gaps.
+/// Checks the inputs with shortcuts in planner and engine: sorted rows, declared or detected, and
+/// distinct keys without gaps.
 #[test]
 fn sorted_and_dense_unique_keys_join_declared_or_not() {
     let mut rng = StdRng::seed_from_u64(seed() ^ 8);
@@ -463,7 +470,7 @@ fn sorted_and_dense_unique_keys_join_declared_or_not() {
         keys.shuffle(rng);
         keys
     };
-    // Of these, greater numbers are greater values, so that a table may be declared sorted.
+    // In these types, greater numbers are greater values, so that a table may be declared sorted.
     for kind in [KeyKind::Int32, KeyKind::Timestamp, KeyKind::Decimal128] {
         let cases = [
             ("dense, sorted; repeated, sorted", dense(200), repeated(450), true),
@@ -501,7 +508,7 @@ fn sorted_and_dense_unique_keys_join_declared_or_not() {
     }
 }
 
-/// A sink that keeps nothing, so that a join may run for long.
+/// A sink that drops all batches, so that a join may run for long.
 struct Discard;
 
 impl BatchSink for Discard {
@@ -510,8 +517,8 @@ impl BatchSink for Discard {
     }
 }
 
-/// The promise is 100 ms from raising the flag to the end of the job, wherever in the join it is stopped. A test machine that does
-/// other things may take its processors away for longer, so that a stage has several attempts to keep it.
+/// The guarantee is 100 ms from raising the flag to the end of the job, at any stage of the join. A
+/// busy test machine may delay threads for longer, so each stage has several attempts.
 #[test]
 fn a_join_under_way_stops_within_100_ms_of_its_flag() {
     const BEST: Duration = Duration::from_millis(100);
@@ -550,7 +557,7 @@ fn a_join_under_way_stops_within_100_ms_of_its_flag() {
             assert_eq!(bench.device.memory().used_bytes(), 0, "{strategy}");
             match outcome {
                 Err(dovetail::Error::Cancelled(_)) => Some(taken),
-                // The machine was less busy than before, and it was done already.
+                // The machine was less busy than before, and the join had already finished.
                 Ok(()) => {
                     whole = whole.min(ended - start);
                     None
@@ -569,7 +576,7 @@ fn a_join_under_way_stops_within_100_ms_of_its_flag() {
                 best.is_none_or(|&best| best < BEST),
                 "{strategy}, at {share} of its time, stopped after {taken:?}"
             );
-            // Near its end it may be done each time.
+            // Near its end, the join may have finished at each attempt.
             assert!(share > 0.5 || best.is_some(), "{strategy} was never stopped under way, at {share} of its time");
         }
     }

@@ -1,4 +1,4 @@
-//! A join runs to its end in the memory that its plan asks for: nothing runs out in the middle.
+//! A join completes in the memory that its plan requests, without running out midway.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,16 +14,16 @@ use dovetail::planner::{self, Forced, JoinKind, JoinSpec, Plan, Rates, Side, Str
 
 use crate::{Collect, spec};
 
-/// How the numbers behind the keys of a side are spread.
+/// Distribution of the numbers behind the keys of a side.
 #[derive(Clone, Copy, Debug)]
 enum Spread {
-    /// All of them distinct, in no order.
+    /// All distinct, unordered.
     Distinct,
-    /// Each on four rows.
+    /// Each number on four rows.
     InFours,
-    /// A fifth of the rows has one key, the others have one each.
+    /// One key on a fifth of the rows, distinct keys on the others.
     Heavy,
-    /// As `InFours`, and a quarter of the rows has no key.
+    /// Like `InFours`, with null keys on a quarter of the rows.
     SomeNull,
 }
 
@@ -37,12 +37,12 @@ fn number(spread: Spread, row: usize, rows: usize) -> Option<u32> {
     }
 }
 
-/// The ways in which keys are made of columns, and packed.
+/// Types of keys, by their columns and their packing.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Four bytes, as they lie.
+    /// Four bytes, in place.
     Int32,
-    /// Eight bytes, as they lie, and too far apart for an array.
+    /// Eight bytes, in place, and too sparse for an array.
     Int64,
     /// Two columns in sixteen bytes.
     Composite,
@@ -92,13 +92,13 @@ fn put(catalog: &Catalog, name: &str, batches: &[RecordBatch]) {
 trait Devices {
     fn open(&self, bytes: u64) -> Arc<dyn Device>;
     fn rates(&self) -> Rates;
-    /// Whether the device is to gather text, however little there is of it.
+    /// True if the device must gather text, however little. `None`: the planner chooses.
     fn gathers_text(&self) -> Option<bool> {
         None
     }
 }
 
-/// Host devices with so many threads, behind an emulated link or not.
+/// Host devices with `threads` threads, with or without an emulated link.
 struct HostDevices {
     threads: usize,
     link: Option<EmulatedLink>,
@@ -132,8 +132,8 @@ impl Devices for Gpu {
     }
 }
 
-/// Plans and runs all strategies with exactly the memory that each plan asks for. `retarget` may make the planner choose what
-/// it seldom does, and `is_so` says whether it did.
+/// Plans and runs all strategies with exactly the memory that each plan requests. `retarget` may
+/// lead the planner to a rare choice, and `is_so` checks that choice.
 fn run_in_exact_memory(
     catalog: &Catalog,
     keys: usize,
@@ -179,11 +179,11 @@ fn joins_run_in_the_memory_that_their_plans_ask_for() {
     let kinds = [(Kind::Int32, 1), (Kind::Int64, 1), (Kind::Composite, 2), (Kind::LongString, 1)];
     for (at, (kind, keys)) in kinds.into_iter().enumerate() {
         for (build_at, build) in spreads.into_iter().enumerate() {
-            // Every combination would take minutes: threads, batches and links take turns.
+            // Threads, batches and links take turns, because every combination would take minutes.
             let turn = at + build_at;
             let (threads, batches) = ([1, 2, 4][turn % 3], [1, 3][turn % 2]);
             let link = (turn % 4 == 3).then_some(fast);
-            // Sizes on both sides of a power of two, by which tables grow.
+            // Sizes on both sides of a power of two, because tables grow by powers of two.
             let rows = [4000, 4200, 17_000, 33_000][build_at];
             let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
             put(&catalog, "l", &table(kind, build, rows, batches));
@@ -197,8 +197,8 @@ fn joins_run_in_the_memory_that_their_plans_ask_for() {
     }
 }
 
-/// Keys that a GPU makes of text, of which it has all there is meanwhile, or as long as it compares them; and text of the result, which it
-/// gathers.
+/// Checks keys that a GPU makes from text, and text of the result that it gathers. The GPU holds
+/// all of the text while it makes keys, or for as long as it compares them.
 #[test]
 fn joins_with_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
     if !std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
@@ -218,7 +218,7 @@ fn joins_with_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
         put(&catalog, "l", &table(kind, spread, rows, batches));
         put(&catalog, "r", &table(kind, Spread::InFours, rows + rows / 3, batches));
         let label = format!("{kind:?} {spread:?}, {rows} rows in {batches} batches, a GPU");
-        // For so few rows the host would be the quicker one.
+        // For so few rows, the host would be faster.
         let slow_host = |target: Target| {
             let rates = Rates { host_values: 1e6, ..target.rates };
             Target { rates, ..target }
@@ -241,7 +241,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         put(&catalog, "l", &table(kind, spread, 33_000, batches));
         put(&catalog, "r", &table(kind, Spread::Distinct, 400_000, batches));
         let drops = |plan: &Plan| plan.join.spec.how.drops_unmatched(plan.build_side.other());
-        // Everything but a filter is slow.
+        // Everything except a filter is slow.
         let filter = |target: Target| {
             let rates = Rates { probe_rows: 1e6, ..target.rates };
             Target { rates, ..target }
@@ -263,7 +263,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
     }
 }
 
-/// Counts rows, and lets go of them.
+/// Counts rows and drops them.
 #[derive(Default)]
 struct CountRows(AtomicUsize);
 
@@ -273,14 +273,15 @@ impl BatchSink for CountRows {
         Ok(())
     }
 
-    /// Rows are gone as soon as they are counted, so that what is missing is in the hands of the join's other streams.
+    /// Waits for the join's other streams. They hold all missing memory, because counted rows are
+    /// dropped at once.
     fn wait_for_readers(&self, since: Instant) -> dovetail::Result<bool> {
         std::thread::sleep(Duration::from_millis(1));
         Ok(since.elapsed() < Duration::from_secs(20))
     }
 }
 
-/// Forty rows of 64 MiB each are more than the offsets of one batch can say, and no single one of them is.
+/// Forty rows of 64 MiB overflow the offsets of one batch, but each row alone fits.
 #[test]
 fn text_that_is_too_long_for_one_batch_leaves_in_several_although_columns_of_the_build_side_come_last() {
     const ROWS: usize = 40;
@@ -294,7 +295,7 @@ fn text_that_is_too_long_for_one_batch_leaves_in_several_although_columns_of_the
     of("r", vec![("k0", key(1)), ("text", Arc::new(BinaryArray::from_vec(vec![&long])))]);
     let spec = spec(1, JoinKind::Inner, Strategy::Hash);
     let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
-    // The side with many rows, so that each is found for the one of the other.
+    // The side with many rows, so that the other side's single row matches all of them.
     plan.build_side = Side::Left;
     for build_columns_last in [false, true] {
         let task = Task { build_columns_last, dense_range: None, ..plan.task().unwrap() };
@@ -317,11 +318,12 @@ fn a_result_that_is_larger_than_memory_leaves_although_columns_of_the_build_side
         put(&catalog, "r", &table(Kind::Int32, Spread::InFours, rows * 4, 5));
         let spec = JoinSpec { batch_rows: Some(200), ..spec(1, JoinKind::Inner, Strategy::Hash) };
         let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
-        // The other side is predicted to take as long, and does not fit.
+        // The plan may prefer the other side at equal predicted time, but that side does not fit.
         (plan.build_side, plan.dense) = (Side::Left, false);
         let budget = Budget::new("memory of device host:0", "--device-memory", device_bytes);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
-        // As it was planned, then with columns last; that the result is too large to wait is known at first, and then not.
+        // First with build columns in order, then last. The last case underestimates the result, so
+        // the join does not know at first that the result is too large to wait.
         let found = [(false, 4.0), (true, 4.0), (true, 0.01)].map(|(build_columns_last, pairs_per_row)| {
             let mut task = Task { build_columns_last, chunk_rows_min: Some(1000), ..plan.task().unwrap() };
             task.expected.pairs_per_row = pairs_per_row;

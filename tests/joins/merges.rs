@@ -1,4 +1,4 @@
-//! Sorted tables are merged as they lie, whatever their keys are packed to.
+//! Sorted tables are merged in place, for every packing of their keys.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use dovetail::planner::{self, JoinKind, Strategy};
 
 use crate::{Collect, naive, spec};
 
-/// Uploads columns whose rows are sorted by the first `keys` of them.
+/// Uploads key columns and a row number as a table that is declared sorted by all key columns.
 fn put_sorted(catalog: &Catalog, name: &str, columns: Vec<ArrayRef>) {
     let keys = columns.len();
     let rows = Arc::new(Int32Array::from_iter_values(0..columns[0].len() as i32)) as ArrayRef;
@@ -24,14 +24,14 @@ fn put_sorted(catalog: &Catalog, name: &str, columns: Vec<ArrayRef>) {
     let sorted_by = (0..keys).map(|key| format!("k{key}")).collect();
     let options = UploadOptions { sorted_by, ..UploadOptions::default() };
     let mut upload = Upload::begin(catalog, name, batch.schema(), options).unwrap();
-    // In two batches, so that the order goes on across a seam.
+    // Two batches, so that the order continues across their boundary.
     let half = batch.num_rows() / 2;
     upload.append(batch.slice(0, half)).unwrap();
     upload.append(batch.slice(half, batch.num_rows() - half)).unwrap();
     upload.commit().unwrap();
 }
 
-/// Joins two sorted tables; whether they were merged without sorting, and by plan, too.
+/// Joins two sorted tables. Checks that the plan and the join merge them without sorting.
 fn merges_without_sorting(label: &str, left: Vec<ArrayRef>, right: Vec<ArrayRef>) {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
     let keys = left.len();

@@ -1,5 +1,4 @@
-//! A join by looking at every pair of equal keys through a map of plain numbers, and the comparison of results as
-//! multisets of rows.
+//! A naive join by a map of plain numbers, and the comparison of results as multisets of rows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use dovetail::planner::JoinKind;
 
 use crate::data::{Case, Key};
 
-/// The rows of a result, in a form that can be sorted and compared.
+/// The rows of a result, in a form for sorting and comparing.
 pub struct Rows {
     schema: Arc<Schema>,
     rows: Vec<Vec<u8>>,
@@ -24,12 +23,12 @@ impl Rows {
     }
 }
 
-/// Which nulls match nulls.
+/// The keys whose nulls match nulls.
 #[derive(Clone, Debug, Default)]
 pub struct NullsEqual {
-    /// In the keys that do not say.
+    /// Default for keys without their own setting.
     pub whole: bool,
-    /// Key by key; keys beyond its end do not say.
+    /// Settings by key. Later keys use the default.
     pub by_key: Vec<Option<bool>>,
 }
 
@@ -45,7 +44,7 @@ impl NullsEqual {
     }
 }
 
-/// The join of a case: the keys once, the rest of left, the rest of right.
+/// Joins a case. The columns are the keys once, the rest of left, the rest of right.
 pub fn join(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> Rows {
     let (left_rows, right_rows) = pairs(case, how, nulls_equal);
     let left = concat_batches(&case.left.batches[0].schema(), &case.left.batches).unwrap();
@@ -95,7 +94,7 @@ pub fn join(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> Rows {
     Rows { rows: sorted_rows(&schema, &[batch]), schema }
 }
 
-/// Row numbers side by side; `None` where a side has no row.
+/// Returns pairs of row numbers. `None`: the side has no row.
 fn pairs(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> (Vec<Option<u32>>, Vec<Option<u32>>) {
     let has_key = |key: &Key| {
         let may_match =
@@ -103,7 +102,7 @@ fn pairs(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> (Vec<Option<u3
         key.iter().enumerate().all(may_match)
     };
     let normal = |key: &Key| -> Key {
-        // The number of a boolean counts modulo two.
+        // Numbers of booleans count modulo two.
         key.iter()
             .zip(&case.key_kinds)
             .map(|(number, kind)| number.map(|n| if *kind == crate::data::KeyKind::Boolean { n % 2 } else { n }))
@@ -191,7 +190,8 @@ fn sorted_rows(schema: &Schema, batches: &[RecordBatch]) -> Vec<Vec<u8>> {
     all
 }
 
-/// -0 and 0 are one key, and so are all NaNs: which of them a result shows is not promised.
+/// Replaces -0 by 0, and every NaN by one NaN. They are equal keys, and a result may show any of
+/// them.
 fn canonical_floats(array: &ArrayRef) -> ArrayRef {
     match array.data_type() {
         DataType::Float32 => {

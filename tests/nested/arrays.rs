@@ -1,5 +1,6 @@
-//! Random types and arrays of them: every type that Arrow can put on the wire, nested, sliced at odd places, with nulls at
-//! every level. Unit tests of the upload path and the tests from client to client share it.
+//! Random types and arrays: every type that Arrow can put on the wire, nested, sliced at odd
+//! places, with nulls at every level. Unit tests of the upload path and the tests from client to
+//! client share them.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-/// Every type without children, and one of each family that has parameters.
+/// Returns every type without children, with one example of each family with parameters.
 pub fn leaf_types() -> Vec<DataType> {
     use DataType as T;
     vec![
@@ -54,7 +55,7 @@ pub fn leaf_types() -> Vec<DataType> {
     ]
 }
 
-/// Every kind of nesting, around the given type, which may be null in it or not.
+/// Returns every kind of nesting around the given type, which `is_nullable` makes nullable.
 pub fn nested_types(inner: &DataType, is_nullable: bool) -> Vec<DataType> {
     use DataType as T;
     let item = || Arc::new(Field::new("item", inner.clone(), is_nullable));
@@ -79,12 +80,12 @@ pub fn nested_types(inner: &DataType, is_nullable: bool) -> Vec<DataType> {
     ]
 }
 
-/// A type of at most `depth` levels above its leaves.
+/// Makes a type of at most `depth` levels above its leaves.
 pub fn random_type(rng: &mut StdRng, depth: usize) -> DataType {
     random_type_of(rng, depth, &leaf_types())
 }
 
-/// As [`random_type`], with these leaves.
+/// Makes a random type like [`random_type`], with the given leaves.
 pub fn random_type_of(rng: &mut StdRng, depth: usize, leaves: &[DataType]) -> DataType {
     let leaf = leaves.choose(rng).unwrap().clone();
     match rng.random_range(0..if depth > 1 { 12 } else { 4 }) {
@@ -92,7 +93,8 @@ pub fn random_type_of(rng: &mut StdRng, depth: usize, leaves: &[DataType]) -> Da
         1 if !matches!(leaf, DataType::Null) => dictionary_of(rng, leaf),
         2 if depth > 0 => {
             let values = random_type_of(rng, depth - 1, leaves);
-            // No Arrow library writes dictionaries of dictionaries, and Arrow's Rust writer confuses the rows of unions there.
+            // No Arrow library writes dictionaries of dictionaries, and Arrow's Rust writer
+            // confuses the rows of unions in dictionaries.
             let name = values.to_string();
             let is_plain = !name.contains("Dictionary") && !name.contains("Union") && values != DataType::Null;
             if is_plain { dictionary_of(rng, values) } else { values }
@@ -106,7 +108,7 @@ pub fn random_type_of(rng: &mut StdRng, depth: usize, leaves: &[DataType]) -> Da
     }
 }
 
-/// True for types with rows that are null whatever their buffers hold.
+/// True for types with rows that are null regardless of their buffers.
 pub fn has_null_rows(data_type: &DataType) -> bool {
     match data_type {
         DataType::Null => true,
@@ -122,7 +124,7 @@ fn dictionary_of(rng: &mut StdRng, values: DataType) -> DataType {
     DataType::Dictionary(Box::new(keys.choose(rng).unwrap().clone()), Box::new(values))
 }
 
-/// A batch of the schema, which may be a slice of a larger one.
+/// Makes a batch of the schema, which may be a slice of a larger batch.
 pub fn random_batch(rng: &mut StdRng, schema: &SchemaRef, rows: usize) -> RecordBatch {
     let (before, after) = around(rng);
     let all = before + rows + after;
@@ -132,7 +134,7 @@ pub fn random_batch(rng: &mut StdRng, schema: &SchemaRef, rows: usize) -> Record
     RecordBatch::try_new_with_options(schema.clone(), columns, &options).unwrap().slice(before, rows)
 }
 
-/// Rows before and after those that are wanted.
+/// Draws the numbers of rows before and after a slice.
 fn around(rng: &mut StdRng) -> (usize, usize) {
     if rng.random() { (rng.random_range(0..10), rng.random_range(0..10)) } else { (0, 0) }
 }
@@ -141,7 +143,7 @@ fn around(rng: &mut StdRng) -> (usize, usize) {
 enum Nulls {
     All,
     None,
-    /// The rows that are marked: a null further up hides their values.
+    /// The marked rows: a null at a higher level hides their values.
     Some(Vec<bool>),
 }
 
@@ -150,7 +152,8 @@ impl Nulls {
         if field.is_nullable() { Self::All } else { Self::None }
     }
 
-    /// For a field below an array with these nulls. Each row of the array has `times` rows in the field.
+    /// Returns the nulls for a field below an array with the nulls `hidden`. Each row of the array
+    /// has `times` rows in the field.
     fn below(field: &Field, hidden: Option<&NullBuffer>, times: usize) -> Self {
         match hidden {
             _ if field.is_nullable() => Self::All,
@@ -170,7 +173,8 @@ impl Nulls {
     }
 }
 
-/// The values of nested arrays, dictionaries and runs: a slice of more than is wanted, at times.
+/// Makes the values of nested arrays, dictionaries and runs, sometimes as a slice of a longer
+/// array.
 fn random_child(rng: &mut StdRng, field: &Field, rows: usize) -> ArrayData {
     let (before, after) = around(rng);
     let all = random_array(rng, field, before + rows + after, &Nulls::of(field));
@@ -241,7 +245,7 @@ fn random_array(rng: &mut StdRng, field: &Field, rows: usize, nulls: &Nulls) -> 
     builder.nulls(bitmap).build().unwrap_or_else(|error| panic!("{data_type}: {error}"))
 }
 
-/// A field whose values may be null only where `nulls` says so for all rows.
+/// Makes the field non-nullable unless `nulls` is `Nulls::All`.
 fn as_strict(field: &Field, nulls: &Nulls) -> Field {
     field.clone().with_nullable(field.is_nullable() && matches!(nulls, Nulls::All))
 }
@@ -282,7 +286,7 @@ fn random_union(
         };
         return builder.child_data(fields.iter().map(child).collect());
     }
-    // Values that no row selects lie before and between those of the rows.
+    // Unselected values are placed before and between the values of the rows.
     let mut lengths = [0i32; i8::MAX as usize + 1];
     let mut place = |id: i8| {
         let length = &mut lengths[id as usize];
@@ -298,7 +302,7 @@ fn random_union(
     builder.add_buffer(Buffer::from_vec(offsets)).child_data(children)
 }
 
-/// Where rows may not be null, the one value of the dictionary that may be is one that no row has.
+/// Makes a dictionary. If rows may not be null, only one value that no row uses may be null.
 fn random_dictionary(
     rng: &mut StdRng,
     builder: ArrayDataBuilder,
@@ -323,7 +327,7 @@ fn wide(values: Vec<i32>) -> Buffer {
     Buffer::from_vec(values.into_iter().map(i64::from).collect::<Vec<_>>())
 }
 
-/// Up to 40 bytes of text in each, with gaps of nothing; every prefix is UTF-8.
+/// Makes strings of up to 40 bytes, with empty gaps. Every prefix is UTF-8.
 fn random_strings(rng: &mut StdRng, rows: usize) -> (Vec<i32>, Buffer) {
     let mut text = String::new();
     let mut offsets = vec![0];
@@ -335,7 +339,7 @@ fn random_strings(rng: &mut StdRng, rows: usize) -> (Vec<i32>, Buffer) {
     (offsets, Buffer::from(text.as_bytes()))
 }
 
-/// Strings as views: short ones in place, long ones in the one data buffer.
+/// Makes views of strings: short strings in place, long strings in the single data buffer.
 fn views(offsets: &[i32], values: &[u8]) -> Vec<u128> {
     let view = |pair: &[i32]| {
         let (start, end) = (pair[0] as usize, pair[1] as usize);

@@ -1,8 +1,9 @@
-//! Random nested arrays, from client to client: up, down, through joins, and through files of the command line. Each comes
-//! back row by row as it went in, whatever was sliced on the way.
+//! Random nested arrays, from client to client: up, down, through joins, and through files of the
+//! command line. Each returns with the same rows, however it was sliced.
 //!
-//! `DOVETAIL_NESTED_ARRAYS` says how many arrays, 500 by default and 10,000 in the long form. `DOVETAIL_TEST_DEVICE=cuda` runs the
-//! joins on the first GPU, and `DOVETAIL_TEST_BINARY` names the server where it was built elsewhere.
+//! `DOVETAIL_NESTED_ARRAYS` sets the number of arrays, 500 by default and 10,000 in the long form.
+//! `DOVETAIL_TEST_DEVICE=cuda` runs the joins on the first GPU. `DOVETAIL_TEST_BINARY` names a
+//! server that was built elsewhere.
 
 mod arrays;
 #[path = "../cli/harness.rs"]
@@ -33,14 +34,14 @@ use arrays::{has_null_rows, leaf_types, random_batch, random_type, random_type_o
 use harness::Server;
 use values::{value, values};
 
-/// Columns of a table beside its key.
+/// Columns of a table in addition to its key.
 const COLUMNS: usize = 10;
 
 const DEPTH: usize = 3;
 
 type Client = FlightServiceClient<Channel>;
 
-/// A server and a client of it.
+/// A server and its client.
 struct Side {
     name: &'static str,
     server: Server,
@@ -96,7 +97,7 @@ impl Side {
     }
 }
 
-/// Rows of a table by key, each with the values of its columns.
+/// Rows of a table by key, as the values of their columns.
 type RowsByKey = HashMap<i64, Vec<String>>;
 
 fn rows_by_key(batches: &[RecordBatch], key: usize) -> RowsByKey {
@@ -110,7 +111,7 @@ fn rows_by_key(batches: &[RecordBatch], key: usize) -> RowsByKey {
     rows.collect()
 }
 
-/// The values of each column, from first row to last.
+/// Returns the values of each column, in row order.
 fn columns_of(batches: &[RecordBatch]) -> Vec<Vec<String>> {
     let columns = batches.first().map_or(0, RecordBatch::num_columns);
     let rows = |at: usize| batches.iter().flat_map(|batch| values(batch.column(at))).collect();
@@ -135,7 +136,7 @@ fn assert_same(what: &str, came: &[RecordBatch], sent: &[RecordBatch]) {
     }
 }
 
-/// A table of random columns, in several batches, with unique keys from `keys`.
+/// Makes a table of random columns, in several batches, with unique keys from `keys`.
 fn random_table(rng: &mut StdRng, fields: &[Field], keys: &[i64]) -> Vec<RecordBatch> {
     let schema: SchemaRef = Arc::new(Schema::new(fields.to_vec()));
     let with_key: SchemaRef = Arc::new(Schema::new([&[Field::new("k", DataType::Int64, false)], fields].concat()));
@@ -157,7 +158,7 @@ fn random_fields(rng: &mut StdRng, prefix: &str) -> Vec<Field> {
     (0..COLUMNS).map(field).collect()
 }
 
-/// How many arrays go round, in all.
+/// Total number of arrays to test.
 fn array_count() -> usize {
     std::env::var("DOVETAIL_NESTED_ARRAYS").ok().and_then(|text| text.parse().ok()).unwrap_or(500)
 }
@@ -168,8 +169,8 @@ fn seed() -> u64 {
     seed
 }
 
-/// Checks that each row of a join's result has the values of the rows with its key, and that there are as many rows as there
-/// should be.
+/// Checks that each row of a join's result has the values of the rows with its key, and that the
+/// number of rows is right.
 fn check_join(what: &str, how: &str, result: &[RecordBatch], left: &RowsByKey, right: &RowsByKey, columns: usize) {
     let mut seen = 0;
     for batch in result {
@@ -186,7 +187,7 @@ fn check_join(what: &str, how: &str, result: &[RecordBatch], left: &RowsByKey, r
                         Some(sent) => {
                             assert_eq!(came, sent[at], "{what}, {how}: key {key}, {side} column {at} of {data_type}")
                         }
-                        // A union has no nulls of its own, and may be the values of runs.
+                        // A union has no validity of its own, and may hold the values of runs.
                         None if data_type.contains("Union") => {}
                         None => assert_eq!(came, "null", "{what}, {how}: key {key}, {side} column {at} of {data_type}"),
                     }
@@ -215,7 +216,7 @@ async fn nested_arrays_of_all_types_keep_their_rows() {
         let seed = seed.wrapping_add(first as u64);
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
-        // Few tables are long enough for several messages of the usual size.
+        // Only some tables are long enough for several messages of the usual size.
         let rows = if round % 8 == 7 { 6000 } else { rng.random_range(1..120) };
         let fields = ["l", "r"].map(|prefix| random_fields(rng, prefix));
         let mut keys: Vec<i64> = (0..rows as i64 * 4 / 3 + 1).collect();
@@ -258,7 +259,8 @@ async fn nested_arrays_of_all_types_keep_their_rows() {
     }
 }
 
-/// Table "left" of the server goes through the files that hold any type: written by `get`, read by `put`.
+/// Checks table "left" through the file formats that hold any type: written by `get`, read by
+/// `put`.
 async fn check_files(side: &mut Side, what: &str, table: &[RecordBatch]) {
     let types = table[0].schema().fields().iter().map(|field| field.data_type().to_string()).collect::<String>();
     for file in ["t.arrows", "t.arrow"] {
@@ -291,7 +293,7 @@ fn read_file(path: &Path) -> Vec<RecordBatch> {
     }
 }
 
-/// True for types that Parquet files hold as they are.
+/// True for types that Parquet files keep unchanged.
 fn is_in_parquet(data_type: &DataType) -> bool {
     use DataType as T;
     match data_type {
@@ -310,7 +312,7 @@ fn is_in_parquet(data_type: &DataType) -> bool {
     }
 }
 
-/// True for types that every writer of JSON lines writes alike.
+/// True for types that all writers of JSON lines write in the same way.
 fn is_in_json(data_type: &DataType) -> bool {
     use DataType as T;
     match data_type {
@@ -321,7 +323,7 @@ fn is_in_json(data_type: &DataType) -> bool {
     }
 }
 
-/// Fields of random types that `is_accepted` accepts.
+/// Makes fields of random types that `is_accepted` accepts.
 fn chosen_fields(rng: &mut StdRng, is_accepted: fn(&DataType) -> bool, columns: usize) -> Vec<Field> {
     let leaves: Vec<DataType> = leaf_types().into_iter().filter(is_accepted).collect();
     let mut fields = Vec::new();

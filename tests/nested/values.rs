@@ -1,18 +1,19 @@
-//! What a row of an array holds, as text: read value by value, without the kernels and slices of any library.
+//! Rows of arrays as text, read value by value, without the kernels and slices of any library.
 
 use std::fmt::Write;
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::{ArrowNativeType, DataType, Int16Type, Int32Type, Int64Type, UnionMode};
 
-/// The value of a row. A null in a dictionary's values or in those of runs is a null; a union tells which child it selects.
+/// Returns the value of a row. A null in the values of a dictionary or of runs is a null. A union
+/// includes the selected child.
 pub fn value(array: &dyn Array, row: usize) -> String {
     let mut text = String::new();
     write_value(array, row, &mut text);
     text
 }
 
-/// The values of all rows.
+/// Returns the values of all rows.
 pub fn values(array: &dyn Array) -> Vec<String> {
     (0..array.len()).map(|row| value(array, row)).collect()
 }

@@ -1,4 +1,4 @@
-//! What actions answer, against the messages that `proto/dovetail.proto` describes it by.
+//! Answers of actions, compared with their messages in `proto/dovetail.proto`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::harness::*;
 
-/// Two devices, each behind a link of its own and a switch.
+/// Two devices, each behind its own link and a switch.
 const TOPOLOGY: &str = r#"
 name = "two behind a switch"
 [[socket]]
@@ -41,7 +41,7 @@ between = ["plx", "host:1"]
 rate = "4GB/s"
 "#;
 
-/// The messages of the proto, by name, and those that an answer was compared with.
+/// The messages of the proto by name, and the messages that were compared with an answer.
 struct Messages {
     all: BTreeMap<String, DescriptorProto>,
     seen: BTreeSet<String>,
@@ -55,7 +55,8 @@ impl Messages {
         Self { all: all.collect(), seen: BTreeSet::new() }
     }
 
-    /// An answer has the fields of the message, all and no others, and generated code reads it.
+    /// Checks that an answer has exactly the fields of the message, and that generated code reads
+    /// it.
     fn compare<T: DeserializeOwned>(&mut self, name: &str, answer: &Value) {
         self.compare_fields(name, answer);
         let read: Result<T, _> = serde_json::from_value(answer.clone());
@@ -96,13 +97,13 @@ async fn ask(client: &mut Client, action: &str, body: &str) -> Value {
     serde_json::from_str(&act(client, action, body).await.unwrap()[0]).unwrap()
 }
 
-/// One batch of these columns.
+/// Makes one batch of the columns.
 fn batch_of(columns: &[(&str, &dyn Fn(i64) -> i64)]) -> RecordBatch {
     let column = |of: &dyn Fn(i64) -> i64| Arc::new(Int64Array::from_iter_values((0..30_000).map(of))) as ArrayRef;
     RecordBatch::try_from_iter(columns.iter().map(|(name, of)| (*name, column(*of)))).unwrap()
 }
 
-/// Submits a join of a table with itself, and waits for its end; what the action `job` then says of it.
+/// Submits a self-join of a table and waits for its end. Returns the answer of the action `job`.
 async fn join(server: &TestServer, client: &mut Client, table: &str, on: &str) -> Value {
     let join = format!(r#"{{"join": {{"left": "{table}", "right": "{table}", "on": [{on}]}}}}"#);
     let info = client.get_flight_info(command(&join)).await.unwrap().into_inner();
@@ -127,7 +128,7 @@ async fn answers_are_the_messages_of_the_proto() {
     let table = ask(&mut client, "commit_upload", r#"{"upload": "id"}"#).await;
     messages.compare::<proto::TableInfo>("TableInfo", &table);
     put(&mut client, "plain", vec![batch_of(&[("k", &|row| row)])]).await.unwrap();
-    // 16 million rows, which do not fit.
+    // The self-join has 16 million rows, which do not fit.
     put(&mut client, "few", vec![batch_of(&[("k", &|row| row % 55), ("v", &|row| row)])]).await.unwrap();
 
     messages.compare::<proto::ServerInfo>("ServerInfo", &ask(&mut client, "server_info", "").await);
@@ -145,7 +146,7 @@ async fn answers_are_the_messages_of_the_proto() {
     for listed in act(&mut client, "list_jobs", "").await.unwrap() {
         messages.compare::<proto::JobStatus>("JobStatus", &serde_json::from_str(&listed).unwrap());
     }
-    // One of which nothing is measured, and most is predicted.
+    // A join without measurements and with most predictions.
     let body = format!(r#"{{"join": {{"left": "skewed", "right": "plain", "on": [{}]}}}}"#, pair("k"));
     let planned = ask(&mut client, "explain", &body).await;
     messages.compare::<proto::Explanation>("Explanation", &planned);

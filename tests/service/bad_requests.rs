@@ -1,4 +1,5 @@
-//! Requests that are wrong: each gets its code and its sentence, the next one is served, and nothing is held.
+//! Wrong requests: each gets its code and message, the next request is served, and no memory is
+//! held.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::harness::*;
 
 const JOIN: &str = r#"{"join": {"left": "left", "right": "right", "on": [{"left": "k", "right": "k"}]}}"#;
 
-/// A server with two tables, and what it holds for them.
+/// Starts a server with two tables. Also returns the bytes that they use.
 async fn server() -> (TestServer, Client, u64) {
     let server = TestServer::start(&["--message-limit=1MiB"]).await;
     let mut client = server.client().await;
@@ -108,7 +109,7 @@ async fn send(client: &mut Client, messages: Vec<FlightData>) -> Result<usize, t
     Ok(acks.len())
 }
 
-/// The messages of an upload.
+/// Encodes an upload as messages.
 async fn messages(name: &str, batches: Vec<RecordBatch>) -> Vec<FlightData> {
     let encoder = FlightDataEncoderBuilder::new()
         .with_flight_descriptor(Some(path(name)))
@@ -117,7 +118,7 @@ async fn messages(name: &str, batches: Vec<RecordBatch>) -> Vec<FlightData> {
     encoder.try_collect().await.unwrap()
 }
 
-/// `stream::iter(...).map(Ok)`, whose error type has to be said somewhere.
+/// `stream::iter(...).map(Ok)` with an explicit error type.
 trait MapOkLike: futures::Stream<Item = RecordBatch> + Sized {
     fn map_ok_like(self) -> impl futures::Stream<Item = Result<RecordBatch, arrow_flight::error::FlightError>>;
 }
@@ -148,7 +149,7 @@ async fn wrong_uploads_leave_nothing() {
     refused(put(&mut client, "", keyed(10, 10)).await, Code::InvalidArgument, "name");
     still_serves(&server, &mut client, used).await;
 
-    // A batch of another schema in the middle, with the schema message that announces it.
+    // A batch of another schema in the middle, with its schema message.
     let other = Schema::new(vec![Field::new("x", DataType::Float64, false)]);
     let other = RecordBatch::try_new(Arc::new(other), vec![Arc::new(Float64Array::from(vec![1.0]))]).unwrap();
     let changed = [good.clone(), messages("t", vec![other]).await].concat();
@@ -160,7 +161,7 @@ async fn wrong_uploads_leave_nothing() {
     refused(send(&mut client, large).await, Code::ResourceExhausted, "--message-limit");
     still_serves(&server, &mut client, used).await;
 
-    // Bytes that are no Arrow message.
+    // Bytes that are not an Arrow message.
     let mut garbage = good.clone();
     garbage[2].data_header = vec![7; 100].into();
     assert!(send(&mut client, garbage).await.is_err());

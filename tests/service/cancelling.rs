@@ -1,4 +1,4 @@
-//! Cancelling a join that works: how soon its device is free.
+//! Cancelling a running join: the time until its device is free.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,19 +12,20 @@ use crate::harness::*;
 
 const STRATEGIES: [&str; 5] = ["hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"];
 
-/// Rows of each side: the join takes some tenths of a second at the least.
+/// Rows of each side, so that the join takes at least some tenths of a second.
 const ROWS: i64 = 8_000_000;
 
-/// A job is stopped within this, on a machine that does nothing else.
+/// Time limit to stop a job on an idle machine.
 const SOON: Duration = Duration::from_millis(100);
 
-/// The same on a machine that does: the test's own threads may wait this long for their turn.
+/// Time limit to stop a job on a busy machine, where the test's own threads may wait this long.
 const LATE: Duration = Duration::from_secs(5);
 
-/// How often a job is stopped at a stage until one is free soon. One that takes no notice there is late each time.
+/// Attempts per stage to free the device within [`SOON`]. A stage that ignores the flag fails each
+/// time.
 const ATTEMPTS: usize = 6;
 
-/// Keys `0..ROWS` in an order of no use to anybody, and a number with each.
+/// Makes keys `0..ROWS` in an irregular order, and a number with each.
 fn shuffled(factor: i64) -> Vec<RecordBatch> {
     let key = |row: i64| row.wrapping_mul(factor).rem_euclid(ROWS);
     let batch = |start: i64| {
@@ -58,7 +59,7 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
     let flags = ["--devices=host:1", "--host-memory=2GiB", "--device-memory=1GiB"];
     let server = TestServer::start(&flags).await;
     let mut client = server.client().await;
-    // Multipliers that have no divisor in common with the number of rows.
+    // Multipliers without a common divisor with the number of rows.
     put(&mut client, "left", shuffled(1_000_003)).await.unwrap();
     put(&mut client, "right", shuffled(7_368_787)).await.unwrap();
     let used = server.used_bytes().await;
@@ -71,10 +72,10 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
         let mut run = whole.status().finished.unwrap().duration_since(whole.status().started.unwrap()).unwrap();
         assert_eq!(whole.status().rows, ROWS as u64, "{strategy}");
         cancel(&mut client, info).await;
-        // At all stages of the join: while it builds, matches, and writes.
+        // All stages of the join: build, match and write.
         for tenth in [1, 3, 5, 7, 8] {
-            // A machine that is so slow that this is less than a tenth of the join takes a tenth of it. To the end of the join it was
-            // two tenths at the least.
+            // On a slow machine, the limit is a tenth of the join's time, if that is longer. The
+            // rest of the join takes at least two tenths.
             let soon = SOON.max(run / 10);
             let mut times = Vec::new();
             for _ in 0..ATTEMPTS {
@@ -95,7 +96,7 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
                 if ran && end.state == JobState::Cancelled {
                     times.push(start.elapsed());
                 } else if let (Some(started), Some(finished)) = (end.started, end.finished) {
-                    // The machine was less busy than before, and it was done already.
+                    // The machine was less busy than before, and the join had already finished.
                     run = run.min(finished.duration_since(started).unwrap());
                 }
                 if times.last().is_some_and(|time| *time <= soon) {
@@ -105,7 +106,7 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
             println!("{strategy}: {run:?}; cancelled after {tenth} tenths, and free within {times:?}");
             let best = times.iter().min();
             assert!(best.is_none_or(|best| *best <= soon), "{strategy}, after {tenth} tenths of {run:?}: {times:?}");
-            // Near its end it may be done each time.
+            // Near its end, the join may have finished at each attempt.
             assert!(
                 tenth > 5 || best.is_some(),
                 "{strategy} never ran {tenth} tenths of {run:?} when it was cancelled"
@@ -115,7 +116,7 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
     server.expect_used_bytes(used).await;
 }
 
-/// Where the arena has no memory yet, columns of the result wait for theirs to be mapped.
+/// While the arena has no memory yet, columns of the result wait until theirs is mapped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_join_frees_its_device_soon_while_the_arena_grows() {
     const COPIES: i64 = 20_000;
@@ -129,7 +130,7 @@ async fn a_cancelled_join_frees_its_device_soon_while_the_arena_grows() {
         put(&mut client, "right", vec![rows]).await.unwrap();
         let scheduler = &server.shared.scheduler;
         let device = &server.shared.devices[0];
-        // 400 million rows, of which the memory holds a few dozen million.
+        // 400 million rows. The memory holds a few dozen million.
         let (job, info) = submit_with(&server, &mut client, r#""retain_seconds": 0"#).await;
         eventually("it writes", async || job.status().rows > attempt as u64 * 2_000_000).await;
         let start = Instant::now();

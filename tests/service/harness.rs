@@ -22,13 +22,13 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// The client that the tests use: the generated one, so that every byte of a request can be chosen.
+/// The tests' client: the generated one, so that a test controls every byte of a request.
 pub type Client = FlightServiceClient<Channel>;
 
 /// See [`TestServer::client_without_deadlines`].
 pub type ClientWithoutDeadlines = FlightServiceClient<HttpClient<HttpConnector, tonic::body::Body>>;
 
-/// How long a test waits for what must come.
+/// How long a test waits for an event that must come.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
@@ -37,7 +37,7 @@ struct Arguments {
     settings: Settings,
 }
 
-/// The settings of these flags, on free ports and with little memory.
+/// Makes settings from flags, on free ports and with little memory.
 pub fn settings(flags: &[&str]) -> Settings {
     let defaults = [
         ("--listen", "127.0.0.1:0"),
@@ -45,13 +45,13 @@ pub fn settings(flags: &[&str]) -> Settings {
         ("--host-memory", "256MiB"),
         ("--devices", "host:2"),
         ("--device-memory", "32MiB"),
-        // Whoever runs the tests keeps the rates of their own servers.
+        // The user's cached rates stay untouched.
         ("--rates-file", "none"),
     ];
     let mut arguments = vec!["dovetail"];
     let is_given = |flag: &str| flags.iter().any(|given| given.split('=').next() == Some(flag));
     for (flag, value) in defaults {
-        // A topology says which devices there are.
+        // A topology sets the devices.
         let is_told = is_given(flag) || flag == "--devices" && is_given("--topology");
         if !is_told {
             arguments.extend([flag, value]);
@@ -63,13 +63,13 @@ pub fn settings(flags: &[&str]) -> Settings {
     Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).settings
 }
 
-/// The command without the settings of whoever runs the tests: no argument takes its value from a DOVETAIL_* variable.
+/// Removes the user's settings from the command: no argument reads a DOVETAIL_* variable.
 fn without_environment(command: clap::Command) -> clap::Command {
     command.mut_args(|argument| argument.env(None::<&str>))
 }
 
-/// A topology file in `folder` of so many devices of one thread each, which move so many bytes per second: joins on them
-/// take as long as their results are large, on any machine.
+/// Writes a topology file to `folder` with `count` devices of one thread each, which move
+/// `bytes_per_second`. Joins take a time in proportion to their results, on any machine.
 pub fn slow_devices(folder: &Path, count: usize, bytes_per_second: u64) -> String {
     let mut text = "name = \"slow\"\n[[socket]]\nname = \"cpu0\"\n".to_string();
     for device in 0..count {
@@ -81,7 +81,7 @@ pub fn slow_devices(folder: &Path, count: usize, bytes_per_second: u64) -> Strin
     format!("--topology={}", file.display())
 }
 
-/// Waits until a condition holds, for far longer than it takes: the machine may be busy with other things.
+/// Waits until a condition holds, with a generous limit because the machine may be busy.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !condition().await {
@@ -116,24 +116,26 @@ impl TestServer {
         connect(Endpoint::from_shared(self.address.clone()).unwrap()).await
     }
 
-    /// A client that ends no call at its deadline, so that the server has to. tonic's does, and which of the two is earlier is chance.
+    /// Makes a client that ends no call at its deadline, so that the server must end it. tonic's
+    /// client ends calls, too, and either could be first.
     pub fn client_without_deadlines(&self) -> ClientWithoutDeadlines {
         let connections = HttpClient::builder(TokioExecutor::new()).http2_only(true).build_http();
         let client = FlightServiceClient::with_origin(connections, self.address.parse().unwrap());
         client.max_decoding_message_size(usize::MAX)
     }
 
-    /// A connection for other services than Flight's.
+    /// Opens a connection for services other than Flight's.
     pub async fn channel(&self) -> Channel {
         Endpoint::from_shared(self.address.clone()).unwrap().connect().await.unwrap()
     }
 
-    /// Bytes of the arena that are in use, once nothing is under way any more.
+    /// Returns the arena's bytes in use. The value is stable after all work has ended.
     pub async fn used_bytes(&self) -> u64 {
         self.shared.catalog.arena().budget().used_bytes()
     }
 
-    /// Waits until no more of the arena is in use than that: what a request held may go a moment after its answer.
+    /// Waits until at most `bytes` of the arena are in use. A request may free its memory shortly
+    /// after its answer.
     pub async fn expect_used_bytes(&self, bytes: u64) {
         let start = Instant::now();
         loop {
@@ -146,17 +148,17 @@ impl TestServer {
         }
     }
 
-    /// The first signal.
+    /// Acts like the first signal.
     pub fn drain(&mut self) {
         let _ = self.drain.take().expect("drained once").send(());
     }
 
-    /// The second signal.
+    /// Acts like the second signal.
     pub fn end(&mut self) {
         let _ = self.end.take().expect("ended once").send(());
     }
 
-    /// Waits until the server is gone.
+    /// Waits until the server has ended.
     pub async fn join(&mut self) -> dovetail::Result<()> {
         self.serving.take().expect("joined once").await.expect("the server does not panic")
     }
@@ -178,7 +180,7 @@ pub async fn connect(endpoint: Endpoint) -> Client {
     FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX)
 }
 
-/// A table of keys `0..rows`, each with a name, in batches of `batch_rows`.
+/// Makes a table of keys `0..rows`, each with a name, in batches of `batch_rows`.
 pub fn keyed(rows: i64, batch_rows: usize) -> Vec<RecordBatch> {
     let schema =
         Arc::new(Schema::new(vec![Field::new("k", DataType::Int64, false), Field::new("name", DataType::Utf8, true)]));
@@ -195,7 +197,8 @@ pub fn keyed(rows: i64, batch_rows: usize) -> Vec<RecordBatch> {
     }
 }
 
-/// One batch of that many rows and three different keys, so that its join with itself has `rows * rows / 3` rows.
+/// Makes one batch of `rows` rows and three distinct keys. Its self-join has `rows * rows / 3`
+/// rows.
 pub fn few_keys(rows: i64) -> RecordBatch {
     let keys = Int64Array::from_iter_values((0..rows).map(|row| row % 3));
     RecordBatch::try_from_iter([("k", Arc::new(keys) as ArrayRef)]).unwrap()
@@ -229,7 +232,7 @@ pub fn command(json: &str) -> FlightDescriptor {
     FlightDescriptor::new_cmd(json.to_owned())
 }
 
-/// The rows of one ticket.
+/// Reads the rows of one ticket.
 pub async fn read(client: &mut Client, ticket: Ticket) -> Result<Vec<RecordBatch>, Status> {
     let messages = client.do_get(ticket).await?.into_inner();
     let batches = FlightRecordBatchStream::new_from_flight_data(messages.map_err(FlightError::from));
@@ -239,7 +242,7 @@ pub async fn read(client: &mut Client, ticket: Ticket) -> Result<Vec<RecordBatch
     })
 }
 
-/// The rows of all endpoints, in order.
+/// Reads the rows of all endpoints, in order.
 pub async fn read_all(client: &mut Client, info: &FlightInfo) -> Result<Vec<RecordBatch>, Status> {
     let mut batches = Vec::new();
     for endpoint in &info.endpoint {
@@ -253,14 +256,14 @@ pub async fn get(client: &mut Client, descriptor: FlightDescriptor) -> Result<Ve
     read_all(client, &info).await
 }
 
-/// The results of an action, as text.
+/// Calls an action. Returns its results as text.
 pub async fn act(client: &mut Client, name: &str, body: &str) -> Result<Vec<String>, Status> {
     let results: Vec<_> =
         client.do_action(Action::new(name, body.to_owned())).await?.into_inner().try_collect().await?;
     Ok(results.iter().map(|result| String::from_utf8(result.body.to_vec()).unwrap()).collect())
 }
 
-/// Checks that something was refused with that code, in a sentence that says those words.
+/// Checks that the call was refused with `code`, and that the message contains `words`.
 #[track_caller]
 pub fn refused<T: std::fmt::Debug>(outcome: Result<T, Status>, code: Code, words: &str) {
     let status = outcome.expect_err("it should have been refused");

@@ -21,7 +21,7 @@ fn join(more: &str) -> arrow_flight::FlightDescriptor {
     ))
 }
 
-/// A server with keys 0..1000 on the left and 0..400 on the right.
+/// Starts a server with keys 0..1000 on the left and 0..400 on the right.
 async fn server(flags: &[&str]) -> (TestServer, Client) {
     let server = TestServer::start(flags).await;
     let mut client = server.client().await;
@@ -30,7 +30,7 @@ async fn server(flags: &[&str]) -> (TestServer, Client) {
     (server, client)
 }
 
-/// Two tables whose join has 3000 × 3000 rows for each of three keys.
+/// Uploads two tables. Their join has 3000 × 3000 rows for each of three keys.
 async fn put_many_to_many(client: &mut Client) {
     for name in ["left", "right"] {
         put(client, name, vec![few_keys(9000)]).await.unwrap();
@@ -57,7 +57,7 @@ async fn a_join_is_answered_at_once_and_read_from_its_endpoints() {
         assert!(told["predicted_seconds"].as_f64().unwrap() > 0.0 && told["strategy"].is_string());
         let batches = read_all(&mut client, &info).await.unwrap();
         assert_eq!(rows(&batches), expected, "{how}");
-        // A result is kept: it can be read again, and in any order.
+        // The server keeps the result, so it can be read again and in any order.
         assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), expected, "{how} again");
         let done = job(&mut client, &told["job"]).await;
         assert_eq!((done["state"].as_str(), done["rows"].as_u64()), (Some("complete"), Some(expected as u64)));
@@ -97,14 +97,14 @@ async fn a_join_that_does_not_fit_is_explained_and_refused_when_it_is_run() {
     assert!(text.contains(refusal), "{text}");
     assert!(plan["memory"]["minimum_bytes"].as_u64().unwrap() > 64 << 10, "{plan}");
     refused(client.get_flight_info(join("")).await, Code::ResourceExhausted, "of device memory, with table");
-    // One that fits has nothing of the sort.
+    // A join that fits has no such warning.
     put(&mut client, "few", keyed(10, 10)).await.unwrap();
     let body = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
     let plan: Value = serde_json::from_str(&act(&mut client, "explain", body).await.unwrap()[0]).unwrap();
     assert!(plan["refusal"].is_null() && !plan["text"].as_str().unwrap().contains("refused"), "{plan}");
 }
 
-/// All that the server lists.
+/// Returns all flights that the server lists.
 async fn listed(client: &mut Client) -> Vec<FlightInfo> {
     client.list_flights(Criteria::default()).await.unwrap().into_inner().try_collect().await.unwrap()
 }
@@ -135,7 +135,7 @@ async fn a_result_that_is_not_retained_is_gone_when_it_was_read() {
     let info = client.get_flight_info(join(r#", "retain_seconds": 0"#)).await.unwrap().into_inner();
     assert_eq!(listed(&mut client).await.len(), 3, "two tables and a result");
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
-    // It was once listed for as long as a reader may ask for its next endpoint.
+    // Regression test: the result stayed listed while a reader might ask for its next endpoint.
     assert_eq!(listed(&mut client).await.len(), 2);
     assert!(read_all(&mut client, &info).await.is_err());
     server.expect_used_bytes(used).await;
@@ -179,7 +179,7 @@ async fn a_result_too_large_for_memory_fails_and_frees_what_it_held() {
     assert_eq!(rows(&get(&mut client, path("left")).await.unwrap()), 9000);
 }
 
-/// Clients and what stands between them and the server give up connections on which nothing comes for long.
+/// Empty batches keep the connection alive, because clients and proxies close idle connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_of_a_job_that_waits_gets_empty_batches() {
     let folder = tempfile::tempdir().unwrap();
@@ -188,7 +188,7 @@ async fn a_reader_of_a_job_that_waits_gets_empty_batches() {
     let mut client = server.client().await;
     put(&mut client, "left", vec![few_keys(100_000)]).await.unwrap();
     put(&mut client, "right", vec![few_keys(100_000)]).await.unwrap();
-    // 3 billion rows at 4 MB per second: the only device is busy until that join is cancelled.
+    // 3 billion rows at 4 MB per second keep the only device busy until the join is cancelled.
     let busy = client.get_flight_info(join(r#", "retain_seconds": 0"#)).await.unwrap().into_inner();
     put(&mut client, "few", keyed(10, 10)).await.unwrap();
     let small = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
@@ -217,7 +217,7 @@ async fn many_small_batches_go_together() {
     }
     assert!(messages <= 3 * info.endpoint.len(), "{messages} messages for 2000 batches");
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 20_000);
-    // Not into batches of more rows than were asked for.
+    // Batches are not merged beyond the requested `batch_rows`.
     let few =
         r#"{"join": {"left": "small", "right": "small", "on": [{"left": "k", "right": "k"}], "batch_rows": 100}}"#;
     let batches = get(&mut client, command(few)).await.unwrap();
@@ -262,7 +262,7 @@ async fn small_batches_of_lists_go_together_too() {
     assert_eq!(read, concat_batches(&batches[0].schema(), &(0..1000).map(lists).collect::<Vec<_>>()).unwrap());
 }
 
-/// Joins whose results did not fit together once ran all the same, and failed in the middle.
+/// Regression test: joins whose results did not fit together ran anyway, and failed in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_join_waits_for_the_memory_of_its_result_and_says_so() {
     let server = TestServer::start(&["--host-memory=40MiB", "--devices=host:2"]).await;
@@ -271,7 +271,7 @@ async fn a_join_waits_for_the_memory_of_its_result_and_says_so() {
         put(&mut client, name, vec![few_keys(3000)]).await.unwrap();
     }
     let used = server.used_bytes().await;
-    // 3 million rows of 8 bytes: one fits, two do not.
+    // 3 million rows of 8 bytes: one result fits, two do not.
     let first = client.get_flight_info(join("")).await.unwrap().into_inner();
     let first_job = said(&first)["job"].clone();
     eventually("the first is complete", async || job(&mut client, &first_job).await["state"] == "complete").await;
@@ -280,7 +280,7 @@ async fn a_join_waits_for_the_memory_of_its_result_and_says_so() {
     assert_eq!(told["state"], "queued", "{told}");
     let waiting_for = told["waiting_for"].as_str().unwrap();
     assert!(waiting_for.contains("MiB of host memory for its result"), "{waiting_for}");
-    // What fits does not wait behind it.
+    // A join that fits does not wait behind it.
     put(&mut client, "few", keyed(10, 10)).await.unwrap();
     let small = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
     assert_eq!(rows(&get(&mut client, command(small)).await.unwrap()), 10);

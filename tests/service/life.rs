@@ -1,4 +1,4 @@
-//! Clients that go away, and servers that do.
+//! Clients that disconnect, and servers that shut down.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tonic::{Code, Request};
 
 use crate::harness::*;
 
-/// An upload whose messages are sent one by one.
+/// Opens an upload whose messages are sent one by one.
 async fn open_upload(
     client: &mut Client,
     name: &str,
@@ -38,13 +38,14 @@ async fn open_upload_with(
     (messages, sender, acks)
 }
 
-/// Reads what is left of a call; how it ended.
+/// Reads the rest of a call. Returns its outcome.
 async fn to_the_end(mut acks: tonic::Streaming<arrow_flight::PutResult>) -> Result<(), tonic::Status> {
     while acks.message().await?.is_some() {}
     Ok(())
 }
 
-/// Runs a client on a runtime of its own, and ends that in the midst of it: its sockets close as a killed process's do.
+/// Runs a client on a separate runtime and ends the runtime midway. Its sockets close like those of
+/// a killed process.
 fn in_a_client_that_dies<F: Future<Output = ()>>(client: impl FnOnce() -> F + Send + 'static) {
     let thread = std::thread::spawn(|| {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -87,7 +88,7 @@ async fn an_upload_in_streams_whose_client_dies_is_forgotten_in_whole_after_a_wh
         assert!(acks.message().await.unwrap().is_some());
         assert!(shared.catalog.arena().budget().used_bytes() > 0);
     });
-    // The rows of the stream that ended well too.
+    // The rows of the stream that ended normally are freed, too.
     server.expect_used_bytes(0).await;
     let mut client = server.client().await;
     let committed = act(&mut client, "commit_upload", r#"{"upload": "id"}"#).await;
@@ -106,7 +107,7 @@ async fn an_upload_whose_client_sends_nothing_more_is_given_up_after_a_while() {
         for message in messages.into_iter().take(5) {
             sender.send(message).await.unwrap();
         }
-        // The call stays open, and its connection alive.
+        // The call stays open, and its connection stays alive.
         let ended = loop {
             match acks.message().await {
                 Ok(ack) => assert!(ack.is_some(), "the upload ended well"),
@@ -124,7 +125,7 @@ async fn an_upload_whose_client_sends_nothing_more_is_given_up_after_a_while() {
 async fn a_client_may_write_everything_before_it_reads_an_acknowledgement() {
     let server = TestServer::start(&[]).await;
     let mut client = server.client().await;
-    // More acknowledgements than fit into a window, were each one sent.
+    // If each acknowledgement were sent, they would exceed the flow-control window.
     let acks = put(&mut client, "t", keyed(200_000, 20)).await.unwrap();
     let last: serde_json::Value = serde_json::from_slice(&acks.last().unwrap().app_metadata).unwrap();
     assert_eq!(last["rows"], 200_000);
@@ -140,7 +141,8 @@ async fn a_call_ends_at_its_deadline() {
     let messages: Vec<_> = messages.try_collect().await.unwrap();
     let mut request = Request::new(futures::stream::iter(messages).chain(futures::stream::pending()));
     request.metadata_mut().insert("grpc-timeout", "3S".parse().unwrap());
-    // On a busy machine the deadline may pass before the first answer came, so the call itself may be what is refused.
+    // On a busy machine, the deadline may pass before the first answer, so the call itself may
+    // fail.
     let outcome = match server.client_without_deadlines().do_put(request).await {
         Ok(answer) => to_the_end(answer.into_inner()).await,
         Err(status) => Err(status),
@@ -160,7 +162,7 @@ async fn a_fetch_ends_at_its_deadline_and_takes_the_join_along() {
     let info = client.get_flight_info(command(join)).await.unwrap().into_inner();
     let mut request = Request::new(info.endpoint[0].ticket.clone().unwrap());
     request.metadata_mut().insert("grpc-timeout", "3S".parse().unwrap());
-    // 3 billion rows are more than can be read in that time.
+    // 3 billion rows cannot be read in that time.
     let outcome = match server.client_without_deadlines().do_get(request).await {
         Ok(answer) => answer.into_inner().try_for_each(|_| std::future::ready(Ok(()))).await,
         Err(status) => Err(status),
@@ -181,19 +183,19 @@ async fn a_fetch_whose_client_has_stalled_ends_at_its_deadline_too() {
     let (job, info) = submit(&server, &mut client, r#""retain_seconds": 0"#).await;
     let mut request = Request::new(info.endpoint[0].ticket.clone().unwrap());
     request.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
-    // On a busy machine the deadline may pass before the answer came.
+    // On a busy machine, the deadline may pass before the answer.
     let stalled = server.client_without_deadlines().do_get(request).await;
     eventually("the job ends with its only reader, which reads nothing", async || {
         job.status().state == JobState::Cancelled
     })
     .await;
-    // What was on its way to the client is a message or two.
+    // Only a message or two are still on their way to the client.
     eventually("the result is let go of", async || server.used_bytes().await < used + (32 << 20)).await;
     drop(stalled);
     server.expect_used_bytes(used).await;
 }
 
-/// Submits a join of table `t` with itself, with these other options.
+/// Submits a join of table `t` with itself, with the given options.
 async fn submit(server: &TestServer, client: &mut Client, options: &str) -> (Arc<Job>, FlightInfo) {
     let comma = if options.is_empty() { "" } else { ", " };
     let join =
@@ -203,8 +205,8 @@ async fn submit(server: &TestServer, client: &mut Client, options: &str) -> (Arc
     (server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap(), info)
 }
 
-/// A server whose only device is held by a join of minutes, since it moves 4 MB per second: what is submitted after it waits
-/// until that job is cancelled, or has filled the memory and must give way, which takes most of a minute.
+/// Starts a server whose only device, at 4 MB per second, is held by a join for minutes. Later jobs
+/// wait until that job is cancelled, or has filled the memory and gives way after most of a minute.
 async fn with_a_held_device() -> (TestServer, Client, Arc<Job>) {
     let folder = tempfile::tempdir().unwrap();
     let topology = slow_devices(folder.path(), 1, 4_000_000);
@@ -216,7 +218,7 @@ async fn with_a_held_device() -> (TestServer, Client, Arc<Job>) {
     (server, client, holder)
 }
 
-/// Begins to read an endpoint; the stream waits for the job.
+/// Begins to read an endpoint. The stream waits for the job.
 async fn begin_to_read(client: &mut Client, info: &FlightInfo, endpoint: usize) -> tonic::Streaming<FlightData> {
     let ticket = info.endpoint[endpoint].ticket.clone().unwrap();
     let mut stream = client.do_get(ticket).await.unwrap().into_inner();
@@ -252,7 +254,7 @@ async fn a_job_that_somebody_may_still_want_survives_a_reset_stream() {
     act(&mut client, "job", &format!(r#"{{"job": {}}}"#, polled_job.id)).await.unwrap();
     drop(begin_to_read(&mut client, &polled, 0).await);
     drop(begin_to_read(&mut client, &into, 0).await);
-    // Once this one is cancelled, the streams that were reset before it have gone too.
+    // When this job is cancelled, the server has also seen the earlier resets of streams.
     let (last, last_info) = submit(&server, &mut client, SEMI).await;
     drop(begin_to_read(&mut client, &last_info, 0).await);
     eventually("a job that nobody wants is cancelled", async || last.status().state == JobState::Cancelled).await;
@@ -263,18 +265,18 @@ async fn a_job_that_somebody_may_still_want_survives_a_reset_stream() {
     eventually("the table appears", async || into_job.status().state == JobState::Complete).await;
     assert_eq!(server.shared.catalog.table("kept").unwrap().rows, 100_000);
     assert_eq!(polled_job.status().state, JobState::Complete);
-    // Of a result that is complete, a reader may break off and come again.
+    // A reader of a complete result may stop and read again.
     drop(begin_to_read(&mut client, &unread, 0).await);
     assert_eq!(rows(&read_all(&mut client, &unread).await.unwrap()), 100_000);
 }
 
-/// Such a job once held its device for half a minute, whoever waited for it.
+/// Regression test: such a job held its device for half a minute while other jobs waited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_join_whose_reader_does_not_come_gives_way_to_others() {
     let server = TestServer::start(&["--devices=host:1", "--host-memory=64MiB"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
-    // 3 billion rows: they fill the memory that there is for them, and then wait.
+    // 3 billion rows fill the memory for results, and the job then waits.
     let (unread, _) = submit(&server, &mut client, r#""retain_seconds": 0"#).await;
     eventually("the device is held", async || unread.result.held_bytes() > (16 << 20)).await;
     let (_, info) = submit(&server, &mut client, SEMI).await;
@@ -297,7 +299,7 @@ async fn a_drain_lets_calls_finish_and_takes_no_new_ones() {
     assert_eq!(server.http_get("/readyz").await.0, 503);
     assert_eq!(server.http_get("/healthz").await.0, 200);
     assert!(client.get_flight_info(path("t")).await.is_err());
-    // The upload under way is taken to its end.
+    // The server completes the upload under way.
     for message in messages {
         sender.send(message).await.unwrap();
     }
@@ -349,7 +351,7 @@ async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed
     let info = client.get_flight_info(join.clone()).await.unwrap().into_inner();
     server.drain();
     wait_for_drain(&server).await;
-    // Over a new connection too: clients open one for each endpoint.
+    // Also over a new connection, because clients open one for each endpoint.
     let mut client = server.client().await;
     refused(client.get_flight_info(join.clone()).await, Code::Unavailable, "shutting down");
     refused(client.poll_flight_info(join).await, Code::Unavailable, "shutting down");
@@ -364,7 +366,7 @@ async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 1000);
     let shared = server.shared.clone();
     assert!(shared.work_left().is_some_and(|left| left == "1 upload"), "{:?}", shared.work_left());
-    // The upload under way gets the stream that it still lacks; another one is not begun.
+    // The upload under way gets its missing stream. The server refuses to begin another upload.
     let begun = put_with(&mut client, "w", keyed(10, 10), r#"{"upload": "other"}"#).await;
     refused(begun, Code::Unavailable, "shutting down");
     put_with(&mut client, "u", keyed(30, 10), r#"{"upload": "id"}"#).await.unwrap();
@@ -373,7 +375,8 @@ async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed
     server.join().await.unwrap();
 }
 
-/// Such a result once held the server up until the drain's limit, though nobody was connected.
+/// Regression test: such a result delayed shutdown to the drain's limit, without any connected
+/// client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_does_not_wait_for_results_that_nobody_comes_for() {
     let mut server = TestServer::start(&["--drain-seconds=3600"]).await;

@@ -1,4 +1,4 @@
-//! The server as its clients meet it: a real one on a free port, in this process.
+//! Tests of the client interface: a real server on a free port, in this process.
 
 mod answers;
 mod bad_requests;

@@ -1,4 +1,5 @@
-//! Work on the CPU beside the queue: joins of very many columns, which take long to plan, and what stops the planning.
+//! CPU work outside the queue: planning of joins with very many columns, which takes long, and its
+//! cancellation.
 
 use std::sync::Arc;
 
@@ -10,15 +11,15 @@ use tonic::{Code, Request, Status};
 
 use crate::harness::*;
 
-/// Columns of a table whose join with itself takes long to plan, for each device anew.
+/// Columns of a table whose self-join takes long to plan, separately for each device.
 const COLUMNS: usize = 50_000;
 
-/// Devices for which that takes seconds.
+/// Flags for enough devices that planning takes seconds.
 const MANY: [&str; 2] = ["--devices=host:8", "--device-memory=4MiB"];
 
 const EXPLAIN: &str = r#"{"join": {"left": "wide", "right": "wide", "on": [{"left": "c0", "right": "c0"}]}}"#;
 
-/// A server with a table of many columns, and a small one.
+/// Starts a server with a table of many columns, and a small table.
 async fn server(flags: &[&str]) -> TestServer {
     let server = TestServer::start(flags).await;
     let fields: Vec<Field> =
@@ -37,7 +38,7 @@ fn explain(timeout: Option<&str>) -> Request<Action> {
     request
 }
 
-/// Explains the join, by a client of its own.
+/// Explains the join through a separate client.
 async fn explaining(server: &TestServer) -> JoinHandle<Result<usize, Status>> {
     let mut client = server.client().await;
     tokio::spawn(async move {
@@ -67,7 +68,7 @@ async fn planning_stops_at_its_deadline_and_the_call_is_told() {
     let server = server(&MANY).await;
     let outcome = server.client_without_deadlines().do_action(explain(Some("100m"))).await;
     refused(outcome, Code::DeadlineExceeded, "the call's deadline passed before it was done");
-    // It passed while the join was planned, or before that had begun.
+    // The deadline passed while the join was planned, or before planning began.
     let work = &server.shared.cpu_work;
     eventually("all slots are free again", async || work.slots_taken() == 0 && work.calls() == 0).await;
     assert!(work.interrupted() <= 1);
@@ -87,7 +88,7 @@ async fn other_calls_are_answered_while_every_slot_is_taken() {
     assert_eq!(rows(&get(&mut client, path("small")).await.unwrap()), 10);
     assert_eq!(server.http_get("/readyz").await.0, 200);
     assert_eq!(act(&mut client, "list_jobs", "").await.unwrap().len(), 0);
-    // The last call waits without a slot, and has nothing to be stopped.
+    // The last call waits without a slot, and has no work to stop.
     calls.iter().for_each(JoinHandle::abort);
     eventually("all slots are free again", async || work.slots_taken() == 0 && work.calls() == 0).await;
 }

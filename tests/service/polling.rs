@@ -1,4 +1,4 @@
-//! PollFlightInfo: what it tells of a job that waits, runs and ends, and which endpoints it lists meanwhile.
+//! PollFlightInfo: its answers while a job waits, runs and ends, and the endpoints that it lists.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::harness::*;
 
-/// A join of `table` with itself.
+/// Describes a join of `table` with itself.
 fn join(table: &str, more: &str) -> FlightDescriptor {
     let on = r#""on": [{"left": "k", "right": "k"}]"#;
     command(&format!(r#"{{"join": {{"left": "{table}", "right": "{table}", {on}{more}}}}}"#))
@@ -28,8 +28,8 @@ fn endpoints(poll: &PollInfo) -> usize {
     poll.info.as_ref().unwrap().endpoint.len()
 }
 
-/// A server whose device moves so many bytes per second, and a table `many` whose join with itself has 12 million rows of 8
-/// bytes: 96 MB.
+/// Starts a server whose device moves the given bytes per second. The self-join of its table `many`
+/// has 12 million rows of 8 bytes: 96 MB.
 async fn slow_server(bytes_per_second: u64, flags: &[&str]) -> (TestServer, Client, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let topology = slow_devices(folder.path(), 1, bytes_per_second);
@@ -41,10 +41,10 @@ async fn slow_server(bytes_per_second: u64, flags: &[&str]) -> (TestServer, Clie
 
 const MANY_ROWS: usize = 12_000_000;
 
-/// The join runs for four seconds, and a test that reads it to its end does not wait for long.
+/// Bytes per second at which the join runs for four seconds, for tests that read it to its end.
 const SECONDS: u64 = 24_000_000;
 
-/// The join runs for most of a minute.
+/// Bytes per second at which the join runs for most of a minute.
 const MINUTE: u64 = 2_000_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,13 +68,13 @@ async fn polling_ends_with_the_result() {
     assert_eq!(info.total_records, 400);
     assert!((1..=3).contains(&info.endpoint.len()), "{} endpoints", info.endpoint.len());
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
-    // Renewed, its endpoints are as good as before; and whoever polls again finds the same.
+    // A renewed endpoint is as good as before, and another poll gives the same answer.
     let request = arrow_flight::RenewFlightEndpointRequest::new(info.endpoint[0].clone());
     client.do_action(Action::new("RenewFlightEndpoint", request.encode_to_vec())).await.unwrap();
     let again = poll(&mut client, info.flight_descriptor.unwrap()).await;
     assert_eq!(endpoints(&again), info.endpoint.len());
     assert!(again.flight_descriptor.is_none());
-    // A table is there from the start, and a join without rows has an endpoint to read its schema from.
+    // A table is complete from the start. A join without rows has an endpoint for its schema.
     assert!(poll(&mut client, path("t")).await.flight_descriptor.is_none());
     let mut empty = poll(&mut client, join("t", r#", "how": "left_anti""#)).await;
     while let Some(descriptor) = empty.flight_descriptor.clone() {
@@ -95,7 +95,7 @@ async fn endpoints_are_listed_as_they_become_whole() {
         let info = answer.info.clone().unwrap();
         assert!(info.endpoint.len() >= read_endpoints, "endpoints were taken back");
         for endpoint in &info.endpoint[read_endpoints..] {
-            // To its end, without waiting for the join's.
+            // Reads the endpoint to its end, without waiting for the end of the join.
             read_rows += rows(&read(&mut client, endpoint.ticket.clone().unwrap()).await.unwrap());
             read_early += usize::from(!job.status().state.is_final());
         }
@@ -106,12 +106,12 @@ async fn endpoints_are_listed_as_they_become_whole() {
     assert_eq!(read_rows, MANY_ROWS);
     assert!(read_early > 0, "96 MB have parts before the last");
     assert!(read_endpoints >= 4, "{read_endpoints} endpoints at the end");
-    // GetFlightInfo lists all at once, whatever has been polled.
+    // GetFlightInfo lists all endpoints at once, regardless of earlier polls.
     let info = answer.info.unwrap();
     let all = client.get_flight_info(info.flight_descriptor.clone().unwrap()).await.unwrap().into_inner();
     assert_eq!(all.endpoint.len(), 4);
     assert_eq!(rows(&read_all(&mut client, &all).await.unwrap()), MANY_ROWS);
-    // What was listed first is the same part at the end.
+    // Early listed endpoints still have the same part at the end.
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), MANY_ROWS);
 }
 
@@ -162,7 +162,7 @@ async fn a_job_that_waits_says_where_it_stands_for_what_and_until_when() {
         assert!(ahead < 600, "a start in {ahead} s is predicted for a join of seconds");
     }
     assert!(start_of(&told_third) > start_of(&told_second), "{told_second} {told_third}");
-    // By the info of a poll a job can be cancelled before any endpoint is listed. Others move up.
+    // The info of a poll can cancel a job before any endpoint is listed. Other jobs move up.
     let request = CancelFlightInfoRequest::new(first.info.unwrap()).encode_to_vec();
     let mut results = client.do_action(Action::new("CancelFlightInfo", request)).await.unwrap().into_inner();
     let result = results.message().await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Health, reflection, metrics: what orchestrators and tools ask.
+//! Health, reflection and metrics, for orchestrators and tools.
 
 use futures::StreamExt;
 use tonic::Code;
@@ -59,7 +59,7 @@ async fn metrics_count_calls_bytes_and_memory() {
     put(&mut client, "t", keyed(1000, 100)).await.unwrap();
     get(&mut client, path("t")).await.unwrap();
     refused(client.get_flight_info(path("nobody")).await, Code::NotFound, "");
-    // A call is counted when its last byte is sent, which may be a moment after the client has it.
+    // A call is counted after its last byte is sent, perhaps shortly after the client has it.
     let calls = [
         "{code=\"OK\",rpc=\"DoPut\"} 1",
         "{code=\"OK\",rpc=\"DoGet\"} 1",

@@ -1,4 +1,4 @@
-//! Who gets in, and what they may do there.
+//! Authentication and authorization of clients.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ async fn tokens_decide_who_may_do_what() {
     refused(upload("r").await, Code::PermissionDenied, "writer");
     upload("w").await.unwrap();
 
-    // Another tenant reads the table, and may not drop it; a ticket is no good in other hands.
+    // Another tenant may read the table but not drop it. A ticket is invalid for other tenants.
     let info = client.get_flight_info(with_token(path("t"), "b")).await.unwrap().into_inner();
     let ticket = info.endpoint[0].ticket.clone().unwrap();
     refused(client.do_get(with_token(ticket.clone(), "r")).await, Code::PermissionDenied, "another tenant");
@@ -75,7 +75,7 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// A certificate of that name, and its key.
+    /// Issues a certificate with the name, and its key.
     fn issue(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.into()]).unwrap();
@@ -116,7 +116,7 @@ async fn tls_serves_those_who_trust_it_and_mutual_tls_those_it_trusts() {
     let mut client = connect(endpoint(&server, trusting(&authority).identity(identity(&authority)))).await;
     put(&mut client, "t", keyed(10, 10)).await.unwrap();
     for tls in [trusting(&authority), trusting(&authority).identity(identity(&stranger))] {
-        // TLS 1.3 lets the client believe for a moment that it is connected.
+        // In TLS 1.3, the client briefly appears to be connected.
         let outcome = match endpoint(&server, tls).connect().await {
             Ok(channel) => Client::new(channel).get_flight_info(path("t")).await.map(|_| ()),
             Err(error) => Err(tonic::Status::unavailable(error.to_string())),
@@ -126,7 +126,7 @@ async fn tls_serves_those_who_trust_it_and_mutual_tls_those_it_trusts() {
     assert_eq!(rows(&get(&mut client, path("t")).await.unwrap()), 10);
 }
 
-/// Every certificate that the authority had signed once was an admin's.
+/// Regression test: every certificate signed by the authority was an admin's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificates_name_is_its_tenant_and_only_a_listed_one_is_an_admin() {
     let folder = tempfile::tempdir().unwrap();

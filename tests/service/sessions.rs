@@ -13,7 +13,7 @@ use tonic::{Code, Request, Status};
 
 use crate::harness::*;
 
-/// An action in a session, if there is one; its result, and the cookie it sets.
+/// Calls an action, in a session if one is given. Returns its result and the cookie that it sets.
 async fn call<R: Message + Default>(
     client: &mut Client,
     name: &str,

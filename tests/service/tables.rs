@@ -1,4 +1,4 @@
-//! Tables: up, listed, described, down, gone.
+//! Tables: upload, list, describe, download, drop.
 
 use arrow::compute::concat_batches;
 use arrow::datatypes::Schema;

@@ -1,4 +1,4 @@
-//! Tickets: whose, for how long, and for which rows.
+//! Tickets: owner, lifetime and rows.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn a_renewed_ticket_expires_later_and_both_read() {
     put(&mut client, "t", keyed(10, 10)).await.unwrap();
     let info = client.get_flight_info(path("t")).await.unwrap().into_inner();
     let endpoint = info.endpoint[0].clone();
-    // Times are told in milliseconds or better.
+    // The server reports times with a resolution of a millisecond or better.
     tokio::time::sleep(Duration::from_millis(5)).await;
     let renewed = renew(&mut client, endpoint.clone()).await.unwrap();
     let expiry = |endpoint: &FlightEndpoint| {
@@ -40,7 +40,7 @@ async fn renewing_an_endpoint_of_a_result_extends_its_lease() {
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 1000);
     let said: serde_json::Value = serde_json::from_slice(&info.app_metadata).unwrap();
     let job = server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap();
-    // It is complete since it was read to its end, or will be in a moment.
+    // The result is complete, or will be soon, because it was read to its end.
     eventually("the lease has begun", async || job.result.expires().is_some()).await;
     let before = job.result.expires().unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -50,7 +50,7 @@ async fn renewing_an_endpoint_of_a_result_extends_its_lease() {
     let told = std::time::SystemTime::try_from(renewed.expiration_time.unwrap()).unwrap();
     assert_eq!(told, after, "what is told is when the lease ends");
     assert!(!read(&mut client, renewed.ticket.unwrap()).await.unwrap().is_empty());
-    // What is gone cannot be kept for longer.
+    // The lease of a released result cannot be renewed.
     act(&mut client, "cancel_job", &format!(r#"{{"job": {}}}"#, said["job"])).await.unwrap();
     refused(renew(&mut client, info.endpoint[0].clone()).await, Code::NotFound, "job");
 }

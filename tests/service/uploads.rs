@@ -68,10 +68,10 @@ async fn a_tenant_with_a_small_quota_reads_results_of_any_size() {
     let join = |more: &str| {
         command(&format!(r#"{{"join": {{"left": "t", "right": "t", "on": [{{"left": "k", "right": "k"}}]{more}}}}}"#))
     };
-    // One and a third million rows of 8 bytes: more than the tenant may hold, and than a message is large.
+    // One and a third million rows of 8 bytes exceed the tenant's memory and the size of a message.
     assert_eq!(rows(&get(&mut client, join(r#", "retain_seconds": 0"#)).await.unwrap()), 1_333_334);
     refused(get(&mut client, join("")).await, Code::ResourceExhausted, "--tenant-memory");
-    // A small one is kept.
+    // A small result is kept.
     put(&mut client, "u", vec![few_keys(30)]).await.unwrap();
     let small = r#"{"join": {"left": "u", "right": "u", "on": [{"left": "k", "right": "k"}]}}"#;
     assert_eq!(rows(&get(&mut client, command(small)).await.unwrap()), 300);
