@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH_MAX = 100
 COMMENT = re.compile(r"^\s*(//[/!]?)(\s|$)(.*)$")
-BEGINNINGS = re.compile(r"(What|Whether|Who|Of|As|Those|The same|So many|Where|How)\b(?!:)")
+BEGINNINGS = re.compile(r"(What|Whether|Who|Of|As|Those|The same|So many)\b(?!:)")
 RETIRED = "in the place of|so many|but for|at the most|at the least|had better|nobody|somebody|whoever|as it lies"
 PHRASES = re.compile(rf"\b({RETIRED})\b", re.IGNORECASE)
 # Its comments are those of a generated header.
