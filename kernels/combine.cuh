@@ -1,20 +1,25 @@
-// The first pass of a partitioning, for rows of several columns of mostly 4 bytes: nothing but whole sectors of memory is written.
+// First radix pass for rows of several columns of mostly 4 bytes. It writes only whole sectors of
+// memory.
 //
-// What a tile has for a partition begins and ends anywhere, and a sector of 32 bytes that two tiles share is written twice: of each
-// sector that `scatter` (partition.cu) writes, 21 bytes are new on average. Here a block goes on from tile to tile, keeps up to seven rows
-// of each partition in shared memory until there are eight, and writes groups of eight rows to places that are multiples of eight: one
-// sector or two for each column, by loads and stores of 16 bytes. CPUs partition in this way for the sake of their caches and TLBs
-// (software write-combining; Wu et al. 2024, section 4.2, on why partitioning is bound by memory).
+// A tile's rows of a partition begin and end at any address, so two tiles write the 32-byte sector
+// that they share twice. On average only 21 bytes of a sector that `scatter` (partition.cu) writes
+// are new. Here a block works through consecutive tiles and keeps up to seven rows of each
+// partition in shared memory until it has eight. It writes groups of eight rows to output indices
+// that are multiples of eight. A group is one or two sectors per column, moved by 16-byte loads and
+// stores. CPUs partition in this way for their caches and TLBs (software write-combining; Wu et al.
+// 2024, section 4.2, on why partitioning is memory-bound).
 //
-// What is left at the end goes to the places at both ends of a partition that are no whole group:
+// Leftover rows go to both ends of a partition, outside the whole groups:
 //
-//   bounds[p]          multiple of 8                                   bounds[p + 1]
-//      | 1st, 2nd ... ↑ groups, in the order in which blocks take room ... | ... last, first after the head |
+//   bounds[p]      multiple of 8                                       bounds[p + 1]
+//      | 1st, 2nd ... ↑ groups, in the order of atomics ... | ... last, first after head |
 //
-// Of columns of 8 bytes a tile's runs are twice as long and share fewer of their sectors, and of a single column little is written, so that
-// it is quicker to write sectors twice than to keep rows back. And it pays where few partitions are written at once: in a second pass each
-// block would be within another parent, and write to as many places as there are blocks and partitions together; measured, up to 2.0 ms in
-// the place of 1.27 (tuning.md).
+// A tile's runs of 8-byte columns are twice as long and share fewer sectors. A single column writes
+// little. In both cases writing sectors twice is faster than keeping rows back.
+//
+// The method pays if few partitions are written at once. In a second pass each block would work in
+// another parent, and write to as many addresses as blocks and partitions together. Measured there:
+// up to 2.0 ms instead of 1.27 ms (tuning.md).
 
 #pragma once
 
@@ -23,48 +28,55 @@
 namespace dovetail {
 namespace {
 
-// Of 4, 8 and 16 the quickest (tuning.md): a sector of values of 4 bytes.
+// Rows per group. 8 is the fastest of 4, 8 and 16 (tuning.md): a sector of 4-byte values.
 constexpr u32 GROUP = 8;
 
 __host__ __device__ inline u32 next_group(u32 position) { return (position + GROUP - 1) / GROUP * GROUP; }
 
-// Which rows it is the better way for (tuning.md).
+// True if combining is faster for these column types (tuning.md).
 template <typename Key, typename Cell, u32 EXTRA>
 constexpr bool COMBINING_PAYS = EXTRA > 0 && sizeof(Cell) == 4 && (sizeof(Key) == 4 || (sizeof(Key) == 8 && EXTRA == 2));
 
 template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD>
 struct alignas(16) Combining {
     static constexpr u32 TILE = THREADS * PER_THREAD;
-    // A tile, and what was left of those before.
+    // A tile, and the rows left over from earlier tiles.
     static constexpr u32 LEFT = (GROUP - 1) * BINS_MAX, SLOTS = TILE + LEFT;
     Key keys[SLOTS];
     Cell cells[EXTRA][SLOTS];
-    // The i-th row that is left of a partition is at `i * BINS_MAX + partition`.
+    // The i-th leftover row of a partition is at `i * BINS_MAX + partition`.
     Key left_keys[LEFT];
     Cell left_cells[EXTRA][LEFT];
-    // By partition: rows of the tile; where they begin and where its groups end among the slots; how far it is from a slot to its place in
-    // the output; the first slot that has no place among the groups, and how many such rows the partition had before.
+    // By partition:
+    //
+    //   counts: rows of the tile
+    //   begins: first slot of the tile's own rows
+    //   ends: end of its groups among the slots
+    //   shifts: distance from a slot to its output index
+    //   singles: first slot whose row goes to no group
+    //   singles_before: rows of the partition that went to no group earlier
     u32 counts[BINS_MAX], begins[BINS_MAX], ends[BINS_MAX], shifts[BINS_MAX], singles[BINS_MAX], singles_before[BINS_MAX];
     u8 bin_of_group[SLOTS / GROUP];
 };
 
-// Moves four values by accesses of 16 bytes.
+// Moves four values by 16-byte accesses.
 template <typename T>
 __device__ inline void move_four(T* to, const T* from) {
 #pragma unroll
     for (u32 part = 0; part < sizeof(T) / 4; ++part) reinterpret_cast<uint4*>(to)[part] = reinterpret_cast<const uint4*>(from)[part];
 }
 
-// The place of the so-manieth row that is in no group.
+// Returns the output index of leftover row `number`.
 __device__ inline u32 single_place(const u32* bounds, u32 number) {
     const u32 start = bounds[0], end = bounds[1], head = min(next_group(start), end) - start;
     return number < head ? start + number : end - 1 - (number - head);
 }
 
-// Groups of one partition in a tile that its own thread marks; where all partitions are alike there are three or four.
+// Groups of one partition in a tile that its own thread marks, at most. If all partitions are
+// alike, a partition has three or four.
 constexpr u32 OWN_GROUPS_MAX = 16;
 
-// Marks the groups of partitions with more.
+// Marks the groups of partitions with more than OWN_GROUPS_MAX groups, one warp per partition.
 template <typename Shared>
 __device__ inline void mark_many_groups(Shared& s, u32 bins) {
     for (u32 bin = threadIdx.x / 32; bin < bins; bin += THREADS / 32) {
@@ -81,7 +93,8 @@ __global__ void start_groups(const u32* bounds, u32 partitions, u32* cursors, u3
     singles[at] = 0;
 }
 
-// `cursors`: where the next group of each partition goes. `singles`: rows of each partition that went to no group.
+// Partitions the block's tiles. `cursors`: output index of each partition's next group. `singles`:
+// rows of each partition that went to no group.
 template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD>
 __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ DovetailPartition args, u32* cursors, u32* singles) {
     using Shared = Combining<Key, Cell, EXTRA, PER_THREAD>;
@@ -92,7 +105,7 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
     const u32 first = u32(tiles * blockIdx.x / gridDim.x), last = u32(tiles * (blockIdx.x + 1) / gridDim.x);
     Key* keys_to = static_cast<Key*>(args.moves[0].to);
     const auto cells_to = [&](u32 column) { return static_cast<Cell*>(args.moves[1 + column].to); };
-    // Of this thread's partition: rows that are left, and where its groups end.
+    // This thread's partition: its leftover rows, and the end of its groups.
     u32 left = 0, limit = 0;
     if (bin < bins) {
         const u32 start = next_group(args.bounds[bin]), end = args.bounds[bin + 1];
@@ -104,7 +117,7 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
         const Tile tile = {0, u32(start_row), u32(min(u64(Shared::TILE), args.rows - start_row))};
         Key key[PER_THREAD];
         Cell extra[EXTRA][PER_THREAD];
-        // Without a comparison for each row where all are there; `scatter` does not gain by it.
+        // A whole tile needs no bounds check per row. `scatter` does not gain by this.
         if (tile.rows == Shared::TILE) load_rows<Key, Cell, EXTRA>(args, tile, key, extra, [](u32) { return true; });
         else load_rows<Key, Cell, EXTRA>(args, tile, key, extra, [&](u32 row) { return row < tile.rows; });
         if (bin < BINS_MAX) s.counts[bin] = 0;
@@ -116,9 +129,9 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
             [&](u32 at) { return at * THREADS + threadIdx.x < tile.rows; });
         __syncthreads();
 
-        // Whole groups go out; the slots begin with what was left before.
+        // Whole groups are written. Each partition's slots begin with its earlier leftover rows.
         const u32 available = bin < bins ? left + s.counts[bin] : 0, out = available / GROUP * GROUP;
-        // On its way while the rows are put in order.
+        // The atomic is in flight while the rows are ordered.
         const u32 room = out > 0 ? atomicAdd(&cursors[bin], out) : 0;
         u32 total;
         const u32 start = sum_before(out, total);
@@ -132,7 +145,7 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
                     for (u32 column = 0; column < EXTRA; ++column)
                         s.cells[column][start + at] = s.left_cells[column][at * BINS_MAX + bin];
                 }
-                // Many groups of one partition are for all threads.
+                // All threads mark the groups of a partition that has many.
                 if (out <= OWN_GROUPS_MAX * GROUP)
                     for (u32 at = start; at < start + out; at += GROUP) s.bin_of_group[at / GROUP] = u8(bin);
             }
@@ -153,7 +166,8 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
         }
         bool is_over = false;
         if (bin < bins) {
-            // Groups that reach over the end of their partition: there is place for all rows, but not for all groups.
+            // Groups may reach over the end of their partition: all its rows fit, but not all its
+            // groups.
             is_over = out > 0 && room + out > limit;
             const u32 placed = is_over ? (room < limit ? limit - room : 0) : out;
             s.shifts[bin] = room - start;
@@ -187,15 +201,17 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
     }
 }
 
-// Makes a pass over rows of one parent, whose bounds are known, with `EXTRA` columns that go with the keys. `cursors` and `singles` have
-// a number per partition. Answers cudaErrorNotSupported, with nothing done, where it is not the better way.
+// Runs a pass over rows of one parent with known bounds, with `EXTRA` columns that move with the
+// keys. `cursors` and `singles` have one number per partition. Returns cudaErrorNotSupported, with
+// nothing done, if combining is not faster.
 template <typename Key, typename Cell, u32 EXTRA>
 cudaError_t run_combined(const DovetailPartition& args, u32* cursors, u32* singles, cudaStream_t stream) {
-    // Fewer rows than in `scatter`, because as many as are left need room as well: of 8, 10 and 12 with rows of 12 bytes these were the best.
+    // Fewer rows per thread than in `scatter`, because leftover rows need shared memory too. 8 is
+    // the best of 8, 10 and 12 for 12-byte rows.
     constexpr u32 ROW_BYTES = sizeof(Key) + EXTRA * sizeof(Cell), PER_THREAD = ROW_BYTES <= 8 ? 12 : ROW_BYTES <= 12 ? 8 : 6;
     using Shared = Combining<Key, Cell, EXTRA, PER_THREAD>;
     const u32 blocks = 2 * limit_of(cudaDevAttrMultiProcessorCount);
-    // A block that sees few tiles writes too much of what is left row by row.
+    // A block with few tiles would write too many of its rows one by one, as leftovers.
     if (args.rows < u64(blocks) * args.combined_tiles_min * Shared::TILE) return cudaErrorNotSupported;
     if (sizeof(Shared) > limit_of(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return cudaErrorNotSupported;
     const auto kernel = combine<Key, Cell, EXTRA, PER_THREAD>;

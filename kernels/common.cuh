@@ -1,9 +1,9 @@
-// What the kernels share: keys as numbers and their bijective mixing, and how a kernel is launched.
+// Shared parts of the kernels: keys as numbers, their bijective mixing, and helpers for launches.
 //
-// Keys are unsigned integers of 4, 8 or 16 bytes. Mixing is a bijection on keys of each width, so that equal mixed keys mean
-// equal keys, and dense, sparse and patterned keys spread alike. Partitions take bits from the top of the mixed key, tables
-// from the bottom, so that rows of one partition still spread over a table. The host device mixes in the same way
-// (src/device/host/hash.rs).
+// Keys are unsigned integers of 4, 8 or 16 bytes. Mixing is a bijection on keys of each width, so
+// equal mixed keys mean equal keys. Dense, sparse and patterned keys all spread evenly. Partitions
+// use the top bits of the mixed key and tables the bottom bits, so that rows of one partition still
+// spread over a table. The host device mixes in the same way (src/device/host/hash.rs).
 
 #pragma once
 
@@ -22,7 +22,7 @@ using u64 = unsigned long long;
 
 static_assert(sizeof(u64) == 8, "64 bits");
 
-// The position that means "no row".
+// The position of a missing row.
 constexpr u32 NO_ROW = 0xffffffffu;
 
 struct alignas(16) Key16 {
@@ -50,7 +50,7 @@ __host__ __device__ inline u64 mix(u64 key) {
     return key ^ (key >> 33);
 }
 
-// Three rounds of a Feistel network over the halves: a bijection whatever its round function is.
+// Three rounds of a Feistel network over the halves: a bijection for any round function.
 __host__ __device__ inline Key16 mix(Key16 key) {
     key.high ^= mix(key.low ^ 0x243f6a8885a308d3ull);
     key.low ^= mix(key.high ^ 0x13198a2e03707344ull);
@@ -58,32 +58,38 @@ __host__ __device__ inline Key16 mix(Key16 key) {
     return key;
 }
 
-// `bits` bits of a mixed key, after the `skip` most significant ones. `bits` is 1 to 32.
+// Returns the digit of a mixed key: `bits` bits after the `skip` most significant ones. `bits` is 1
+// to 32.
 __host__ __device__ inline u32 digit(u32 mixed, u32 skip, u32 bits) { return (mixed << skip) >> (32 - bits); }
 __host__ __device__ inline u32 digit(u64 mixed, u32 skip, u32 bits) { return u32((mixed << skip) >> (64 - bits)); }
 __host__ __device__ inline u32 digit(Key16 mixed, u32 skip, u32 bits) { return digit(mixed.high, skip, bits); }
 
-// The lowest bits of a mixed key.
+// Returns the lowest bits of a mixed key.
 __host__ __device__ inline u32 low_bits(u32 mixed) { return mixed; }
 __host__ __device__ inline u32 low_bits(u64 mixed) { return u32(mixed); }
 __host__ __device__ inline u32 low_bits(Key16 mixed) { return u32(mixed.low); }
 
-// Bits that neither choose a partition nor, in most tables, a slot: they tell most unequal keys of a slot apart.
+// Returns the tag of a mixed key. For keys of 8 and 16 bytes, tag bits choose no partition and in
+// most tables no slot. They distinguish most unequal keys of a slot.
 __host__ __device__ inline u32 tag_bits(u32 mixed) { return mixed; }
 __host__ __device__ inline u32 tag_bits(u64 mixed) { return u32(mixed >> 24); }
 __host__ __device__ inline u32 tag_bits(Key16 mixed) { return u32(mixed.low >> 24); }
 
-// The position at a place of a list or, without one, of rows that follow on each other from `start` on.
+// Returns entry `at` of a list of positions. Without a list, positions are consecutive from
+// `start`.
 __host__ __device__ inline u32 position_at(const u32* positions, u32 start, u64 at) {
     return positions ? positions[at] : start + u32(at);
 }
 
-// Whether a row has a value, by a bitmap of Arrow's, where the lowest bit of a byte comes first; without one all have.
+// True if a row is valid by an Arrow bitmap (lowest bit of a byte first). Without a bitmap all rows
+// are valid.
 __host__ __device__ inline bool is_valid(const u8* validity, u64 row) { return !validity || (validity[row / 8] >> (row % 8) & 1); }
 
-// For scans: into how many pieces of up to so many rows each partition is divided that has more than `whole_rows`, of which there are no
-// fewer; others are one piece, or none. `bounds`: where partitions start and the last one ends. There is one number more than partitions,
-// which is none, so that a scan ends with the sum.
+// Number of pieces of each partition, as input of a scan. A partition of more than `whole_rows`
+// rows is divided into pieces of up to `piece_rows` rows. `whole_rows` is at least `piece_rows`. A
+// smaller partition is one piece, or none if it is empty. `bounds`: starts of the partitions, and
+// the end of the last one. The entry after the last partition is 0, so that a scan ends with the
+// sum.
 struct PiecesOf {
     const u32* bounds;
     u32 partitions, whole_rows, piece_rows;
@@ -99,23 +105,27 @@ inline T ceil_div(T value, T by) {
     return (value + by - 1) / by;
 }
 
-// Blocks of `threads` for one thread per row; grids have at least one block, because none is an error.
+// Returns the blocks of `threads` threads for one thread per row. At least one, because an empty
+// grid is an error.
 inline u32 blocks_for(u64 rows, u32 threads) { return u32(rows == 0 ? 1 : ceil_div<u64>(rows, threads)); }
 
-// What an entry point answers: the error of its launch, if any. Errors of running kernels come with a later call.
+// Returns the error of an entry point's launch, if any. A later call reports errors of running
+// kernels.
 inline int launched() { return int(cudaGetLastError()); }
 
-// What an entry point answers for a call that failed or did not. The runtime remembers an error until it is asked for it: the next launch
-// of this thread must not take it for its own.
+// Returns a call's error code and clears the error that the runtime remembers. Otherwise this
+// thread's next launch would report it as its own.
 inline int answered(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return int(error);
 }
 
-// What an entry point answers that was asked how much scratch memory a call takes: nobody has so much as it says after an error.
+// Returns the scratch bytes of a call. After an error it returns 2^64 - 1, which no device can
+// allocate.
 inline std::uint64_t bytes_unless(cudaError_t error, size_t bytes) { return answered(error) == 0 ? bytes : ~std::uint64_t(0); }
 
-// Divides memory into pieces that begin at multiples of 256 bytes. From null on, it finds how much they take together.
+// Divides memory into pieces aligned to 256 bytes. Starting from null, it computes their total
+// size.
 struct Divider {
     u8 *start, *at;
 
@@ -131,14 +141,14 @@ struct Divider {
     size_t bytes() const { return size_t(at - start); }
 };
 
-// What the current GPU has of something; nothing where it does not say.
+// Returns an attribute of the current GPU, or 0 if the query fails.
 inline u32 limit_of(cudaDeviceAttr attribute) {
     int device = 0, limit = 0;
     if (answered(cudaGetDevice(&device)) != 0 || answered(cudaDeviceGetAttribute(&limit, attribute, device)) != 0) return 0;
     return u32(limit);
 }
 
-// Calls `body` with a value of the type of keys of that many bytes.
+// Calls `body` with a value of the key type of `key_bytes` bytes.
 template <typename Body>
 inline int with_key(u32 key_bytes, Body body) {
     switch (key_bytes) {
@@ -152,12 +162,12 @@ inline int with_key(u32 key_bytes, Body body) {
 struct alignas(16) Cell16 {
     u64 words[2];
 };
-// Wide decimals lie at multiples of 16 bytes at least, so that they are moved in two halves.
+// Wide decimals are aligned to at least 16 bytes, so they are moved in two halves.
 struct alignas(16) Cell32 {
     u64 words[4];
 };
 
-// Calls `body` with a value of a type of that many bytes.
+// Calls `body` with a value of the cell type of `width` bytes.
 template <typename Body>
 inline int with_cell(u32 width, Body body) {
     switch (width) {
@@ -171,8 +181,8 @@ inline int with_cell(u32 width, Body body) {
     }
 }
 
-// The row in low..high that has the thing of that number, where each row's things start behind those of the rows before: the last row that
-// starts at or before it. Rows without things start where the next one does.
+// Returns the row in low..high that contains item `number`, given the first item of each row: the
+// last row that starts at or before it. A row without items starts where the next one does.
 __device__ inline u64 row_of(const u64* starts, u64 low, u64 high, u64 number) {
     while (high - low > 1) {
         const u64 middle = low + (high - low) / 2;
@@ -182,7 +192,7 @@ __device__ inline u64 row_of(const u64* starts, u64 low, u64 high, u64 number) {
     return low;
 }
 
-// The sum over a warp, in every lane.
+// Returns the sum over a warp, in every lane.
 template <typename T>
 __device__ inline T warp_sum(T value) {
 #pragma unroll
@@ -190,7 +200,7 @@ __device__ inline T warp_sum(T value) {
     return value;
 }
 
-// The sum over the lanes of a warp up to this one.
+// Returns the sum over the lanes of a warp up to and including this one.
 __device__ inline u32 warp_inclusive_sum(u32 value) {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -201,7 +211,7 @@ __device__ inline u32 warp_inclusive_sum(u32 value) {
     return value;
 }
 
-// Adds what each thread found to the totals of a match.
+// Adds each thread's matches to the totals of a match.
 struct Tally {
     u64 total = 0;
     u32 matched = 0, longest = 0;
@@ -212,8 +222,9 @@ struct Tally {
         longest = count > longest ? count : longest;
     }
 
-    // Called by all threads of a block, of which there are whole warps. All blocks add to the same few words, which the GPU does one
-    // after the other (1.3 G/s on an H200): a block adds once, and had better have some thousand rows.
+    // Called by all threads of a block, which must consist of whole warps. All blocks add to the
+    // same few words, which the GPU serializes (1.3 G/s on an H200). A block adds once, and should
+    // have some thousand rows.
     __device__ void store(DovetailMatchTotals* totals) const {
         __shared__ u64 total_of[32];
         __shared__ u32 matched_of[32], longest_of[32];

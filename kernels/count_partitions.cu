@@ -1,9 +1,12 @@
-// Counting for two passes of a partitioning at once: a histogram of up to 2^16 partitions in the shared memory of each block.
+// Counts the partitions of two radix passes at once. Each block keeps a histogram of up to 2^16
+// partitions in shared memory.
 //
-//   keys ─► a histogram per block, 16 bits a partition ─► sums ─► bounds of the second pass ─► every n-th: bounds of the first
+//   keys ─► histogram per block, 16 bits per partition ─► sums ─► bounds of the second pass
+//        ─► every n-th bound: bounds of the first pass
 //
-// Each pass would read all keys once more for a histogram of its own, and a block would add its counts to the others' after each tile:
-// 0.44 ms for 2^27 keys of 4 bytes where this takes 0.2 (tuning.md).
+// With a histogram per pass, each pass would read all keys once more. Each block would also add its
+// counts to the global histogram after each tile. That takes 0.44 ms for 2^27 keys of 4 bytes; this
+// kernel takes 0.2 ms (tuning.md).
 
 #include <cub/device/device_scan.cuh>
 
@@ -13,13 +16,15 @@ namespace dovetail {
 namespace {
 
 constexpr u32 THREADS = 1024;
-// Keys below which another block is not worth its histogram.
+// Keys per block, at least: with fewer keys, another block is not worth its histogram.
 constexpr u64 KEYS_MIN = 4 * THREADS;
-// What a partition counts up to before it is carried over: half of 16 bits, so that others may add before the carry is taken off. A
-// barrier keeps them from adding as many as the other half.
+// Count at which a 16-bit counter is carried to the global counts: half its range. Other threads
+// may add before the carry is subtracted. A barrier every ROUNDS rounds keeps them from adding the
+// other half.
 constexpr u32 CARRY = 0x8000;
 
-// Two partitions share a word, because there are no atomics on less.
+// Words of a histogram. Two partitions share a word, because there is no atomic add on 16-bit
+// integers.
 __host__ __device__ constexpr u32 words_of(u32 bits) { return bits == 0 ? 1 : 1u << (bits - 1); }
 
 u32 blocks_of(u64 rows) {
@@ -27,12 +32,12 @@ u32 blocks_of(u64 rows) {
     return u32(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 
-// How scratch memory is divided.
+// Divides the scratch memory.
 struct Scratch {
     u32 *counts, *per_block;
     void* scan;
     size_t scan_bytes = 0, bytes;
-    // Of asking what the scan takes.
+    // Error of the query for the scan's scratch bytes.
     cudaError_t error;
 
     Scratch(void* memory, u64 rows, u32 bits) {
@@ -46,11 +51,12 @@ struct Scratch {
     }
 };
 
-// Every THREADS-th key from `first` on.
+// Reads every THREADS-th key, starting at `first`.
 template <typename Key, u32 COUNT>
 __device__ inline void read_keys(const Key* keys, u64 first, u64 end, Key (&read)[COUNT]) {
     const Key* from = keys + first + threadIdx.x;
-    // Without a comparison for each key where all are there: counting has little else to do.
+    // Skips the bounds check per key if all keys exist. Counting has little other work that would
+    // hide it.
     if (first + COUNT * THREADS <= end) {
 #pragma unroll
         for (u32 at = 0; at < COUNT; ++at) read[at] = from[at * THREADS];
@@ -60,7 +66,8 @@ __device__ inline void read_keys(const Key* keys, u64 first, u64 end, Key (&read
     for (u32 at = 0; at < COUNT; ++at) read[at] = first + at * THREADS + threadIdx.x < end ? from[at * THREADS] : Key{};
 }
 
-// `counts`: what was carried over. `per_block`: what is left.
+// Counts the block's keys. `counts` receives the carries. `per_block` receives the block's final
+// counters.
 template <typename Key>
 __global__ void __launch_bounds__(THREADS) count_partitions(const __grid_constant__ DovetailCountPartitions args, u32* counts,
                                                             u32* per_block) {
@@ -70,7 +77,7 @@ __global__ void __launch_bounds__(THREADS) count_partitions(const __grid_constan
     __syncthreads();
     const Key* keys = static_cast<const Key*>(args.keys);
     const u64 rows = args.rows, share = (rows + gridDim.x - 1) / gridDim.x, start = share * blockIdx.x, end = min(rows, start + share);
-    // Twice as many are on their way as are counted.
+    // Prefetches the next round: twice as many keys are in flight as are counted.
     constexpr u32 LOADS = 32 / sizeof(Key), ROUNDS = CARRY / (2 * LOADS * THREADS);
     u32 round = 0;
     Key next[LOADS];
@@ -136,7 +143,7 @@ int dovetail_count_partitions(const DovetailCountPartitions* args, DovetailStrea
     if (error != cudaSuccess) return answered(error);
     const int code = with_key(args->key_bytes, [&](auto key) {
         const auto kernel = count_partitions<decltype(key)>;
-        // The same whatever this call needs, because others set it as well.
+        // The attribute is the same for all calls, because concurrent calls set it too.
         const u32 most = words_of(2 * DOVETAIL_PASS_BITS_MAX) * 4, limit = limit_of(cudaDevAttrMaxSharedMemoryPerBlockOptin);
         const cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(most < limit ? most : limit));

@@ -1,4 +1,5 @@
-// From matches to pairs of positions: the pairs before each probe row are counted by a scan, then each pair finds its row.
+// Expands matches into pairs of positions. A prefix sum gives the number of pairs before each probe
+// row. Each pair then finds its probe row by binary search.
 
 #include <cub/device/device_scan.cuh>
 #include <thrust/iterator/counting_iterator.h>
@@ -9,7 +10,7 @@
 namespace dovetail {
 namespace {
 
-// Pairs of a thread: of 4, 8 and 16 the quickest (tuning.md).
+// Pairs per thread. 8 is the fastest of 4, 8 and 16 (tuning.md).
 constexpr u32 THREADS = 128, PER_THREAD = 8, TILE = THREADS * PER_THREAD;
 
 struct PairsOf {

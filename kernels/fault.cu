@@ -1,11 +1,11 @@
-// A deliberate illegal access, for tests of what happens when a GPU is lost. See src/device/cuda/fault.rs.
+// A deliberate illegal access, for tests of the loss of a GPU. See src/device/cuda/fault.rs.
 
 #include "common.cuh"
 
 namespace dovetail {
 namespace {
 
-// An address that is no memory, and that the compiler does not know.
+// Writes to an unmapped address. It is an argument, so that the compiler does not know it.
 __global__ void write_to(std::uintptr_t address) { *reinterpret_cast<volatile u32*>(address) = 1; }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// A blocked Bloom filter over build keys: four bits of one 64-bit word for each key, so that a key is entered by one atomic and
-// looked up by one load. At 12 bits a key, about one key in thirty that matches nothing passes. It pays as long as it stays
-// in the second-level cache; the planner knows when few rows will match. Which keys pass is found by select.cu.
+// A blocked Bloom filter over build keys. Each key sets four bits of one 64-bit word, so one atomic
+// inserts it and one load looks it up. At 12 bits per key, about one in thirty keys without a match
+// passes. The filter pays while it fits in the L2 cache and few rows match; the planner decides.
+// select.cu lists the keys that pass.
 
 #include "filter.cuh"
 
@@ -15,7 +16,7 @@ __global__ void build(DovetailFilterBuild args) {
     if (row >= args.rows) return;
     const FilterBits bits(mix(static_cast<const Key*>(args.keys)[row]), args.word_mask);
     u64* word = reinterpret_cast<u64*>(args.words) + bits.word;
-    // Keys that repeat find their bits set.
+    // Repeated keys find their bits set and skip the atomic.
     if ((*const_cast<const volatile u64*>(word) & bits.pattern) != bits.pattern) atomicOr(word, bits.pattern);
 }
 

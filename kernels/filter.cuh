@@ -1,4 +1,4 @@
-// Which bits of a filter a key sets.
+// Computes the bits of a filter that a key sets.
 
 #pragma once
 
@@ -6,7 +6,8 @@
 
 namespace dovetail {
 
-// The bits that tables take their slots from, mixed once more: keys of four bytes have too few for a word and a pattern.
+// Mixes the bits that tables use for slots once more. Keys of four bytes have too few bits for a
+// word and a pattern.
 __host__ __device__ inline u64 filter_hash(u32 mixed) { return mix(u64(mixed)); }
 __host__ __device__ inline u64 filter_hash(u64 mixed) { return mix(mixed); }
 __host__ __device__ inline u64 filter_hash(Key16 mixed) { return mix(mixed.low ^ mixed.high); }

@@ -1,4 +1,4 @@
-// Values and validity at positions.
+// Gathers values and validity at positions.
 
 #include "common.cuh"
 
@@ -33,7 +33,7 @@ __global__ void gather_numbers(DovetailGather args) {
     static_cast<u32*>(args.out)[at] = position == NO_ROW ? 0x01010101u * args.missing : args.data_start + position;
 }
 
-// A thread has a bit, and a warp makes a word of them.
+// Each thread gathers one bit. Each warp combines its bits into a word.
 __global__ void gather_bits(DovetailGatherBits args) {
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     bool valid = false;

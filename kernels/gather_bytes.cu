@@ -1,7 +1,9 @@
-// Values of variable length at positions: where each begins among those of the result, by a scan of their lengths, and then their bytes.
+// Gathers values of variable length at positions. A prefix sum of their lengths gives the offsets
+// of the result; then their bytes are copied.
 //
-// A thread makes eight bytes of the result, whatever values they are of, so that writes are whole words side by side, and long values and
-// short ones take as long a byte. Which value a word begins in is searched for among those of the block's words.
+// Each thread writes eight bytes of the result, which may come from several values. Writes are
+// therefore coalesced whole words, and bytes of long and short values cost the same. A thread finds
+// the value in which its word begins by a search among the values of the block's words.
 
 #include <cub/device/device_scan.cuh>
 #include <thrust/iterator/counting_iterator.h>
@@ -15,8 +17,8 @@ namespace {
 
 constexpr u32 THREADS = 256, PER_THREAD = 4, TILE = THREADS * PER_THREAD, WORD = sizeof(u64);
 
-// Bytes of the value at a position. A missing row and a null have none, whatever lies under it. One more row is asked for than there are,
-// so that the scan ends with the sum.
+// Length in bytes of the value at a position. A missing row and a null have length 0, whatever is
+// stored under them. The scan reads one row past the end (length 0), so that it ends with the sum.
 struct BytesOf {
     const u64* begins;
     const u8* validity;
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(THREADS) gather_bytes(const __grid_constant__ 
             word |= word_at(args.data, args.begins[position], into, length) << 8 * filled;
             filled += u32(length - into < WORD ? length - into : WORD);
             if (filled >= WORD || place * WORD + filled >= args.bytes) break;
-            // The next value that has bytes, however many have none before it.
+            // Skips to the next value that is not empty.
             row = row_of(gathered, row, beyond, place * WORD + filled);
             into = 0;
         }

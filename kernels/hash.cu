@@ -1,8 +1,9 @@
-// Keys of text: short values as numbers, to be packed; of what is too wide for that hashes of 128 bits, and the comparison of the values
-// behind equal ones.
+// Keys of text. Short values become numbers, which are packed. Wider values get 128-bit hashes, and
+// the values behind equal hashes are compared.
 //
-// Values of variable length lie one after the other, and where each begins is known; a thread has a row, and reads its bytes by words where
-// these lie. What a warp reads at a time is next to each other, so that the cache has all of it after the first word.
+// Values of variable length are stored one after the other at known offsets. Each thread reads the
+// bytes of one row in aligned words. The rows of a warp are adjacent, so after the first word the
+// cache holds the warp's bytes.
 
 #include "common.cuh"
 #include "values.cuh"
@@ -12,24 +13,26 @@ namespace {
 
 constexpr u32 THREADS = 128;
 
-// The rows of each batch counted from its own first byte; now all of them count from the first byte of the first.
+// Rebases offsets: each batch's offsets count from its own first byte, the results count from the
+// first byte of the first batch.
 template <typename Offset>
 __global__ void value_begins(const __grid_constant__ DovetailValueBegins args) {
     const u64 first = u64(blockIdx.x) * THREADS, row = first + threadIdx.x;
     if (row > args.rows) return;
-    // The last part that begins at or before the block's first row, and from there on to that of the thread's.
+    // Finds the last part that begins at or before the block's first row, then advances to the part
+    // of the thread's row.
     u64 part = 0, beyond = args.parts;
     while (beyond - part > 1) {
         const u64 middle = part + (beyond - part) / 2;
         if (args.part_rows[middle] <= first) part = middle; else beyond = middle;
     }
     while (part + 1 < args.parts && args.part_rows[part + 1] <= row) ++part;
-    // Each part has an offset more than rows.
+    // Each part has one more offset than rows.
     const u64 offset = u64(static_cast<const Offset*>(args.offsets)[row + part]);
     args.begins[row] = offset + args.part_bases[part];
 }
 
-// The bytes of a word in the order of their places: the first on top.
+// Reverses the bytes of a word: the first byte becomes the most significant.
 __device__ inline u64 reversed(u64 word) {
     word = (word & 0x00ff00ff00ff00ffull) << 8 | (word >> 8 & 0x00ff00ff00ff00ffull);
     word = (word & 0x0000ffff0000ffffull) << 16 | (word >> 16 & 0x0000ffff0000ffffull);
@@ -45,7 +48,7 @@ __global__ void short_values(const __grid_constant__ DovetailShortValues args) {
     if (length <= args.bytes_max) {
         number.high = length > 0 ? reversed(word_at(args.data, begin, 0, length)) : 0;
         number.low = length > 8 ? reversed(word_at(args.data, begin, 8, length)) : 0;
-        // From the top of 16 bytes to above the length.
+        // Moves the bytes from the top of 16 bytes to just above the length.
         number = shifted_down(number, 8 * (16 - args.bytes_max) - args.length_bits);
         number.low |= length;
     }
@@ -56,8 +59,8 @@ __device__ inline Wide image(const DovetailValueField& field, u64 row) {
     return image(field.data, field.width, field.encoding, Wide{0, 0}, row);
 }
 
-// Two hashes of 64 bits, each a chain of multiplications by a secret factor of its own whose upper half is added to the lower: who does not
-// know the factors cannot tell which values collide.
+// Two 64-bit hashes. Each is a chain of multiplications by its own secret factor; the upper half of
+// each product is XORed into the lower half. Collisions cannot be predicted without the factors.
 struct Hash {
     u64 low, high, low_factor, high_factor;
 
@@ -69,7 +72,8 @@ struct Hash {
 
     __device__ static u64 folded(u64 value, u64 factor) { return value * factor ^ __umul64hi(value, factor); }
 
-    // The step in between keeps a word that cancels the hash so far from wiping out all that came before.
+    // Adds a word to both hashes. The added rotation keeps a word that cancels the hash from
+    // erasing all earlier words.
     __device__ void add(u64 word) {
         low = folded(low ^ word, low_factor) + (low << 31 | low >> 33);
         high = folded(high ^ word, high_factor) + (high << 29 | high >> 35);
@@ -82,7 +86,8 @@ __global__ void hash_keys(const __grid_constant__ DovetailHashKeys args) {
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= args.rows) return;
     const u64 row = args.kept ? args.kept[at] : at;
-    // Which values are there comes first, and before each of variable length how long it is: no two rows that differ give the same words.
+    // The mask of valid fields comes first, and each value of variable length follows its length.
+    // Two different rows therefore never give the same sequence of words.
     u32 there = 0;
     for (u32 index = 0; index < args.field_count; ++index) there |= u32(is_valid(args.fields[index].validity, row)) << index;
     Hash hash(args.seed);
@@ -95,7 +100,7 @@ __global__ void hash_keys(const __grid_constant__ DovetailHashKeys args) {
             hash.add(length);
             for (u64 byte = 0; byte < length; byte += 8) hash.add(word_at(field.data, begin, byte, length));
         } else {
-            // Whatever its width, which may be another one on the other side.
+            // Hashes the widened value, because the other side's column may have another width.
             const Wide value = image(field, row);
             hash.add(value.low);
             hash.add(value.high);

@@ -1,12 +1,15 @@
-// Joining partitions whose build keys are distinct, with little payload: joined rows are written from registers and shared memory.
+// Joins partitions with distinct build keys and little payload. Joined rows are written from
+// registers and shared memory.
 //
-// A block has a partition: its build keys and their payload are copied into shared memory by copies that need no registers and are all
-// under way at once; a thread has two or four probe rows with their payload in registers. That is little enough for 64 warps on a multiprocessor (48 with
-// keys of 8 bytes), which hide each other's waits: 1.8 ms for 2^27 with 2^27 rows of 12 bytes, where the kernel for everything (join_partitions.cu) takes
-// 2.7 with half as many (tuning.md).
+// A block takes one partition. Asynchronous copies, which need no registers and are all in flight
+// at once, move its build keys and payload into shared memory. A thread holds two or four probe
+// rows and their payload in registers. That is small enough for 64 warps per multiprocessor (48
+// with 8-byte keys), which hide each other's latency. It takes 1.8 ms for 2^27 with 2^27 rows of 12
+// bytes. The general kernel (join_partitions.cu) takes 2.7 ms with half as many warps (tuning.md).
 //
-// What is not simple is left over to that kernel: a partition with more rows than the table holds, and probe rows from the first tile
-// on in which one has several matches. Where much is left over, the blocks to come do not begin.
+// Units that are not simple are left to that kernel: a partition with more rows than the table
+// holds, and probe rows from the first tile on in which one row has several matches. If many units
+// are left over, later blocks return at once.
 
 #pragma once
 
@@ -22,7 +25,7 @@ constexpr u32 NONE = 0xffff;
 
 static_assert(ROWS < NONE, "rows of a table are 16-bit numbers");
 
-// What this block does: a unit of the list, or a partition.
+// Returns this block's unit of the list, or its partition.
 __device__ inline DovetailMatchUnit unit_of_block(const DovetailJoinPartitions& args) {
     if (args.units) return args.units[blockIdx.x];
     return {blockIdx.x, args.probe_bounds[blockIdx.x], args.probe_bounds[blockIdx.x + 1]};
@@ -31,9 +34,10 @@ __device__ inline DovetailMatchUnit unit_of_block(const DovetailJoinPartitions& 
 namespace direct {
 
 constexpr u32 THREADS = 512;
-// With distinct keys and five rows for eight buckets, hardly any chain is as long; those that are, are left over.
+// Longest chain that is searched. With distinct keys and five rows for eight buckets, hardly any
+// chain is as long. Units with longer chains are left over.
 constexpr u32 CHAIN_MAX = 24;
-// Units left over after which no others are begun.
+// Units left over beyond which no block begins another unit.
 constexpr u32 LEFT_OVER_MAX = 64;
 
 template <typename Key, typename Cell, u32 COLUMNS>
@@ -41,11 +45,11 @@ struct alignas(16) Shared {
     u32 heads[BUCKETS];
     Key keys[ROWS];
     Cell payload[COLUMNS][ROWS];
-    // The next row of each row's chain.
+    // Next row of each row's chain.
     u16 next[ROWS];
 };
 
-// Where the columns of a side begin among all, and how many there are. The keys of the probe side are there before them, or not.
+// Columns of each side: the probe side's keys, if `has_keys`, then `build` and `probe` columns.
 struct Columns {
     u32 has_keys, build, probe;
 };
@@ -67,7 +71,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(Key) == 4 ? 4 : 3) join(const 
         args.left_over[at] = {unit.partition, from, unit.end};
     };
     const bool is_much = *reinterpret_cast<volatile u64*>(&args.totals->left_over) > LEFT_OVER_MAX;
-    // One answer for all threads, however the number changes.
+    // A block-wide vote, because the number may change between the threads' reads.
     if (__syncthreads_or(rows > ROWS || is_much)) return leave_over(unit.start);
 
     const Key* build = static_cast<const Key*>(args.build_keys) + build_start;
@@ -134,7 +138,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(Key) == 4 ? 4 : 3) join(const 
             const u32 matched = __ballot_sync(~0u, entry[at] != NONE);
             const u64 to = place + __popc(matched & ((1u << lane) - 1));
             place += __popc(matched);
-            // Pairs for which there is no room are counted, and that is all.
+            // Pairs beyond the room are counted only.
             if (entry[at] == NONE || to >= args.room) continue;
             if (of.has_keys) static_cast<Key*>(args.columns[0].to)[to] = keys[at];
 #pragma unroll
@@ -143,7 +147,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(Key) == 4 ? 4 : 3) join(const 
                 if (column < of.probe) static_cast<Cell*>(of_probe[column].to)[to] = payload[column][at];
             }
         }
-        // The places are read before those of the next tile are written.
+        // All threads read the output indices before the next tile overwrites them.
         __syncthreads();
     }
 }
@@ -175,7 +179,8 @@ inline int run_direct(const DovetailJoinPartitions& args, cudaStream_t stream) {
         width = column.width;
         ++(column.of_probe ? columns.probe : columns.build);
     }
-    // Of keys and one column of 4 bytes a thread has four rows, because there are registers for them (tuning.md).
+    // Four rows per thread for keys and one 4-byte column per side: the registers suffice
+    // (tuning.md).
     const bool is_narrow = width == 4 && columns.build <= 1 && columns.probe <= 1;
     if (width != 4 && width != 8) return int(cudaErrorInvalidValue);
     switch (args.key_bytes) {

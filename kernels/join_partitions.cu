@@ -1,28 +1,32 @@
-// Joining partitions in one kernel: a hash table in shared memory per block, and the joined rows written column by column.
+// Joins partitions in one kernel. Each block builds a hash table in shared memory and writes the
+// joined rows column by column.
 //
-// A block has some probe rows of one partition. It chains the partition's build rows by bucket, looks a tile of probe rows up, takes
-// room in the output by one atomic, and lists its pairs in shared memory; then each column is written by consecutive threads to
-// consecutive places, from build and probe rows that lie in the first-level cache by then. (Rui and Tu 2017, section 4.2, for
-// output that is written directly and for skewed partitions that are split over blocks; Wu et al. 2024, section 4.2, for columns
-// that are moved with the keys.)
+// A block takes some probe rows of one partition. It chains the partition's build rows by bucket
+// and looks up a tile of probe rows. It reserves output space by one atomic and lists its pairs in
+// shared memory. Then consecutive threads write each column to consecutive addresses. The build and
+// probe rows are in the L1 cache by then. (Rui and Tu 2017, section 4.2, for direct output and for
+// skewed partitions that are split over blocks; Wu et al. 2024, section 4.2, for columns that move
+// with the keys.)
 //
-// Simple calls are joined by another kernel (join_direct.cuh), which leaves what is not simple to this one.
+// Another kernel (join_direct.cuh) joins simple calls, and leaves units that are not simple to this
+// one.
 //
-// Nothing has to be known of build keys: those that repeat give more pairs, and a partition with more rows than a table has room
-// for is worked off in rounds. Where a probe row walks so long a chain that a list of runs would be the better way, the kernel gives
-// up and says so. Pairs for which there is no room are counted all the same: the caller runs again with room for them.
+// The kernel assumes nothing about build keys. Repeated keys give more pairs. A partition with more
+// rows than the table holds is joined in rounds. If a probe row walks a chain so long that a list
+// of runs would be faster, the kernel stops the walk and sets `long_chains`. Pairs beyond the
+// output's room are still counted, so that the caller can run again with enough room.
 //
-// Loads go to registers several at a time before anything of them is stored, because the compiler keeps a load behind every store
-// that might be to the same place.
+// Loads go to registers several at a time, before any of them is stored. The compiler would keep
+// each load behind every store that might alias it.
 
 #include "join_direct.cuh"
 
 namespace dovetail {
 namespace {
 
-// Of 128 to 512 threads with 2 to 8 rows each, these were the best on an H200 (kernels/tuning.md).
+// The fastest of 128 to 512 threads with 2 to 8 rows each on an H200 (kernels/tuning.md).
 constexpr u32 THREADS = 256, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
-// Build rows that a probe row is compared with in one round, at the most.
+// Build rows that a probe row is compared with in one round, at most.
 constexpr u32 CHAIN_MAX = 1024;
 
 static_assert(TILE <= 0x10000, "rows of a tile are 16-bit numbers");
@@ -30,11 +34,12 @@ static_assert(TILE <= 0x10000, "rows of a tile are 16-bit numbers");
 template <typename Key>
 struct Shared {
     Key keys[ROWS];
-    // The first row of each bucket's chain.
+    // First row of each bucket's chain.
     u32 heads[BUCKETS];
-    // The next row of each row's chain.
+    // Next row of each row's chain.
     u16 next[ROWS];
-    // The build row in the table and the probe row in the tile.
+    // Pairs: the build row in the table (upper 16 bits) and the probe row in the tile (lower 16
+    // bits).
     u32 pairs[TILE];
 };
 
@@ -48,7 +53,7 @@ __device__ inline void read_keys(const Key* keys, u32 count, Key (&read)[COUNT])
     }
 }
 
-// The next row of a chain with that key, after `row`. There must be one.
+// Returns the next row of the chain with `key`, after `row`. One must exist.
 template <typename Key>
 __device__ inline u32 find_next(const Shared<Key>& table, u32 row, Key key) {
     do row = table.next[row];
@@ -56,7 +61,8 @@ __device__ inline u32 find_next(const Shared<Key>& table, u32 row, Key key) {
     return row;
 }
 
-// Writes a column of so many pairs, at most TILE. `room`: places that there are from `to` on.
+// Writes a column of `count` pairs, at most TILE, from output index `place` on. `room`: rows that
+// `column.to` holds.
 template <typename Cell>
 __device__ inline void write_column(const DovetailJoinColumn& column, const u32* pairs, u32 count, u64 place, u64 room,
                                     u32 build_start, u32 probe_start) {
@@ -80,7 +86,7 @@ __device__ inline void write_column(const DovetailJoinColumn& column, const u32*
     }
 }
 
-// The same of the positions of rows.
+// Writes the positions of `count` pairs, like `write_column`.
 __device__ inline void write_positions(const DovetailJoinColumn& column, const u32* pairs, u32 count, u64 place, u64 room,
                                        u32 build_start, u32 probe_start) {
     u32* to = static_cast<u32*>(column.to) + place;
@@ -106,7 +112,7 @@ __global__ void __launch_bounds__(THREADS, 4) join(const __grid_constant__ Dovet
         const u32 rows = u32(min(u64(ROWS), build_end - round));
         Key keys[PER_THREAD];
         {
-            // On their way while the table is built.
+            // The probe keys are loaded while the table is built.
             read_keys(probe + unit.start, unit.end - unit.start, keys);
             __syncthreads();
             for (u32 bucket = threadIdx.x; bucket < BUCKETS; bucket += THREADS) table.heads[bucket] = NONE;
@@ -149,7 +155,8 @@ __global__ void __launch_bounds__(THREADS, 4) join(const __grid_constant__ Dovet
                 for (u32 at = 0; at < PER_THREAD; ++at) counted += length[at];
                 continue;
             }
-            // In the order of rows, so that neighbours write side by side.
+            // Numbers pairs in the order of rows, so that neighbouring threads write next to each
+            // other.
 #pragma unroll
             for (u32 at = 0; at < PER_THREAD; ++at) {
                 const u32 matched = __ballot_sync(~0u, length[at] > 0);
@@ -182,7 +189,7 @@ __global__ void __launch_bounds__(THREADS, 4) join(const __grid_constant__ Dovet
                 }
                 __syncthreads();
                 const u64 first = tile_place + window;
-                // Pairs for which there is no room are counted, and that is all.
+                // Pairs beyond the room are counted only.
                 if (first >= args.room) break;
                 const u32 count = min(TILE, in_tile - window);
                 for (u32 index = 0; index < args.column_count; ++index) {

@@ -1,9 +1,10 @@
-// Matching within partitions, each with a hash table in shared memory that lives no longer than it is needed.
+// Matches within partitions. Each block builds a temporary hash table in shared memory.
 //
-// A block has some probe rows of one partition. It stages the partition's build keys in shared memory, enters them into an
-// open-addressing table of their numbers, and looks its probe rows up. A partition with more distinct build keys than fit is
-// worked off in rounds, each with a table of its own: slow, and right. Partitions with many probe rows have several blocks,
-// which build the same table (Rui and Tu 2017, section 4.2, split skewed partitions in this way).
+// A block takes some probe rows of one partition. It stages the partition's build keys in shared
+// memory, inserts their row numbers into an open-addressing table, and looks up its probe rows. A
+// partition with more distinct build keys than fit is matched in rounds, each with its own table:
+// slow, but correct. Partitions with many probe rows get several blocks, which build the same table
+// (Rui and Tu 2017, section 4.2, split skewed partitions in this way).
 
 #include "common.cuh"
 
@@ -14,8 +15,8 @@ constexpr u32 THREADS = 512;
 constexpr u32 ROWS = DOVETAIL_TABLE_ROWS, SLOTS = 2 * ROWS;
 constexpr u32 EMPTY = ~0u;
 
-// The start of a search, and a tag that is compared before the key is: disjoint bits of the mixed key, and for keys of four
-// bytes at least others than those that every key of the partition has in common.
+// Returns the slot at which a search starts, from the lowest bits of the mixed key. All keys of a
+// partition share the highest bits.
 __device__ inline u32 slot_of(u32 low) { return low % SLOTS; }
 
 template <typename Key>
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(THREADS) match(DovetailMatchPartitions args) {
     const Key* build = static_cast<const Key*>(args.build_keys);
     const Key* probe = static_cast<const Key*>(args.probe_keys);
     Tally tally;
-    // One round at least: rows without a match say so in the first.
+    // At least one round: rows without a match are written in the first round.
     for (u64 round = build_start; round == build_start || round < build_end; round += ROWS) {
         const u32 rows = u32(min(u64(ROWS), build_end - round));
         const bool is_first = round == build_start;

@@ -1,26 +1,29 @@
-// Matching of sorted keys: each probe key finds the run of equal build keys.
+// Matches sorted keys: each probe key finds the run of equal build keys.
 //
-// A block has consecutive probe rows. Where its first key would come among the build keys, and where its last, bounds what
-// all of its rows can match: two searches of the whole build side for a block instead of two for each row (the
-// merge path of Rui and Tu 2017, section 5, cut along the probe side only, so that each block writes a fixed range of
-// matches). A bounded range that fits is searched in shared memory.
+// A block takes consecutive probe rows. The positions of its first and last key among the build
+// keys bound the matches of all its rows. A block thus searches the whole build side twice, instead
+// of twice per row. This is the merge path of Rui and Tu 2017, section 5, cut along the probe side
+// only. Each block therefore writes a fixed range of matches. A bounded range that fits is searched
+// in shared memory.
 
 #include "common.cuh"
 
 namespace dovetail {
 namespace {
 
-// What chose these: tuning.md.
+// tuning.md has the measurements for these values.
 constexpr u32 THREADS = 256;
 constexpr u32 STAGED_BYTES = 32 << 10;
 
-// Rows of a thread. Of keys of 16 bytes 2048 are staged, and a tile of 2048 probe rows would often be bounded by more.
+// Rows per thread. Only 2048 keys of 16 bytes fit in the staging memory, and a tile of 2048 probe
+// rows would often have a longer range.
 template <typename Key>
 constexpr u32 PER_THREAD = sizeof(Key) == 16 ? 4 : 8;
 template <typename Key>
 constexpr u32 TILE = THREADS * PER_THREAD<Key>;
 
-// The first of `keys` in low..high that is not below `key`, or is above it.
+// Returns the first index in low..high whose key is at least `key`. With `AFTER`: whose key is
+// above `key`.
 template <typename Key, bool AFTER>
 __device__ inline u64 search(const Key* keys, u64 low, u64 high, Key key) {
     while (low < high) {

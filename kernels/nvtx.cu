@@ -1,5 +1,6 @@
-// Names for what a thread queues, which profilers show beside the work of the GPU (Nsight Systems) or choose it by (ncu --nvtx).
-// Without a profiler a range is a call through a pointer. See src/device/cuda/observe.rs.
+// NVTX ranges that name the work a thread queues. Profilers show them next to the GPU's work
+// (Nsight Systems) or select kernels by them (ncu --nvtx). Without a profiler, a range costs a call
+// through a pointer. See src/device/cuda/observe.rs.
 
 #include <nvtx3/nvToolsExt.h>
 

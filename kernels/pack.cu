@@ -1,4 +1,5 @@
-// Key columns to keys of one width: equal exactly when all fields are, in the order of the fields' values.
+// Packs key columns into keys of one width. Packed keys are equal exactly when all fields are
+// equal, and they sort in the order of the fields' values.
 
 #include "common.cuh"
 #include "values.cuh"

@@ -1,15 +1,18 @@
-// Radix partitioning: one pass over rows that may be partitioned already, each parent partition on its own.
+// One radix pass over rows that may be partitioned already. Each parent partition is partitioned
+// separately.
 //
-//   parents ─► tiles of 4096 to 8192 rows ─► histogram ─► bounds ─► scatter: rank a tile in shared memory, move its columns
+//   parents ─► tiles of 4096 to 8192 rows ─► histogram ─► bounds
+//           ─► scatter: rank a tile in shared memory, move its columns
 //
-// Rows of a tile are ranked by shared-memory atomics, which is quicker than the stable ranking of a radix sort, because order
-// within a partition is free. A tile takes room in its partitions with one atomic per partition, so that tiles need not wait
-// for each other. Each column is then put in order in shared memory and written in runs: with 256 partitions, a run of 4-byte
-// values is 128 bytes long on average. (Rui and Tu 2017, section 4.1, share a histogram per block in this way; that columns
-// move with the keys is GFTR: Wu et al. 2024, section 4.2.)
+// Shared-memory atomics rank the rows of a tile. That is faster than the stable ranking of a radix
+// sort, and order within a partition is free. A tile reserves space in its partitions with one
+// atomic per partition, so tiles need not wait for each other. Each column is then ordered in
+// shared memory and written in runs. With 256 partitions, a run of 4-byte values is 128 bytes long
+// on average. (Rui and Tu 2017, section 4.1, share a histogram per block in this way; moving
+// columns with the keys is GFTR: Wu et al. 2024, section 4.2.)
 //
-// Where the bounds are known (count_partitions.cu counts for two passes at once) there is no histogram, and large first passes write
-// whole sectors only (combine.cuh).
+// If the bounds are known (count_partitions.cu counts for two passes at once), the pass needs no
+// histogram. Large first passes then write whole sectors only (combine.cuh).
 
 #include <algorithm>
 #include <cub/device/device_scan.cuh>
@@ -26,12 +29,12 @@ auto tiles_of(const DovetailPartition& args, u32 tile_rows) {
     return thrust::transform_iterator(thrust::counting_iterator<u32>(0), PiecesOf{args.parent_bounds, args.parents, tile_rows, tile_rows});
 }
 
-// How scratch memory is divided.
+// Divides the scratch memory.
 struct Scratch {
     u32 *counts, *cursors, *tile_starts;
     void* scan;
     size_t scan_bytes, bytes;
-    // Of asking what the scans take.
+    // Error of the query for the scans' scratch bytes.
     cudaError_t error;
 
     Scratch(void* memory, u32 parents, u32 bits) {
@@ -77,23 +80,25 @@ __global__ void __launch_bounds__(THREADS) count_digits(DovetailPartition args, 
         atomicAdd(&counts[(tile.parent << args.bits) + threadIdx.x], in_bin[threadIdx.x]);
 }
 
-// What a block has in shared memory beside the rows: where they go, by their place in the order of partitions.
+// Destinations of a tile's rows in shared memory, by their rank in the order of partitions.
 template <u32 TILE>
 struct Places {
-    // The partition of each row.
     u8 bins[TILE];
-    // By partition: where its rows start in the tile, and how far it is from there to their place in the output.
+    // By partition: the start of its rows in the tile, and the distance from there to their output
+    // index.
     u32 starts[BINS_MAX], shifts[BINS_MAX];
 
     __device__ u32 destination(u32 place) const { return shifts[bins[place]] + place; }
 };
 
-// Moves one column of a tile: into the order of partitions in shared memory, as many values at a time as fit, then out.
+// Moves one column of a tile. Values are put in the order of partitions in shared memory, as many
+// at a time as fit, and then written out.
 template <typename Cell, u32 TILE, u32 PER_THREAD>
 __device__ inline void move_column(const DovetailMove& move, const Tile& tile, const u16 (&place)[PER_THREAD],
                                    const Places<TILE>& places, u8* staged_bytes, u32 staged_size) {
     const u32 at_once = staged_size / sizeof(Cell);
-    // Loads are started together, because the compiler keeps each behind a store that might be to the same place.
+    // Loads are issued together. The compiler would keep each load behind a store that might alias
+    // it.
     constexpr u32 LOADS = sizeof(Cell) <= 8 ? 4 : 1;
     static_assert(PER_THREAD % LOADS == 0, "whole groups of loads");
     Cell* to = static_cast<Cell*>(move.to);
@@ -120,8 +125,9 @@ __device__ inline void move_column(const DovetailMove& move, const Tile& tile, c
     }
 }
 
-// The first move is that of the keys. It and the `EXTRA` next ones, of the type `Cell`, go together: all of their loads are under way
-// while rows are ranked, and the place of a row is worked out once. The others follow one by one.
+// The first move is the keys. The keys and the next `EXTRA` moves, of type `Cell`, move together.
+// All their loads are in flight while rows are ranked, and each row's destination is computed once.
+// The other columns follow one by one.
 template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD>
 struct Scatter {
     static constexpr u32 TILE = THREADS * PER_THREAD;
@@ -154,7 +160,7 @@ __global__ void __launch_bounds__(THREADS, 2) scatter(const __grid_constant__ Do
         [&](u32 at) { return at * THREADS + threadIdx.x < tile.rows; });
     __syncthreads();
 
-    // Where each partition starts in the tile, and how far from there it is to its place in the output.
+    // The start of each partition in the tile, and the distance from there to its output index.
     const u32 count = threadIdx.x < bins ? places.starts[threadIdx.x] : 0;
     const u32 room = count > 0 ? atomicAdd(&cursors[(tile.parent << args.bits) + threadIdx.x], count) : 0;
     u32 total;
@@ -207,10 +213,10 @@ __global__ void __launch_bounds__(THREADS, 2) scatter(const __grid_constant__ Do
     }
 }
 
-// One pass, with columns that go with the keys right behind these.
+// Runs one pass, with `EXTRA` columns that move together with the keys.
 template <typename Key, typename Cell, u32 EXTRA>
 int run_pass(const DovetailPartition& args, Scratch& scratch, cudaStream_t stream) {
-    // So many rows that what a thread loads at once fits in its registers.
+    // Rows per thread: as many as fit in a thread's registers at once.
     constexpr u32 ROW_BYTES = sizeof(Key) + EXTRA * sizeof(Cell), PER_THREAD = ROW_BYTES <= 8 ? 16 : ROW_BYTES <= 12 ? 12 : 8;
     using Sizes = Scatter<Key, Cell, EXTRA, PER_THREAD>;
     const u64 partitions = u64(args.parents) << args.bits;
@@ -223,7 +229,7 @@ int run_pass(const DovetailPartition& args, Scratch& scratch, cudaStream_t strea
     cudaError_t error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, tiles_of(args, Sizes::TILE),
                                                       scratch.tile_starts, std::int64_t(args.parents) + 1, stream);
     if (error != cudaSuccess) return answered(error);
-    // As many as there can be; blocks without a tile end at once.
+    // The maximum number of tiles. Blocks without a tile return at once.
     const u32 tiles = u32(args.rows / Sizes::TILE + args.parents);
     if (!args.is_counted) {
         error = cudaMemsetAsync(scratch.counts, 0, (partitions + 1) * 4, stream);
@@ -248,7 +254,7 @@ __global__ void find_largest(const u32* bounds, u32 partitions, u32* largest) {
     if (threadIdx.x % 32 == 0) atomicMax(largest, of_warp);
 }
 
-// Puts moves of that width behind that of the keys, and answers how many there are, up to `most`.
+// Puts moves of `width` directly after the keys' move. Returns their number, at most `most`.
 u32 put_first(DovetailPartition& args, u32 width, u32 most) {
     DovetailMove* end = args.moves + args.move_count;
     DovetailMove* others =

@@ -1,4 +1,4 @@
-// Lists of rows that satisfy a condition, and the flags that remember which build rows were matched.
+// Lists the rows that satisfy a condition, and sets the flags of matched build rows.
 
 #include <cub/device/device_select.cuh>
 #include <thrust/iterator/counting_iterator.h>
@@ -11,12 +11,12 @@ namespace {
 
 constexpr u32 THREADS = 256;
 
-// Whether a row is to be listed.
+// True if a row is to be listed.
 struct Condition {
     DovetailSelect args;
 
     __device__ bool operator()(u32 position) const {
-        // Of all rows, also where those that are looked at begin later.
+        // `row` indexes the whole input, even if the selection starts at a later row.
         const u32 row = position - args.base;
         switch (args.condition) {
             case DOVETAIL_FLAG_SET: return args.flags[row] != 0;
@@ -55,24 +55,25 @@ cudaError_t select(void* scratch, size_t& scratch_bytes, const DovetailSelect& a
 
 constexpr u8 MATCHED = 1, RUN_MATCHED = 2;
 
-// Several streams mark rows at the same time, next to each other, and bytes have no atomics: whoever reads or writes one does so through
-// the word around it.
+// Several streams mark neighbouring rows concurrently, and CUDA has no byte atomics. Every read or
+// write of a flag therefore goes through the word around it.
 __device__ inline u8 flag_of(const u8* flags, u32 at) {
     return u8(reinterpret_cast<const volatile u32*>(flags)[at / 4] >> 8 * (at % 4));
 }
 
-// Adds to one and returns what it was.
+// Sets bits of a flag. Returns its previous value.
 __device__ inline u8 set(u8* flags, u32 at, u8 value) {
     const u32 shift = 8 * (at % 4);
     return u8(atomicOr(reinterpret_cast<u32*>(flags) + at / 4, u32(value) << shift) >> shift);
 }
 
-// The first thread that meets a run marks it: many probe rows may have the same, and it may be long.
+// Marks runs. Only the first thread that reaches a run marks it, because many probe rows may share
+// a run and a run may be long.
 __global__ void mark_runs(DovetailMarkRuns args) {
     const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (row >= args.rows || args.first[row] == NO_ROW) return;
     const u32 first = args.first[row];
-    // Looked at before it is written, because a hot run is met by many.
+    // Reads the flag before the atomic, because many threads reach a hot run.
     const u8 before = flag_of(args.flags, first);
     if (!args.count) {
         if (!before) set(args.flags, first, MATCHED);

@@ -1,4 +1,4 @@
-// Sorting by CUB's radix sort, and whether that is needed.
+// Sorts by CUB's radix sort, and checks if keys are sorted already.
 
 #include <cub/device/device_radix_sort.cuh>
 
@@ -39,7 +39,8 @@ __global__ void image(DovetailSortImage args) {
 
 template <typename Key>
 __global__ void is_sorted(DovetailIsSorted args) {
-    // Once it is known there is nothing left to find: of keys in no order most blocks end here, and of the others each writes once.
+    // Returns early once keys are known to be unsorted. For keys in random order most blocks return
+    // here, and each other block writes once.
     const bool is_known = threadIdx.x == 0 && *static_cast<volatile u32*>(args.unsorted);
     if (__syncthreads_or(is_known)) return;
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;

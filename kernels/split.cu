@@ -1,17 +1,18 @@
-// Pairs of matched rows by the part of the build side that they refer to. They are counted by part, and then each block takes the
-// places of a tile's pairs in every part at once.
+// Splits pairs of matched rows by the part of the build side that they refer to. One kernel counts
+// the pairs per part. In a second kernel each block reserves space for its tile's pairs in all
+// parts at once.
 
 #include "common.cuh"
 
 namespace dovetail {
 namespace {
 
-// Pairs of a thread: 8 take longer, 2 as long (tuning.md).
+// Pairs per thread. 8 is slower, 2 equally fast (tuning.md).
 constexpr u32 THREADS = 512, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
 constexpr u32 PARTS = DOVETAIL_PARTS_MAX;
 static_assert(PARTS == 32, "a warp has a lane for each part");
 
-// Blocks that count: several for each multiprocessor, each of which adds its counts once.
+// Blocks of the counting kernel: several per multiprocessor. Each adds its counts once.
 constexpr u32 COUNTING_BLOCKS = 1024;
 
 __global__ void __launch_bounds__(THREADS) count(DovetailSplit args) {

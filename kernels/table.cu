@@ -1,16 +1,18 @@
-// One hash table over all build keys, and the array that stands in for it when distinct keys are dense.
+// One hash table over all build keys, and a direct-address array that replaces it if distinct keys
+// are dense.
 //
-// A slot is 64 bits: a tag (bits of the mixed key) above the number of a run of equal build keys. It is entered by one
-// compare-and-swap. For keys of 4 bytes the tag is the whole mixed key; for wider ones, keys with equal tags are compared
-// where they lie. Searches go from slot to slot; with at most half of the slots taken they are short.
+// A slot has 64 bits: a tag (bits of the mixed key) above the number of a run of equal build keys.
+// One compare-and-swap inserts it. For 4-byte keys the tag is the whole mixed key. For wider keys
+// with equal tags, the keys in the build column are compared. Linear probing stays short, because
+// at most half of the slots are taken.
 
 #include "common.cuh"
 
 namespace dovetail {
 namespace {
 
-// Rows of a thread that probes: random reads are slow one by one, and a block adds to the totals once for all of its rows. More than four
-// take longer (tuning.md).
+// Probe rows per thread. Their random reads overlap, and a block adds to the totals once for all
+// its rows. More than four are slower (tuning.md).
 constexpr u32 THREADS = 256, PROBES = 4;
 constexpr u64 EMPTY = ~0ull;
 
@@ -39,7 +41,8 @@ __global__ void insert(DovetailTableInsert args) {
     const u32 tag = tag_bits(mixed);
     const u64 entry = u64(tag) << 32 | run;
     u64* slots = reinterpret_cast<u64*>(args.slots);
-    // Once one key is known to repeat, the table is of no use: heavy keys would make searches endless.
+    // Stops once a key is known to repeat, because the table is then useless. Heavy keys would make
+    // searches very long.
     for (u64 at = start_of(mixed, args.slot_mask);; at = (at + 1) & args.slot_mask) {
         const u64 found = atomicCAS(&slots[at], EMPTY, entry);
         if (found == EMPTY) return;
@@ -51,7 +54,7 @@ __global__ void insert(DovetailTableInsert args) {
     }
 }
 
-// The row of a thread's probes that comes at `at`: neighbours have neighbouring rows.
+// Returns the thread's `at`-th probe row. Neighbouring threads have neighbouring rows.
 __device__ inline u64 probed_row(u32 at) { return (u64(blockIdx.x) * PROBES + at) * THREADS + threadIdx.x; }
 
 template <typename Key>
@@ -60,7 +63,7 @@ __global__ void __launch_bounds__(THREADS) probe(DovetailTableProbe args) {
     const Key* probes = static_cast<const Key*>(args.probe_keys);
     const u64* slots = reinterpret_cast<const u64*>(args.slots);
     Tally tally;
-    // The first slot of each probe is asked for before any of them is looked at: they are on their way together.
+    // The first slots of all probes are loaded before any is examined, so that the loads overlap.
     u64 slot[PROBES];
 #pragma unroll
     for (u32 at = 0; at < PROBES; ++at) {
@@ -94,7 +97,7 @@ __global__ void __launch_bounds__(THREADS) probe(DovetailTableProbe args) {
 
 __device__ inline u64 offset_of(u32 key, u64 min_low, u64) { return u32(key - u32(min_low)); }
 __device__ inline u64 offset_of(u64 key, u64 min_low, u64) { return key - min_low; }
-// A difference that does not fit is beyond the end of every array.
+// A difference of more than 64 bits gives an offset beyond the end of every array.
 __device__ inline u64 offset_of(Key16 key, u64 min_low, u64 min_high) {
     return key.high - min_high - (key.low < min_low) == 0 ? key.low - min_low : ~0ull;
 }

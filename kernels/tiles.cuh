@@ -1,4 +1,4 @@
-// Tiles: the runs of rows of one parent partition that a block works on, and what its threads load of them.
+// Tiles: a block's run of rows of one parent partition, and the loads of its threads.
 
 #pragma once
 
@@ -6,21 +6,20 @@
 
 namespace dovetail {
 
-// Threads of a block that partitions.
 constexpr u32 THREADS = 512;
 constexpr u32 BINS_MAX = 1u << DOVETAIL_PASS_BITS_MAX;
 
 static_assert(BINS_MAX <= THREADS && BINS_MAX <= 256, "a thread has one bin at most, and its number is a byte");
 
-// The rows of one tile.
 struct Tile {
     u32 parent, start, rows;
 };
 
-// The tile of that number, of up to so many rows; without rows where there is none. All threads of a block look for its parent
-// together, so that it takes one or two loads that wait for each other and not one per halving.
+// Returns tile `index`, of up to `tile_rows` rows, or an empty tile if it does not exist. All
+// threads of a block search for its parent together. That takes one or two dependent loads instead
+// of one per halving.
 __device__ inline Tile find_tile(const DovetailPartition& args, const u32* tile_starts, u32 tile_rows, u32 index) {
-    // The last parent that starts at or before this tile.
+    // Finds the last parent that starts at or before this tile.
     u32 low = 0, high = args.parents;
     while (high - low > 1) {
         const u32 stride = (high - low + THREADS - 1) / THREADS, parent = low + threadIdx.x * stride;
@@ -28,7 +27,8 @@ __device__ inline Tile find_tile(const DovetailPartition& args, const u32* tile_
         low += (before - 1) * stride;
         high = min(high, low + stride);
     }
-    // Through shared memory, so that nobody takes it for cheap to keep in registers whatever depends on it.
+    // Passes the tile through shared memory. Otherwise the compiler would keep all values derived
+    // from it in registers.
     __shared__ Tile found;
     if (threadIdx.x == 0) {
         const u32 start = args.parent_bounds[low] + (index - tile_starts[low]) * tile_rows;
@@ -39,7 +39,7 @@ __device__ inline Tile find_tile(const DovetailPartition& args, const u32* tile_
     return found;
 }
 
-// The value of a row of a tile; the number of the row where there is no column.
+// Returns the value of a row of a tile, or the row's number if the move has no column.
 template <typename Cell>
 __device__ inline Cell value_of(const DovetailMove& move, const Tile& tile, u32 row) {
     if constexpr (sizeof(Cell) == 4)
@@ -47,7 +47,8 @@ __device__ inline Cell value_of(const DovetailMove& move, const Tile& tile, u32 
     return static_cast<const Cell*>(move.from)[tile.start + row];
 }
 
-// What a thread loads of a tile: keys, and the `EXTRA` columns that are moved right behind these. `is_there` says which rows there are.
+// Loads a thread's rows of a tile: keys, and the `EXTRA` columns that move together with them.
+// `is_there`: true if a row of the tile exists.
 template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD, typename IsThere>
 __device__ inline void load_rows(const DovetailPartition& args, const Tile& tile, Key (&key)[PER_THREAD],
                                  Cell (&extra)[EXTRA == 0 ? 1 : EXTRA][PER_THREAD], IsThere is_there) {
@@ -69,14 +70,15 @@ __device__ inline void load_rows(const DovetailPartition& args, const Tile& tile
     }
 }
 
-// Rows of a warp, of 32, from which on one partition's are counted together.
+// Rows of a warp with the same partition, at least, for which one atomic counts them all.
 constexpr u32 ALIKE_MIN = 8;
 
-// Numbers the rows of a tile within their partitions, and counts these in shared memory. `bin_of` says the partition of each of this thread's
-// rows, `is_there` which there are.
+// Ranks the rows of a tile within their partitions and counts each partition in shared memory.
+// `bin_of` returns the partition of one of this thread's rows. `is_there`: true if that row exists.
 //
-// An atomic for each row, which those of a warp that have one partition wait for in turn: where one key is half of all rows, that took
-// longer than the rest. What a warp's first rows have most of is therefore counted by one atomic for all of them, where that is much.
+// Each row takes an atomic, and atomics of one warp to one partition are serialized. With one key
+// in half of all rows, that took longer than all other work. If at least ALIKE_MIN lanes share a
+// partition in a warp's first rows, one atomic counts that partition for the whole warp.
 template <u32 PER_THREAD, typename BinOf, typename IsThere>
 __device__ inline void rank_rows(u32* counts, u16 (&rank)[PER_THREAD], BinOf bin_of, IsThere is_there) {
     const u32 first = is_there(0) ? bin_of(0) : BINS_MAX, same = __match_any_sync(~0u, first);
@@ -98,7 +100,8 @@ __device__ inline void rank_rows(u32* counts, u16 (&rank)[PER_THREAD], BinOf bin
     }
 }
 
-// The sum of what the threads before this one have, for all threads of a block; and the sum of all.
+// Returns the sum of `value` over the block's threads before this one. `total` receives the sum
+// over all threads.
 __device__ inline u32 sum_before(u32 value, u32& total) {
     __shared__ u32 warp_sums[THREADS / 32];
     const u32 inclusive = warp_inclusive_sum(value);
@@ -106,7 +109,7 @@ __device__ inline u32 sum_before(u32 value, u32& total) {
     __syncthreads();
     u32 before = inclusive - value;
     total = 0;
-    // Only the first threads have bins.
+    // Only the first BINS_MAX threads have bins.
 #pragma unroll
     for (u32 warp = 0; warp < BINS_MAX / 32; ++warp) {
         const u32 sum = warp_sums[warp];

@@ -1,8 +1,10 @@
-// What blocks do that match or join partitions: one for a partition, and several for one that has far more probe rows than others, so that
-// it keeps no block until long after the others are done. (Rui and Tu 2017, section 4.2, split skewed partitions in this way.)
+// Lists the work units of the blocks that match or join partitions. A partition is one unit. A
+// partition with far more probe rows than others is split into several, so that no block runs long
+// after the others. (Rui and Tu 2017, section 4.2, split skewed partitions in this way.)
 //
-// How many units each partition has is summed up; then a thread per unit searches its partition. The CPU would have to wait for the
-// bounds, which are a quarter of a million bytes where rows are many, and to send the units after.
+// A prefix sum adds up the units of the partitions. Then one thread per unit searches for its
+// partition. The CPU would have to wait for the bounds (256 KB if rows are many) and then send the
+// units.
 
 #include <cub/device/device_scan.cuh>
 #include <thrust/iterator/counting_iterator.h>
@@ -19,13 +21,13 @@ auto units_of(const DovetailListUnits& args) {
     return thrust::transform_iterator(thrust::counting_iterator<u32>(0), PiecesOf{args.probe_bounds, args.partitions, args.whole_rows, args.unit_rows});
 }
 
-// How scratch memory is divided.
+// Divides the scratch memory.
 struct Scratch {
-    // The first unit of each partition, and at the end how many there are.
+    // First unit of each partition, and the number of units at the end.
     u32* starts;
     void* scan;
     size_t scan_bytes = 0, bytes;
-    // Of asking what the scan takes.
+    // Error of the query for the scan's scratch bytes.
     cudaError_t error;
 
     Scratch(void* memory, u32 partitions) {
@@ -47,7 +49,8 @@ __global__ void list_units(const DovetailListUnits args, const u32* starts) {
         args.units[unit] = {0, 0, 0};
         return;
     }
-    // The last partition that starts at or before this unit: those without units start where the next one does.
+    // Finds the last partition that starts at or before this unit. A partition without units starts
+    // where the next one does.
     u32 low = 0, high = args.partitions;
     while (high - low > 1) {
         const u32 middle = low + (high - low) / 2;

@@ -1,5 +1,5 @@
-// Numbers of 128 bits, and values of key columns of fixed width as such, equal exactly when the values are; and the bytes of values of
-// variable length.
+// 128-bit numbers, images of fixed-width key values (equal exactly when the values are), and access
+// to bytes of variable-length values.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace dovetail {
 
-// 128 bits of a value or key, as two halves.
+// 128 bits of a value or key.
 struct Wide {
     u64 low, high;
 };
@@ -27,7 +27,7 @@ __device__ inline Wide shifted_down(Wide value, u32 by) {
     return {value.low >> by | value.high << (64 - by), value.high >> by};
 }
 
-// The lowest `bits` bits.
+// Returns the lowest `bits` bits.
 __device__ inline Wide cut(Wide value, u32 bits) {
     if (bits >= 128) return value;
     if (bits >= 64) return {value.low, bits == 64 ? 0 : value.high & ((1ull << (bits - 64)) - 1)};
@@ -53,7 +53,8 @@ __device__ inline Wide sign_extended(Wide value, u32 width) {
     return value;
 }
 
-// The image of a float that keeps order: negatives reversed, positives above them, -0 like 0, one NaN above all.
+// Returns an order-preserving image of a float: negatives reversed, positives above them, -0 equal
+// to 0, and all NaNs equal and above all other values.
 __device__ inline u64 float_image(u64 bits, u32 width) {
     const u32 exponent_bits = width == 2 ? 5 : width == 4 ? 8 : 11;
     const u32 mantissa_bits = width == 2 ? 10 : width == 4 ? 23 : 52;
@@ -65,7 +66,7 @@ __device__ inline u64 float_image(u64 bits, u32 width) {
     return sign | magnitude;
 }
 
-// A value of a column such that equal images mean equal values.
+// Returns the image of a column's value. Equal images mean equal values.
 __device__ inline Wide image(const void* data, u32 width, u32 encoding, Wide min, u64 row) {
     const Wide value = load(data, row, width);
     switch (encoding) {
@@ -76,12 +77,13 @@ __device__ inline Wide image(const void* data, u32 width, u32 encoding, Wide min
     }
 }
 
-// A number as a key of fewer bytes.
+// Narrows a number to a key of fewer bytes.
 __device__ inline void narrow(Wide value, u32& key) { key = u32(value.low); }
 __device__ inline void narrow(Wide value, u64& key) { key = value.low; }
 __device__ inline void narrow(Wide value, Key16& key) { key = {value.low, value.high}; }
 
-// Up to eight bytes of a value, `at` bytes into it, zeros above them. No word is read that has none of the value's bytes.
+// Returns up to eight bytes of a value, starting `at` bytes into it, with zeros above them. It
+// never reads a word that holds none of the value's bytes.
 __device__ inline u64 word_at(const void* data, u64 begin, u64 at, u64 length) {
     const u64* words = static_cast<const u64*>(data);
     const u64 from = begin + at, count = length - at < 8 ? length - at : 8;

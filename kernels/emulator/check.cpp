@@ -1,6 +1,8 @@
-// Whether the emulated GPU does what a GPU does, and finds what it says that it finds: each wrong kernel in a process of its own.
+// Checks that the emulated GPU computes what a GPU does and reports the errors that it should. Each
+// wrong kernel runs in its own process.
 //
-//   c++ -std=c++17 -O2 -fsanitize=undefined -fsanitize-undefined-trap-on-error kernels/emulator/*.cpp -ldl -o check && ./check
+//   FLAGS="-fsanitize=undefined -fsanitize-undefined-trap-on-error"
+//   c++ -std=c++17 -O2 $FLAGS kernels/emulator/*.cpp -ldl -o check && ./check
 
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +26,7 @@ namespace {
 
 constexpr unsigned ALL = ~0u, THREADS = 256;
 
-// Each thread has its own place of `out`, of which there are THREADS.
+// Each thread has its own element of `out`, which has THREADS elements.
 void right(unsigned* out) {
     __shared__ unsigned sums[THREADS / 32];
     emulator::begin_shared_variables(sums);
@@ -39,7 +41,7 @@ void right(unsigned* out) {
     is_right &= __ballot_sync(ALL, lane % 3 == 0) == 0x49249249u && __any_sync(ALL, lane == 9) && !__any_sync(ALL, lane > 31);
     is_right &= __match_any_sync(ALL, lane / 8) == 0xffu << lane / 8 * 8;
     is_right &= __reduce_add_sync(ALL, ~0u) == ~0u * 32u && __reduce_max_sync(ALL, lane ^ 21) == 31;
-    // Lanes that go different ways have masks of their own.
+    // Diverged lanes use separate masks.
     if (lane < 7) is_right &= __reduce_add_sync(0x7f, 1) == 7;
     else is_right &= __ballot_sync(~0x7fu, lane == 7) == 0x80;
     if (lane == 0) sums[warp] = warp;
@@ -86,7 +88,8 @@ void is_misaligned(unsigned* out) { *reinterpret_cast<uint4*>(out + 1) = {1, 2, 
 void shifts_too_far(unsigned* out) { out[threadIdx.x] = 1u << (threadIdx.x + 1); }
 void never_waits(unsigned* out) { __pipeline_memcpy_async(out + threadIdx.x, out + (threadIdx.x + 1) % THREADS, 4); }
 
-// Each thread writes its place and reads those on both sides without a barrier in between: some order of them shows it.
+// Each thread writes its element and reads its right neighbour's without a barrier between. A
+// thread that runs before its neighbour reads garbage.
 void lacks_a_barrier(unsigned* out) {
     __shared__ unsigned some[THREADS];
     emulator::begin_shared_variables(some);
@@ -102,7 +105,7 @@ unsigned* memory() {
     return static_cast<unsigned*>(memory);
 }
 
-// What a process says that does this, and the code that it ends with.
+// Runs `body` in a child process. Returns the child's stderr and its exit code.
 template <typename Body>
 std::pair<std::string, int> said_by(const Body& body) {
     int ends[2];
@@ -185,7 +188,7 @@ int main() {
         emulator::launch("shape", right, 1, 1025, 0, nullptr)(memory());
         const bool is_refused = cudaGetLastError() == cudaErrorInvalidConfiguration;
         emulator::launch("shape", right, 1, THREADS, 50 << 10, nullptr)(memory());
-        // What was not done leaves the GPU as it was.
+        // A refused launch leaves the GPU usable.
         return is_refused && cudaGetLastError() == cudaErrorInvalidValue && cudaGetLastError() == cudaSuccess ? 7 : 0;
     });
     expect(of_shape.second == 7, "launches that a GPU refuses", of_shape.first);

@@ -1,5 +1,5 @@
-// What the kernels use of CUB and Thrust, as plain loops. Each runs as a kernel of one thread, so that an illegal access of one is told as
-// a kernel's is.
+// The parts of CUB and Thrust that the kernels use, as plain loops. Each runs as a kernel of one
+// thread, so that its illegal accesses are reported like a kernel's.
 
 #pragma once
 
@@ -11,10 +11,11 @@
 
 namespace emulator {
 
-// Scratch memory that each algorithm asks for, and fills with garbage.
+// Scratch bytes that each algorithm asks for. It fills them with garbage.
 constexpr size_t SCRATCH_BYTES = 1000;
 
-// Whether the caller only asked for the size of scratch memory, or gave too little, and what is answered then.
+// True if the call only asks for the scratch size, or gives too little. `answer` is the call's
+// result in both cases.
 inline bool is_answered(void* scratch, size_t& bytes, cudaError_t& answer) {
     answer = cudaSuccess;
     if (!scratch) {
@@ -66,10 +67,10 @@ struct DeviceScan {
         cudaError_t answer;
         if (emulator::is_answered(scratch, bytes, answer)) return answer;
         return emulator::run_alone("CUB's DeviceScan::ExclusiveSum", scratch, stream, [&] {
-            // As wide as what is added up: CUB's sums are so too.
+            // The sum is as wide as the summands, as in CUB.
             std::decay_t<decltype(from[0])> sum = 0;
             for (std::int64_t at = 0; at < count; ++at) {
-                // The output may be where the input is.
+                // The output may alias the input.
                 const auto value = from[at];
                 to[at] = sum;
                 sum += value;

@@ -1,6 +1,7 @@
-// What the kernels use of CUDA, for the host's C++ compiler: the language, the runtime's calls, and a grid whose threads are fibers.
+// The parts of CUDA that the kernels use, for the host's C++ compiler: language, runtime calls, and
+// a grid whose threads are fibers.
 //
-// There is what the kernels use and nothing else: what is missing does not compile. README.md says how threads run.
+// Code that uses any other part of CUDA does not compile. README.md explains how threads run.
 
 #pragma once
 
@@ -13,7 +14,8 @@
 #define __host__
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// One for each host thread, which runs one block at a time. The translation has each block begin with garbage in it.
+// One copy per host thread, which runs one block at a time. The translation fills it with garbage
+// at the start of each block.
 #define __shared__ static thread_local
 
 struct uint3 {
@@ -27,7 +29,7 @@ struct dim3 {
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-// Those of the fiber that runs.
+// Indices of the running fiber.
 extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 enum cudaError_t {
@@ -50,32 +52,33 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 namespace emulator {
 
 enum class Barrier : std::uint8_t { PLAIN, COUNT, OR, AND };
-// `SHUFFLE`: a lane's value goes to those that name it.
+// `SHUFFLE`: each lane reads the value of the lane that it names.
 enum class WarpOp : std::uint8_t { SHUFFLE, BALLOT, ANY, MATCH_ANY, ADD, MAX };
 
-// Waits for all threads of the block; answers how many had something to say.
+// Waits for all threads of the block. Returns the number of threads with a true predicate.
 unsigned wait_for_block(Barrier kind, bool predicate);
-// Waits for all lanes of the mask, and answers what the operation gives this one.
+// Waits for all lanes of the mask. Returns the operation's result for this lane.
 std::uint64_t wait_for_warp(WarpOp op, unsigned mask, std::uint64_t value, unsigned source_lane);
 // Ends the launch with an error that names the kernel, the block and the thread.
 [[noreturn]] void fail(const char* what);
 
-// The dynamic shared memory of the block. It ends where the process has no memory.
+// Returns the block's dynamic shared memory. A guard page follows it.
 void* dynamic_shared();
-// Fills a variable in shared memory with garbage, if the block has not come by it before.
+// Fills a variable in shared memory with garbage, the first time that the block reaches it.
 void begin_shared(void* variable, size_t bytes);
 template <typename... Variables>
 void begin_shared_variables(Variables&... variables) {
     (begin_shared(&variables, sizeof(variables)), ...);
 }
 
-// Copies that are under way until they are waited for.
+// Asynchronous copies: pending until they are waited for.
 void copy_later(void* to, const void* from, size_t bytes);
 void finish_copies();
 
 cudaError_t allow_dynamic_shared(const void* kernel, int bytes);
 
-// Runs `thread` with `arguments` as every thread of a grid, one block after the other. What goes wrong is told to the next call.
+// Runs `thread` with `arguments` as every thread of a grid, one block after the other. The next
+// call reports errors.
 void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
          void (*thread)(const void*), const void* arguments);
 
@@ -94,14 +97,14 @@ struct Launch {
     }
 };
 
-// What `kernel<<<grid, block, shared_bytes, stream>>>` is translated into.
+// The translation of `kernel<<<grid, block, shared_bytes, stream>>>`.
 template <typename... Parameters>
 Launch<Parameters...> launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                              cudaStream_t stream) {
     return {name, kernel, grid, block, shared_bytes, stream};
 }
 
-// The type of an argument that says nothing of a template's parameters.
+// Type of an argument from which no template parameter is deduced.
 template <typename T>
 struct Same {
     using Type = T;
@@ -216,6 +219,6 @@ inline void __pipeline_wait_prior(size_t batches) {
     emulator::finish_copies();
 }
 
-// nvtx3/nvToolsExt.h. There is no profiler that would show ranges.
+// nvtx3/nvToolsExt.h. Ranges do nothing, because no profiler would show them.
 inline void nvtxRangePushA(const char*) {}
 inline void nvtxRangePop() {}

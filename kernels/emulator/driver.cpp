@@ -1,8 +1,11 @@
-// The emulated driver, and the few calls of CUDA's runtime: what src/device/cuda/ and the kernels call, by the names of libcuda.so.
+// The emulated driver and the few calls of CUDA's runtime that src/device/cuda/ and the kernels
+// use, under the names of libcuda.so.
 //
-// Work is done when it is queued, and events are there, though they are not said to be at once. Memory of the GPU is memory of the process, at addresses
-// that are given out once: who uses what was freed, or what lies behind the end, has an illegal access. Copies and fills must lie within one
-// piece of memory. Calls that are not here are no symbols of the library, so that cudarc panics by their names.
+// Work is done when it is queued. Events are therefore complete at once, but are not reported
+// complete at once. GPU memory is process memory at addresses that are used only once. Any access
+// to freed memory or past the end is therefore an illegal access. Copies and fills must stay within
+// one allocation. Missing calls are missing symbols of the library, so that cudarc panics with
+// their names.
 
 #include <algorithm>
 #include <atomic>
@@ -26,7 +29,7 @@ using namespace emulator;
 
 constexpr int NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, NOT_SUPPORTED = 801;
 constexpr int ALREADY_REGISTERED = 712, NOT_REGISTERED = 713;
-// Addresses for memory of GPUs, and what the process has of them at most.
+// Address space reserved for GPU memory, and the memory of each GPU, in bytes.
 constexpr size_t ADDRESSES = size_t(1) << 44, PAGE_BYTES = 64 << 10;
 constexpr size_t MEMORY_BYTES = size_t(16) << 30;
 constexpr int GARBAGE = 0xcd, GPUS_MAX = 16;
@@ -40,7 +43,7 @@ struct Piece {
     Gpu* gpu;
 };
 
-// By the number of what was done on the GPU.
+// Streams keep the number of the last operation that the host waited for.
 struct Stream {
     std::atomic<std::uint64_t> waited_for{0};
 };
@@ -53,13 +56,13 @@ struct Event {
     int queries;
 };
 
-// How often an event that nobody has waited for is said to be not there yet.
+// Number of queries for which an event is reported incomplete if no caller has waited for it.
 constexpr int QUERIES = 8;
 
 std::mutex lock;
 Gpu gpus[GPUS_MAX];
 std::atomic<bool> is_initialized{false};
-// The context of this thread: that of a GPU, of which there is one.
+// The current context of this thread. Each GPU has one context, so it is the GPU.
 __thread Gpu* current = nullptr;
 
 char *addresses = nullptr, *next_address = nullptr;
@@ -74,14 +77,14 @@ int gpu_count() {
     return count < 0 ? 0 : count > GPUS_MAX ? GPUS_MAX : count;
 }
 
-// What almost every call begins with.
+// Checks that almost every call begins with. Returns an error code.
 int ready() {
     if (!is_initialized) return NOT_INITIALIZED;
     if (!current) return INVALID_CONTEXT;
     return lasting_error();
 }
 
-// The piece around an address. The lock is held.
+// Returns the allocation that contains an address. The caller holds the lock.
 std::map<char*, Piece>::iterator piece_around(const void* address) {
     auto after = pieces.upper_bound(const_cast<char*>(static_cast<const char*>(address)));
     if (after == pieces.begin()) return pieces.end();
@@ -89,7 +92,8 @@ std::map<char*, Piece>::iterator piece_around(const void* address) {
     return static_cast<const char*>(address) < after->first + after->second.bytes ? after : pieces.end();
 }
 
-// Whether so many bytes lie within one piece of a GPU's memory; says so where they do not.
+// True if `bytes` bytes at `address` are within one allocation of GPU memory. Prints an error
+// otherwise.
 bool is_memory(const void* address, size_t bytes, const char* what) {
     const std::lock_guard<std::mutex> guard(lock);
     const auto piece = piece_around(address);
@@ -119,12 +123,12 @@ int attribute_of(int attribute, int* value) {
         case 8: *value = SHARED_BYTES_UNASKED; return SUCCESS;
         case 10: *value = 32; return SUCCESS;
         case 16: *value = MULTIPROCESSORS; return SUCCESS;
-        // The second-level cache: small, so that tests have arrays that do not fit.
+        // L2 cache bytes: few, so that tests have arrays that do not fit.
         case 38: *value = 1 << 20; return SUCCESS;
         case 75: *value = 9; return SUCCESS;
         case 76: *value = 0; return SUCCESS;
         case 97: *value = SHARED_BYTES_MAX; return SUCCESS;
-        // Pools of memory; streams that wait for words of 64 bits.
+        // Memory pools; stream waits on 64-bit words.
         case 115: case 122: *value = 1; return SUCCESS;
         default: return NOT_SUPPORTED;
     }
@@ -164,7 +168,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 extern "C" {
 
 int cuInit(unsigned) {
-    // What a driver says that finds no GPU.
+    // CUDA_ERROR_NO_DEVICE.
     if (gpu_count() == 0) return 100;
     const std::lock_guard<std::mutex> guard(lock);
     if (is_initialized) return SUCCESS;
@@ -198,14 +202,14 @@ int cuDeviceGetUuid_v2(void* uuid, int device) {
 
 int cuDeviceGetAttribute(int* value, int attribute, int) { return attribute_of(attribute, value); }
 
-// A pool is its GPU.
+// The handle of a memory pool is its GPU.
 int cuDeviceGetDefaultMemPool(void** pool, int device) {
     if (device < 0 || device >= gpu_count()) return INVALID_DEVICE;
     *pool = &gpus[device];
     return SUCCESS;
 }
 
-// The release threshold alone; nothing is kept that was freed.
+// Accepts only the release threshold. Freed memory is never kept.
 int cuMemPoolSetAttribute(void*, int attribute, void*) { return attribute == 4 ? SUCCESS : NOT_SUPPORTED; }
 
 int cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -250,7 +254,8 @@ int cuMemAllocAsync(void** pointer, size_t bytes, void* stream) {
         const size_t left = size_t(addresses + ADDRESSES - next_address);
         if (bytes > MEMORY_BYTES - current->used || pages + PAGE_BYTES > left) return OUT_OF_MEMORY;
         if (mprotect(next_address, pages, PROT_READ | PROT_WRITE) != 0) return OUT_OF_MEMORY;
-        // It ends where its last page does, and begins at a multiple of 256 bytes, as the driver's pieces do. Between two is a page of none.
+        // An allocation ends at the end of its last page, rounded to 256 bytes. It begins at a
+        // multiple of 256 bytes, as the driver's do. An unmapped page separates two allocations.
         start = next_address + (pages - (bytes + 255) / 256 * 256);
         next_address += pages + PAGE_BYTES;
         pieces[start] = {bytes, current};
@@ -374,7 +379,8 @@ int cuEventRecord(void* event, void* stream) {
     return SUCCESS;
 }
 
-// What was queued before it is done. It is said to be under way for some time all the same, so that there is somebody who waits.
+// All earlier work is done. The event is still reported incomplete for some queries, so that
+// callers exercise their waits.
 int cuEventQuery(void* event) {
     if (!is_known(events, event)) return INVALID_HANDLE;
     if (const int code = ready()) return code;
@@ -394,7 +400,7 @@ int cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
     if (!is_known(events, start) || !is_known(events, end)) return INVALID_HANDLE;
     const Event &first = *static_cast<Event*>(start), &last = *static_cast<Event*>(end);
     if (!first.is_timed || !last.is_timed || !first.is_recorded || !last.is_recorded) return INVALID_HANDLE;
-    // The finest that the driver tells apart, at the least.
+    // At least the resolution of the driver's timer.
     *milliseconds = std::max(std::chrono::duration<float, std::milli>(last.at - first.at).count(), 0.0005f);
     return SUCCESS;
 }

@@ -1,8 +1,10 @@
-// The emulated processors: blocks one after the other, each thread of a block a fiber that runs until it waits for others.
+// The emulated processors. Blocks run one after the other. Each thread of a block is a fiber that
+// runs until it waits for others.
 //
-// A warp's lanes run until each has ended or waits. Lanes that wait for one operation of the warp go on when all that its mask names wait
-// for the same, and all threads of a block go on when all wait at a barrier of one kind. Where nobody can go on, the kernel is wrong: the
-// launch ends with an error that says who waits for what. So it does when a thread has an illegal access, for which there is a signal handler.
+// Each lane of a warp runs until it ends or waits. Lanes that wait for a warp operation continue
+// when all lanes of its mask wait for the same one. The threads of a block continue when all wait
+// at a barrier of one kind. If no thread can continue, the kernel is wrong: the launch ends with an
+// error that names the waiting threads. A signal handler does the same for an illegal access.
 
 #include "machine.h"
 
@@ -21,7 +23,8 @@
 
 __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
-// Goes on where `to` was left, and leaves in `*from` where to go on here: the registers that a call preserves are on the stack.
+// Switches to the context `to` and stores the current context in `*from`. Callee-saved registers
+// are on the stack.
 extern "C" void emulator_switch(void** from, void* to);
 
 #if defined(__x86_64__)
@@ -48,7 +51,7 @@ emulator_switch:
     ret
     .size emulator_switch, .-emulator_switch
 )");
-// Registers, the address to begin at, and one to return to, which there is none of.
+// Callee-saved registers, the entry address, and a return address, which is null.
 constexpr size_t FRAME_WORDS = 8, FRAME_RETURN = 6;
 #elif defined(__aarch64__)
 asm(R"(
@@ -93,16 +96,17 @@ constexpr size_t FRAME_WORDS = 20, FRAME_RETURN = 11;
 namespace emulator {
 namespace {
 
-// The build refuses functions with frames of more than a quarter of a stack, and none calls itself.
+// The build refuses functions with frames of more than a quarter of a stack, and no function is
+// recursive.
 constexpr size_t STACK_BYTES = 128 << 10, PAGE_BYTES = 64 << 10;
-// What is mapped for shared memory: whole pages, so that it ends with one.
+// Bytes mapped for shared memory: whole pages, so that it ends with one.
 constexpr size_t SHARED_ROOM = (SHARED_BYTES_MAX + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 constexpr unsigned WARP = 32;
 constexpr int GARBAGE = 0xcd;
 
 enum class State : std::uint8_t { READY, IN_WARP, AT_BARRIER, ENDED };
 
-// What lies between two addresses that nobody may touch.
+// Maps `bytes` bytes between two inaccessible guard pages.
 char* map_guarded(size_t bytes) {
     char* start = static_cast<char*>(mmap(nullptr, bytes + 2 * PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (start == MAP_FAILED || mprotect(start + PAGE_BYTES, bytes, PROT_READ | PROT_WRITE) != 0) {
@@ -118,12 +122,12 @@ struct Copy {
     size_t bytes;
 };
 
-// Small, for a block has a thousand and they are looked at often.
+// Fibers are small, because a block has a thousand and scans them often.
 struct Fiber {
-    // Where it goes on.
+    // The saved stack pointer. Null: not begun.
     void* at;
     char* stack;
-    // What it waits for, and what it has been given.
+    // The operation that the fiber waits for. `value` is its operand, then its result.
     std::uint64_t value;
     unsigned mask;
     std::uint8_t source_lane;
@@ -133,22 +137,22 @@ struct Fiber {
     bool predicate;
 };
 
-// What a host thread has for the blocks that it runs.
+// State of a host thread that runs blocks.
 struct Processor {
     std::vector<Fiber> fibers{size_t(THREADS_MAX)};
-    // Asynchronous copies of each, and how many there are in all.
+    // Pending asynchronous copies of each fiber, and their total number.
     std::vector<std::vector<Copy>> copies{size_t(THREADS_MAX)};
     size_t copy_count = 0;
     char* all_stacks = map_guarded(THREADS_MAX * STACK_BYTES);
-    // Those of no fiber. The last one is the next: it is in the cache.
+    // Free stacks. The last one is used next, because it is in the cache.
     std::vector<char*> stacks;
-    // It ends where the process has no memory.
+    // Shared memory. A guard page follows it.
     char* shared = map_guarded(SHARED_ROOM);
     std::vector<void*> begun;
-    // Launches so far: every other one, and every other block, runs its threads backwards.
+    // Launches so far. Every other launch, and every other block, runs its threads backwards.
     unsigned launches = 0;
 
-    // The launch under way.
+    // The current launch.
     const char* name;
     void (*thread)(const void*);
     const void* arguments;
@@ -157,7 +161,7 @@ struct Processor {
     size_t shared_bytes;
     unsigned barrier_count;
     void* scheduler;
-    // The fiber that runs now; none outside.
+    // The running fiber. Null outside fibers.
     Fiber* current = nullptr;
     bool is_failed;
 
@@ -177,9 +181,9 @@ struct Processor {
     }
 };
 
-// The handler of signals must find it without a call that may take memory.
+// The signal handler must read `processor` without a call that may allocate.
 __thread Processor* processor = nullptr;
-// Ends it with its thread.
+// Deletes the processor when its thread ends.
 thread_local struct Owner {
     ~Owner() {
         Processor* own = processor;
@@ -191,7 +195,7 @@ thread_local struct Owner {
 std::mutex lock;
 int lasting = 0;
 __thread int last_error = 0;
-// By kernel, what it may have of dynamic shared memory where it has asked for more than all have.
+// Dynamic shared memory limit in bytes of each kernel that has requested one.
 std::unordered_map<const void*, size_t> shared_limits;
 
 void lose(int code) {
@@ -199,7 +203,7 @@ void lose(int code) {
     if (lasting == 0) lasting = code;
 }
 
-// Leaves the fiber that runs for good.
+// Leaves the running fiber for good.
 [[noreturn]] void leave_failed() {
     Processor& own = *processor;
     own.is_failed = true;
@@ -218,7 +222,7 @@ const char* words_for(int signal) {
     }
 }
 
-// The instruction under way, as addr2line takes it.
+// Returns the address of the interrupted instruction, for addr2line.
 std::uintptr_t instruction_of(const void* context) {
 #if defined(__x86_64__)
     return std::uintptr_t(static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
@@ -233,11 +237,11 @@ void on_signal(int signal, siginfo_t* info, void* context) {
         const struct sigaction& before = handlers_before[signal];
         if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
         if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
-        // Ends the process when the instruction is tried again.
+        // The process ends when the instruction is retried.
         sigaction(signal, &before, nullptr);
         return;
     }
-    // Nothing here is a fiber's to hold a lock of: kernels take no memory and write no files.
+    // A fiber cannot hold a lock that this code needs: kernels allocate nothing and write no files.
     const std::uintptr_t instruction = instruction_of(context);
     Dl_info library{};
     dladdr(reinterpret_cast<void*>(instruction), &library);
@@ -256,7 +260,7 @@ void install_handlers() {
         for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) {
             struct sigaction action {};
             action.sa_sigaction = on_signal;
-            // The handler is left by a switch, and must find its signal as it was.
+            // The handler is left by a switch, so its signal must stay unblocked.
             action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
             sigaction(signal, &action, &handlers_before[signal]);
         }
@@ -272,7 +276,7 @@ Processor& own_processor() {
     return *processor;
 }
 
-// Goes from the fiber that runs to whoever runs fibers.
+// Switches from the running fiber to the scheduler.
 void wait() {
     Processor& own = *processor;
     emulator_switch(&own.current->at, own.scheduler);
@@ -291,7 +295,7 @@ void begin(Processor& own, Fiber& fiber) {
         fiber.stack = own.stacks.back();
         own.stacks.pop_back();
     }
-    // Stacks begin at different places of their pages, for they would all be in the same lines of the cache.
+    // Stacks begin at different page offsets. Otherwise they would all share the same cache lines.
     const size_t color = own.number(fiber) * 7 % 61 * 64;
     void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES - color) - FRAME_WORDS;
     for (size_t word = 0; word < FRAME_WORDS; ++word) top[word] = nullptr;
@@ -299,7 +303,7 @@ void begin(Processor& own, Fiber& fiber) {
     fiber.at = top;
 }
 
-// Lets a fiber run until it waits or ends.
+// Runs a fiber until it waits or ends.
 void resume(Processor& own, Fiber& fiber) {
     if (!fiber.at) begin(own, fiber);
     const unsigned number = own.number(fiber);
@@ -340,7 +344,7 @@ void complete(Processor& own, Fiber* lanes, unsigned mask) {
                 break;
             case WarpOp::BALLOT: all |= value << lane; break;
             case WarpOp::ANY: all |= value; break;
-            // Numbers of 32 bits: the caller cuts the sum.
+            // 32-bit operands: the caller truncates the sum.
             case WarpOp::ADD: all += value; break;
             case WarpOp::MAX: all = max(all, value); break;
         }
@@ -352,7 +356,7 @@ void complete(Processor& own, Fiber* lanes, unsigned mask) {
     });
 }
 
-// Whether all lanes of its mask wait for the same as this one.
+// True if all lanes of the lane's mask wait for the same operation.
 bool is_complete(const Fiber* lanes, unsigned lane, unsigned lane_count) {
     const Fiber& own = lanes[lane];
     for (unsigned left = own.mask; left != 0; left &= left - 1) {
@@ -364,7 +368,7 @@ bool is_complete(const Fiber* lanes, unsigned lane, unsigned lane_count) {
     return true;
 }
 
-// Lets a warp run until all of its lanes have ended or are at a barrier.
+// Runs a warp until all of its lanes have ended or wait at a barrier.
 void run_warp(Processor& own, unsigned first, bool backwards) {
     Fiber* lanes = &own.fibers[first];
     const unsigned count = min(WARP, own.threads - first);
@@ -399,7 +403,8 @@ void run_warp(Processor& own, unsigned first, bool backwards) {
     }
 }
 
-// Lets all threads of a block go on from a barrier, if all are there; answers whether any is left to run.
+// Releases all threads of a block from a barrier if all have reached it. Returns true if threads
+// are left to run.
 bool pass_barrier(Processor& own) {
     const Fiber *waiting = nullptr, *other = nullptr;
     own.barrier_count = 0;
@@ -425,7 +430,7 @@ bool pass_barrier(Processor& own) {
 
 void run_block(Processor& own, bool backwards) {
     own.begun.clear();
-    // Of a launch that has failed.
+    // Drops the copies of a failed launch.
     if (own.copy_count > 0)
         for (std::vector<Copy>& some : own.copies) some.clear();
     own.copy_count = 0;
@@ -538,7 +543,7 @@ void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t sha
     own.thread = thread;
     own.arguments = arguments;
     own.threads = block.x * block.y * block.z;
-    // Aligned to 16 bytes, it ends as near as can be to where there is no memory.
+    // Aligned to 16 bytes, dynamic shared memory ends as close to the guard page as possible.
     own.shared_bytes = (shared_bytes + 15) / 16 * 16;
     own.is_failed = false;
     ++own.launches;
@@ -560,7 +565,7 @@ void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t sha
 
 cudaError_t cudaGetLastError() {
     const int code = emulator::last_error;
-    // What has ended all work is told for ever.
+    // A lasting error is reported by every later call.
     emulator::last_error = emulator::lasting_error();
     return cudaError_t(code);
 }
