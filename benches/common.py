@@ -60,6 +60,11 @@ def commit() -> str:
     return f"{head or 'unknown'}{'-dirty' if changed else ''}"
 
 
+def portable(argument: str) -> str:
+    """An argument of a command. A path on this machine becomes its name."""
+    return Path(argument).name if argument.startswith("/") else argument
+
+
 class Recorder:
     """Appends measurements to a file of JSON lines, each with what is needed to repeat it."""
 
@@ -70,7 +75,8 @@ class Recorder:
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
             "machine": machine(),
-            "command": command or " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+            "command": command
+            or " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable, sys.argv[1:])]),
         }
 
     def write(self, **measurement: object) -> None:

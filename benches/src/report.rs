@@ -70,7 +70,7 @@ impl Report {
             let opened = OpenOptions::new().create(true).append(true).open(path);
             opened.context(|| format!("opening {}, to which results are appended", path.display()))
         };
-        let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+        let command = std::env::args().skip(1).map(portable).collect::<Vec<_>>().join(" ");
         let head = json!({
             "date": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             "version": VERSION,
@@ -175,7 +175,7 @@ impl Report {
     fn row(&self, label: &str, cells: [String; COLUMNS.len()]) -> String {
         let pad = |(cell, (_, align, width)): (&String, (&str, Align, usize))| match align {
             // Only the strategy is on the left.
-            Align::Left => format!("  {cell:<width$}",),
+            Align::Left => format!("  {cell:<width$}"),
             Align::Right => format!("  {cell:>width$}"),
         };
         let cells: String = cells.iter().zip(COLUMNS).map(pad).collect();
@@ -242,6 +242,13 @@ fn device_seconds(times: &[WorkTime]) -> Value {
         *phases.entry(time.phase).or_default().entry(time.work).or_default() += time.seconds;
     }
     json!(phases)
+}
+
+/// Returns an argument of the command. A path on this machine becomes its name.
+fn portable(argument: String) -> String {
+    let path = Path::new(&argument);
+    let name = path.is_absolute().then(|| path.file_name()).flatten();
+    name.map_or_else(|| argument.clone(), |name| name.to_string_lossy().into_owned())
 }
 
 fn describe(machine: &Machine) -> Value {
