@@ -1,4 +1,4 @@
-"""What two versions of the server take for the same work, one after the other and over again.
+"""Compares the times of two versions of the server for the same work, in alternating rounds.
 
     python benches/versions.py --before OLD/dovetail --after NEW/dovetail --device cuda:1
     python benches/versions.py --before OLD/dovetail --after NEW/dovetail --device host:1 --cores 0,1
@@ -25,7 +25,7 @@ import pyarrow as pa
 import dovetail
 from common import Dovetail, Recorder, median
 
-# Joins that are timed in a row, of which each is a run.
+# Timed runs of each work, of a small join, and joins at once.
 RUNS = 7
 SMALL_RUNS = 60
 AT_ONCE = 8
@@ -57,7 +57,7 @@ def pair(rows: int, make: Callable[[int, int], pa.Array], **columns: str) -> tup
 
 
 def run_seconds(client: dovetail.Client, rows: int, **options: object) -> float:
-    """One join on the device; it must have so many rows."""
+    """One join on the device. Its result must have `rows` rows."""
     command = {"left": "left", "right": "right", "on": [{"left": "k", "right": "k"}], **options}
     with client.command({"join": command}) as result:
         found = result.job.wait().rows
@@ -75,44 +75,35 @@ def joins(rows: int, runs: int, **options: object) -> Measure:
     return measure
 
 
+def timed(work: Callable[[], object]) -> float:
+    """The median time of several runs, by the client's clock."""
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
 def at_once(rows: int) -> Measure:
-    """The time of several joins at once, from the first request to the last answer, each by one of them."""
+    """The time from the first request to the last answer of several joins at once, divided by their number."""
 
     def measure(client: dovetail.Client) -> float:
         run_seconds(client, rows)
-        times = []
-        for _ in range(RUNS):
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                start = time.perf_counter()
-                list(pool.map(lambda _: run_seconds(client, rows), range(AT_ONCE)))
-                times.append((time.perf_counter() - start) / AT_ONCE)
-        return median(times)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return timed(lambda: list(pool.map(lambda _: run_seconds(client, rows), range(AT_ONCE)))) / AT_ONCE
 
     return measure
 
 
 def download(client: dovetail.Client) -> float:
     """Reading a table."""
-    times = []
-    for _ in range(RUNS):
-        start = time.perf_counter()
-        client.get("left")
-        times.append(time.perf_counter() - start)
-    return median(times)
+    return timed(lambda: client.get("left"))
 
 
 def upload(left: pa.Table) -> Measure:
-    """Writing a table over the one before."""
-
-    def measure(client: dovetail.Client) -> float:
-        times = []
-        for _ in range(RUNS):
-            start = time.perf_counter()
-            client.put("left", left, mode="replace")
-            times.append(time.perf_counter() - start)
-        return median(times)
-
-    return measure
+    """Replacing a table."""
+    return lambda client: timed(lambda: client.put("left", left, mode="replace"))
 
 
 Work = tuple[str, dict[str, object], tuple[pa.Table, pa.Table], Measure]
@@ -155,7 +146,7 @@ def main() -> None:
     parser.add_argument("--device", default="host:1", help="as for `dovetail serve --devices`: one device")
     parser.add_argument("--host-memory", default="8GiB", help="of each server")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scale", type=int, default=1, help="tables have one in so many rows")
+    parser.add_argument("--scale", type=int, default=1, help="divides the rows of all tables")
     parser.add_argument("--cores", help="CPUs of this process and of its servers, such as 0,1")
     parser.add_argument("--only", nargs="+", default=[""], help="works whose names have one of these in them")
     options = parser.parse_args()

@@ -1,5 +1,6 @@
 //! Requests to the planner: a strategy, its own choice, or one of all ways to compose a join.
 
+use super::suite::vary;
 use dovetail::planner::{Forced, Side, Strategy};
 
 /// Returns the name in results: a strategy, `auto` for the planner's choice, or `forced` for a way
@@ -28,16 +29,4 @@ pub fn every_way() -> Vec<Forced> {
     vary(&mut ways, &EITHER, |way, last| way.build_columns_last = last);
     vary(&mut ways, &EITHER, |way, gathers| way.device_gathers_text = gathers);
     ways
-}
-
-/// Combines each way with each value of a decision.
-fn vary<T: Copy>(ways: &mut Vec<Forced>, values: &[T], set: impl Fn(&mut Forced, T)) {
-    let varied = ways.iter().flat_map(|way| {
-        values.iter().map(|&value| {
-            let mut varied = *way;
-            set(&mut varied, value);
-            varied
-        })
-    });
-    *ways = varied.collect();
 }

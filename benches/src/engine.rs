@@ -289,15 +289,17 @@ impl Engine {
         Ok(true)
     }
 
-    /// Returns every way to compose the join on this device, each plan once. Empty for several
-    /// joins.
+    /// Returns every way to compose the join on this device that gives another plan than the `known`
+    /// ways, each plan once. Empty for several joins.
     ///
     /// # Errors
     /// Errors of the planner.
-    pub fn ways(&self) -> Result<Vec<Forced>> {
+    pub fn ways(&self, known: &[Forced]) -> Result<Vec<Forced>> {
         // Each join of a sequence would have its own ways.
         let [join] = &self.joins[..] else { return Ok(Vec::new()) };
-        let (mut ways, mut plans) = (Vec::new(), BTreeSet::new());
+        let mut plans: BTreeSet<String> =
+            known.iter().filter_map(|way| Some(self.plan(join, way).ok()?.composition())).collect();
+        let mut ways = Vec::new();
         for way in asked::every_way() {
             match self.plan(join, &way) {
                 Ok(plan) if plans.insert(plan.composition()) => ways.push(way),

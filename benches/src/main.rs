@@ -355,7 +355,8 @@ fn measure_group(
     let runs = asking.runs;
     let mut wanted: Vec<Forced> = asking.strategies.iter().map(|&strategy| Forced::named(strategy)).collect();
     if asking.exhaustive {
-        wanted.extend(engine.ways()?);
+        let ways = engine.ways(&wanted)?;
+        wanted.extend(ways);
     }
     let mut measured: Vec<Measured> = Vec::new();
     for asked in wanted {

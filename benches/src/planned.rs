@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::engine::{Measured, PlannedJoin};
 use dovetail::catalog::{self, ColumnStatistics, Table};
 use dovetail::columns::{are_bytes, value_bytes};
+use dovetail::device::ColumnRows;
 use dovetail::planner::Target;
 
 /// Returns the join, and the seconds of each composition.
@@ -65,8 +66,7 @@ fn column(table: &Table, index: usize, target: &Target) -> Value {
     };
     let is_text = are_bytes(field.data_type()).is_some();
     let text_bytes = || table.batches.iter().map(|batch| value_bytes(batch.column(index))).sum::<u64>();
-    let is_of_table =
-        |kept: &dovetail::device::ColumnRows| kept.column == index && std::ptr::addr_eq(kept.table.as_ptr(), table);
+    let is_of_table = |kept: &ColumnRows| kept.column == index && std::ptr::addr_eq(kept.table.as_ptr(), table);
     let kept: Vec<[u64; 2]> =
         target.kept.iter().filter(|kept| is_of_table(kept)).map(|kept| [kept.rows.start, kept.rows.end]).collect();
     json!({

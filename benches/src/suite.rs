@@ -257,13 +257,13 @@ impl Axes {
     }
 }
 
-/// Combines each workload with each value of an axis.
-fn vary<T: Copy>(all: &mut Vec<Workload>, values: &[T], set: impl Fn(&mut Workload, T)) {
-    let with = |workload: Workload| {
+/// Combines each item with each value of an axis.
+pub fn vary<A: Clone, T: Copy>(all: &mut Vec<A>, values: &[T], set: impl Fn(&mut A, T)) {
+    let with = |item: A| {
         values
             .iter()
             .map(|&value| {
-                let mut varied = workload.clone();
+                let mut varied = item.clone();
                 set(&mut varied, value);
                 varied
             })
