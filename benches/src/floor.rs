@@ -14,7 +14,7 @@ const BYTES: u64 = 1 << 30;
 /// Minimum bytes per copy, however little memory there is.
 const BYTES_MIN: u64 = 64 << 10;
 
-/// Rounds per measurement, of which the best counts. The first round touches fresh memory.
+/// Rounds per measurement. The best round counts, because the first round touches fresh memory.
 const ROUNDS: usize = 4;
 
 /// Copies queued at once on a GPU, because one takes only half a millisecond.

@@ -163,7 +163,7 @@ impl Table {
     }
 
     /// Returns a sketch of a column's different values. `None` for a type without order, and for a
-    /// table of which only statistics are available. The first call passes over the column on all
+    /// table that has statistics only. The first call passes over the column on all
     /// processors, which takes about a nanosecond per row of numbers on each.
     ///
     /// # Errors
@@ -179,8 +179,8 @@ impl Table {
 
     /// Returns the combinations of values in those columns. Each column has a flag: true if its
     /// nulls are values. A row with any other null has no combination. `None` if a column's type
-    /// has no order, and for a table of which only statistics are available. The first call passes
-    /// over the columns on all processors.
+    /// has no order, and for a table that has statistics only. The first call passes over the
+    /// columns on all processors.
     ///
     /// # Errors
     /// The interrupt's.

@@ -290,7 +290,7 @@ impl Arranged {
         }
     }
 
-    /// Returns the number of arranged rows, all of which have a key.
+    /// Returns the number of arranged rows. All arranged rows have a key.
     pub(super) fn len(&self) -> usize {
         self.arranged_keys().rows
     }

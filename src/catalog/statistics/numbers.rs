@@ -77,8 +77,8 @@ float!(f16, i16, f16::to_f64);
 float!(f32, i32, f64::from);
 float!(f64, i64, std::convert::identity);
 
-/// Summarises values of which at least one is not null. Checks the order if `order_wanted`; nulls
-/// come first then.
+/// Summarises values that are not all null. Checks the order if `order_wanted`; nulls come first
+/// then.
 pub(super) fn summarize<T: Number>(values: &[T], nulls: Option<&NullBuffer>, order_wanted: bool) -> Summary {
     let mut summary = Summary { range_known: true, ..Summary::default() };
     if order_wanted {

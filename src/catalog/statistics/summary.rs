@@ -50,8 +50,8 @@ pub(super) fn has_value_bytes(data_type: &DataType) -> bool {
     }
 }
 
-/// Summarises an array of an ordered type of which `null_count` rows are null. Checks the order
-/// only if `order_wanted`, since a column that is out of order stays so.
+/// Summarises an array of an ordered type with `null_count` null rows. Checks the order only if
+/// `order_wanted`, since a column that is out of order stays so.
 pub(super) fn summarize(array: &ArrayRef, null_count: usize, order_wanted: bool) -> Summary {
     let data_type = array.data_type();
     if null_count == array.len() {

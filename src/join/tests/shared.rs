@@ -148,7 +148,7 @@ fn columns_are_gathered_when_rows_are_left_out_or_come_twice_or_lie_in_fragments
 
 #[test]
 fn long_batches_are_shared_wherever_the_rows_that_are_gathered_at_once_end() {
-    // The number of batches decides how many rows of which batches are left over.
+    // The number of batches decides which batches have rows left over, and how many.
     for count in (1..60).step_by(7) {
         let right: Vec<_> = (0..count).map(|at| rows_of(2600 * at..2600 * (at + 1), "other")).collect();
         let bench = Bench::of_batches(64 << 20, &[rows_of(0..2600 * count, "square")], &right);

@@ -277,8 +277,8 @@ impl Model<'_> {
             .calling(1.0, call_seconds)
     }
 
-    /// Distinct keys of the build side, for each of which a table has a slot, and the bytes of the
-    /// table. Equal keys are entered one after the other, and meet in the cache.
+    /// Distinct keys of the build side, and the bytes of their table, which has a slot for each.
+    /// Equal keys are entered one after the other, and meet in the cache.
     fn table_keys(&self) -> (f64, f64) {
         let build = &self.inputs.build;
         let rows_each = if build.repeats { self.estimates.rows_of_key(build.side).max(1.0) } else { 1.0 };

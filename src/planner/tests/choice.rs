@@ -158,7 +158,7 @@ fn a_strategy_that_is_asked_for_is_taken() {
     }
 }
 
-/// Keys of `s`, every sixteenth of which is a key of `r`.
+/// Keys of `s`. Every sixteenth key is a key of `r`.
 fn one_in_sixteen(how: JoinKind) -> BoundJoin {
     let r = TableSpec { distinct: f64::from(1u32 << 20), ..sparse(1 << 20, 2) };
     let s = TableSpec { distinct: f64::from(1u32 << 24), ..sparse(1 << 25, 2) };

@@ -270,7 +270,7 @@ fn values_that_are_heavy_on_one_side_meet_few_rows_of_the_other() {
     let few = |first: i64| (0..30_000).map(move |row| first + 2 * (row % 5));
     let join = join_of(&numbers(few(0)), &numbers(few(1)), JoinKind::Inner, false);
     assert_eq!(Estimates::of(&join, &Interrupt::default()).unwrap().rows, 0.0);
-    // A dimension of few keys, and facts most of which have one of them.
+    // A dimension of few keys, and facts that mostly have one of these keys.
     let dimension = numbers(0..10);
     let facts = shuffled((0..50_000).map(|row| if row % 10 < 7 { 3 } else { row % 10 }), random);
     let error = error_of(&dimension, &facts, false);
