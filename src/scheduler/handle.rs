@@ -293,13 +293,7 @@ impl Scheduler {
             jobs_total: slot.jobs_total,
             busy_seconds_total: slot.busy_seconds_total,
         });
-        SchedulerStats {
-            queued: state.queue.len(),
-            running,
-            retained: state.live.len() - state.queue.len() - running,
-            devices: devices.collect(),
-            ..state.totals.clone()
-        }
+        SchedulerStats { queued: state.queue.len(), running, devices: devices.collect(), ..state.totals.clone() }
     }
 }
 

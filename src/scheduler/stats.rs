@@ -7,10 +7,9 @@ use crate::device::DeviceId;
 pub struct SchedulerStats {
     /// Jobs that wait.
     pub queued: usize,
-    /// Jobs on devices.
+    /// Jobs on devices. For a moment this counts jobs that have ended, even those whose result is
+    /// released already.
     pub running: usize,
-    /// Jobs that ended and whose result is not released yet.
-    pub retained: usize,
     /// Jobs that were admitted.
     pub submitted_total: u64,
     /// Requests that were refused before they were queued.

@@ -192,7 +192,8 @@ impl Server {
     /// Reads a metric from the admin port.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.admin("/metrics");
-        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+        let line = text.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {text:?}; the server's log: {}", self.log()));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 

@@ -182,3 +182,18 @@ fn dropping_the_scheduler_ends_its_jobs_and_threads() {
     drop(stage.scheduler);
     assert!(jobs.iter().all(|job| job.status().state == JobState::Cancelled));
 }
+
+/// Regression test: such jobs made a count of retained results negative, and the scrape failed.
+#[test]
+fn statistics_can_be_read_while_a_device_has_a_job_whose_result_is_released() {
+    let stage = Stage::new(1);
+    for _ in 0..300 {
+        let job = stage.submit("r0");
+        stage.next();
+        stage.finish(0);
+        stage.ended(&job);
+        stage.scheduler.cancel(job.id).unwrap();
+        assert!(stage.scheduler.stats().running <= 1);
+        stage.devices_are_free();
+    }
+}
