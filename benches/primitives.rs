@@ -44,7 +44,7 @@ fn main() {
     bench.keys();
     bench.long_keys();
     for width in bench.options.width.map_or(vec![KeyWidth::W4, KeyWidth::W8, KeyWidth::W16], |width| vec![width]) {
-        bench.arrangements(width);
+        bench.row_layouts(width);
         bench.matching(width);
     }
     bench.pairs();
@@ -279,7 +279,7 @@ impl Bench<'_> {
         });
     }
 
-    fn arrangements(&self, width: KeyWidth) {
+    fn row_layouts(&self, width: KeyWidth) {
         let (rows, bytes) = (self.options.rows, width.bytes());
         let names = [
             "partition/6-bits",

@@ -20,8 +20,8 @@
 //! The writer of a consumed result holds a device, so it keeps writing while memory has room.
 //! Without room it waits for its readers for a limited time. The limit is shorter if other joins
 //! wait for the device. When the limit is exceeded the result fails, and the device is free for
-//! them. (Returning the device and resuming later would need the join's arranged data. Either it
-//! stays in device memory, where the next join needs the room, or it is arranged anew.)
+//! them. (Returning the device and resuming later would need the join's transformed data. Either it
+//! stays in device memory, where the next join needs the room, or it is transformed anew.)
 //!
 //! Readers share one queue instead of fixed shares of it. So a client that reads its endpoints one
 //! after the other does not wait for batches that are behind those of its later endpoints.

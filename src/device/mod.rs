@@ -18,9 +18,9 @@
 //! for devices that gain by it.
 //!
 //! # Vocabulary
-//! * *Position*: the place of a row in an arrangement (original, partitioned or sorted), 32 bits. A
+//! * *Position*: the place of a row in a layout (original, partitioned or sorted), 32 bits. A
 //!   device is never given more than [`ROWS_MAX`] rows of one side at a time.
-//! * *Arrangement*: rows in some order, with the data carried along: original row numbers, or
+//! * *Layout*: rows in some order, with the data carried along: original row numbers, or
 //!   payload columns.
 //! * *Matches*: for each probe row of a range, the run of build positions that have its key:
 //!   `first` and `count`. All three ways of matching return this shape, because each keeps equal
@@ -223,7 +223,7 @@ pub trait Device: Send + Sync + Debug {
     /// device's memory.
     fn copy(&self, buffer: &DeviceBuffer, stream: &Stream) -> Result<DeviceBuffer>;
 
-    // ---- Keys and arrangements ------------------------------------------------------------------
+    // ---- Keys and layouts ------------------------------------------------------------------
 
     /// Packs one or several key columns into one key of fixed width per row. Keys are equal exactly
     /// when all fields are. Rows with a null in a field that does not match nulls are left out. The
@@ -277,7 +277,7 @@ pub trait Device: Send + Sync + Debug {
         unreachable!("the host makes keys for this device")
     }
 
-    /// Builds a filter from build keys. Probe keys pass it before their rows are arranged.
+    /// Builds a filter from build keys. Probe keys pass it before their rows are transformed.
     fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Filter>;
 
     /// Returns the keys that the filter may contain, in their order, with their row numbers. All
@@ -375,7 +375,7 @@ pub trait Device: Send + Sync + Debug {
     fn select_flags(&self, flags: &DeviceBuffer, rows: usize, which: Which, stream: &Stream) -> Result<Positions>;
 
     /// Looks positions up in a list of positions: `map[positions[i]]`. [`NO_ROW`] stays as it is.
-    /// Composes arrangements.
+    /// Composes layouts.
     fn compose(&self, map: &Positions, positions: &Positions, stream: &Stream) -> Result<Positions>;
 
     /// Concatenates the given range of each list. None of the entries is [`NO_ROW`].

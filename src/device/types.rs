@@ -1,4 +1,4 @@
-//! Data that passes between a strategy and a device: buffers, columns, keys, arrangements, matches
+//! Data that passes between a strategy and a device: buffers, columns, keys, layouts, matches
 //! and positions.
 
 use std::any::Any;
@@ -80,8 +80,8 @@ pub struct DeviceInfo {
     /// Bytes of the result that should be gathered at once. About one message while the bytes are
     /// in cache (host), more if each call and each copy has a cost (GPU).
     pub gather_bytes: usize,
-    /// Device memory per row that arranging a side takes beyond a host device's need and beyond a
-    /// second copy of the arranged data. `None` if there is no such need.
+    /// Device memory per row that transforming a side takes beyond a host device's need and beyond
+    /// a second copy of the transformed data. `None` if there is no such need.
     pub row_scratch_bytes: Option<usize>,
     /// Build rows per partition that keep its hash table in the fastest memory.
     pub partition_rows: usize,
@@ -316,7 +316,7 @@ pub struct PackedKeys {
     pub rows_kept: Option<Positions>,
 }
 
-/// Data that moves with the keys when rows are arranged.
+/// Data that moves with the keys when rows are transformed.
 #[derive(Clone, Debug)]
 pub enum Carry {
     /// The row's own number, made on the fly. It arrives as a column of width 4.
@@ -337,7 +337,7 @@ pub struct RadixBits {
     pub bits: u32,
 }
 
-/// Rows arranged by partition.
+/// Rows transformed by partition.
 #[derive(Clone, Debug)]
 pub struct Partitions {
     /// The keys, partition after partition.
@@ -477,7 +477,7 @@ pub struct Runs {
     pub before: DeviceBuffer,
 }
 
-/// Rows arranged by key.
+/// Rows transformed by key.
 #[derive(Clone, Debug)]
 pub struct Sorted {
     /// Keys in ascending order.

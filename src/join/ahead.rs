@@ -14,9 +14,9 @@ use std::ops::Range;
 use parking_lot::Mutex;
 
 use super::Task;
-use super::arrange::{Arranged, CopyIn, Workshop, arrange};
 use super::inputs::SideInput;
 use super::probe::{chunk_row_bytes, even_chunk_rows, only_copies, streams_of, value_bytes};
+use super::transform::{CopyIn, TransformedSide, Workshop, transform};
 use super::turns::Turns;
 use crate::columns::KeyLayout;
 use crate::device::host::TableBytes;
@@ -40,7 +40,7 @@ pub(super) struct Ahead {
 pub(super) struct AheadChunk {
     pub(super) stream: Stream,
     pub(super) rows: Range<u64>,
-    pub(super) arranged: Arranged,
+    pub(super) transformed: TransformedSide,
 }
 
 /// Inputs from which chunks are made.
@@ -82,7 +82,7 @@ impl Ahead {
             let stream = device.stream(shop.monitor.cancel().clone())?;
             of_build.iter().try_for_each(|queued| device.wait_event(queued, &stream))?;
             match of.copy(shop, &stream, turns, range.clone()) {
-                Ok(arranged) => chunks.push_back(AheadChunk { stream, rows: range.clone(), arranged }),
+                Ok(transformed) => chunks.push_back(AheadChunk { stream, rows: range.clone(), transformed }),
                 Err(Error::Exhausted(_)) => break,
                 Err(error) => return Err(error),
             }
@@ -108,12 +108,12 @@ impl Probes<'_> {
         distinct.stays + repeated.stays + repeated.building.max(distinct.building) + scratch
     }
 
-    fn copy(&self, shop: &Workshop<'_>, stream: &Stream, turns: &Turns, rows: Range<u64>) -> Result<Arranged> {
+    fn copy(&self, shop: &Workshop<'_>, stream: &Stream, turns: &Turns, rows: Range<u64>) -> Result<TransformedSide> {
         let own = Workshop { stream, copies: stream, ..*shop };
         let rows = self.probe.rows(rows);
         // Every row has a key.
-        let queue = || arrange(&own, self.probe, rows, self.layout, self.task.arrangement, false, None, self.copy_in);
-        turns.take(shop.device, stream, queue).map(|(arranged, _)| arranged)
+        let queue = || transform(&own, self.probe, rows, self.layout, self.task.row_layout, false, None, self.copy_in);
+        turns.take(shop.device, stream, queue).map(|(transformed, _)| transformed)
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
         let (turns, mut row) = (Turns::default(), 0);
         let ahead = Ahead::queue(&of, &shop, &turns, 0).unwrap();
         while let Some(chunk) = ahead.take() {
-            assert_eq!((chunk.rows.start, chunk.arranged.len() as u64), (row, chunk.rows.end - chunk.rows.start));
+            assert_eq!((chunk.rows.start, chunk.transformed.len() as u64), (row, chunk.rows.end - chunk.rows.start));
             row = chunk.rows.end;
         }
         assert_eq!(row, ahead.next_row);

@@ -14,11 +14,11 @@ use std::time::Instant;
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 
-use super::arrange::{Arranged, Workshop};
 use super::batch_sizes::BatchSizes;
 use super::gatherer::{Finisher, Gatherer, Pending, Sides};
 use super::inputs::SideInput;
 use super::late::LateChunk;
+use super::transform::{TransformedSide, Workshop};
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Event, Positions};
@@ -27,10 +27,10 @@ use crate::{Error, Result};
 
 /// Rows of one side from which a batch is made.
 pub(super) enum SideRows<'a> {
-    /// Rows at arranged positions.
-    Arranged(&'a Arranged, Positions),
+    /// Rows at transformed positions.
+    TransformedSide(&'a TransformedSide, Positions),
     /// Rows by row number.
-    Numbered(&'a Arranged, Positions),
+    Numbered(&'a TransformedSide, Positions),
     /// No rows of this side: nulls.
     Missing,
 }
@@ -40,8 +40,8 @@ impl<'a> SideRows<'a> {
     fn part(&self, range: &Range<usize>, shop: &Workshop<'_>) -> Result<SideRows<'a>> {
         let part = |positions| shop.device.compose(positions, &Positions::Range(range.clone()), shop.stream);
         Ok(match self {
-            Self::Arranged(arranged, positions) => Self::Arranged(arranged, part(positions)?),
-            Self::Numbered(arranged, numbers) => Self::Numbered(arranged, part(numbers)?),
+            Self::TransformedSide(transformed, positions) => Self::TransformedSide(transformed, part(positions)?),
+            Self::Numbered(transformed, numbers) => Self::Numbered(transformed, part(numbers)?),
             Self::Missing => Self::Missing,
         })
     }
@@ -147,7 +147,7 @@ impl Emitter<'_> {
         &self,
         groups: &[Group<'_>],
         rows_at_once: usize,
-        part: &mut dyn FnMut(usize) -> Result<Arranged>,
+        part: &mut dyn FnMut(usize) -> Result<TransformedSide>,
     ) -> Result<()> {
         // Groups of a part are gathered together, whatever their chunks: copies of a megabyte leave
         // a sixth of the link unused.
@@ -160,12 +160,12 @@ impl Emitter<'_> {
         let mut queue = |piece: &Piece| {
             let groups = parts[piece.part];
             let number = groups[0].part;
-            let arranged = match current.take() {
-                Some((last, arranged)) if last == number => arranged,
+            let transformed = match current.take() {
+                Some((last, transformed)) if last == number => transformed,
                 _ => part(number)?,
             };
-            let (_, arranged) = current.insert((number, arranged));
-            self.queue_rest(groups, arranged, &piece.range)
+            let (_, transformed) = current.insert((number, transformed));
+            self.queue_rest(groups, transformed, &piece.range)
         };
         self.emit_pieces(pieces, &mut queue, &mut |_| {})
     }
@@ -379,7 +379,7 @@ impl Emitter<'_> {
 
     /// Queues the columns of the build side, next to the columns of the probe side that have left.
     /// `range` selects rows of the groups, counted from the first row of the first group.
-    fn queue_rest(&self, groups: &[Group<'_>], part: &Arranged, range: &Range<usize>) -> Result<InFlight> {
+    fn queue_rest(&self, groups: &[Group<'_>], part: &TransformedSide, range: &Range<usize>) -> Result<InFlight> {
         let Workshop { device, stream, monitor, .. } = *self.shop;
         let rows = range.len();
         let taken = taken_of(groups, range);

@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::arrange::{Arranged, Order, is_raw_key};
 use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
 use super::matching::BuildSide;
-use super::{Arrangement, JoinKind, Task};
+use super::transform::{Order, TransformedSide, is_raw_key};
+use super::{JoinKind, RowLayout, Task};
 use crate::columns::KeyLayout;
 use crate::device::{Device, Positions, Wanted};
 use crate::{Error, Result};
@@ -57,13 +57,13 @@ impl Fused {
         layout: &KeyLayout,
         device: &dyn Device,
     ) -> Option<Self> {
-        let is_partitioned = matches!(task.arrangement, Arrangement::Partitioned(_));
+        let is_partitioned = matches!(task.row_layout, RowLayout::Partitioned(_));
         let is_worth_it = device.info().joins_partitions && !task.expected.matches_first;
         if !is_worth_it || !is_partitioned || task.how != JoinKind::Inner || layout.is_hashed() {
             return None;
         }
         let is_key = |input: &SideInput| {
-            input.output_columns.iter().any(|&column| is_raw_key(layout, input, column, task.arrangement))
+            input.output_columns.iter().any(|&column| is_raw_key(layout, input, column, task.row_layout))
         };
         Some(Self {
             keys: is_key(build) || is_key(probe),
@@ -82,12 +82,12 @@ impl Fused {
         &self,
         emitter: &Emitter<'_>,
         built: &BuildSide,
-        probe: &Arranged,
+        probe: &TransformedSide,
         wave: Range<usize>,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<bool> {
         let shop = emitter.shop;
-        let (Order::Partitioned(build_side), Order::Partitioned(probe_side)) = (&built.arranged.order, &probe.order)
+        let (Order::Partitioned(build_side), Order::Partitioned(probe_side)) = (&built.transformed.order, &probe.order)
         else {
             return Ok(false);
         };
@@ -132,15 +132,20 @@ impl Fused {
         }
         let Some(columns) = joined.rows else { return Ok(false) };
         let pairs = joined.pairs as usize;
-        let build = built.arranged.joined(columns.keys.clone(), columns.build, shop)?;
+        let build = built.transformed.joined(columns.keys.clone(), columns.build, shop)?;
         let probe = probe.joined(columns.keys, columns.probe, shop)?;
         let all = || Positions::Range(0..pairs);
         let mut done = 0.0;
-        emitter.emit(&SideRows::Arranged(&build, all()), &SideRows::Arranged(&probe, all()), pairs, &mut |pair| {
-            let through = rows * pair as f64 / pairs as f64;
-            emitted(through - done);
-            done = through;
-        })?;
+        emitter.emit(
+            &SideRows::TransformedSide(&build, all()),
+            &SideRows::TransformedSide(&probe, all()),
+            pairs,
+            &mut |pair| {
+                let through = rows * pair as f64 / pairs as f64;
+                emitted(through - done);
+                done = through;
+            },
+        )?;
         emitted(rows - done);
         Ok(true)
     }

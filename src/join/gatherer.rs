@@ -8,11 +8,11 @@ use arrow::compute::kernels::zip::zip;
 use arrow::compute::{CastOptions, cast_with_options, is_null};
 use arrow::datatypes::{DataType, FieldRef, UInt32Type};
 
-use super::arrange::{Workshop, is_raw_key};
 use super::batch_sizes::BatchSizes;
 use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
 use super::run::beside;
+use super::transform::{Workshop, is_raw_key};
 use crate::columns::{
     Role, Stretch, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row,
     with_wanted_keys,
@@ -156,15 +156,15 @@ impl<'a> Gatherer<'a> {
     /// order. Returns false if the table's batches are so small that the result's batches would be
     /// fragments.
     pub(super) fn find_stretches(&mut self, sizes: BatchSizes) -> bool {
-        let (SideRows::Arranged(arranged, Positions::Range(range))
-        | SideRows::Numbered(arranged, Positions::Range(range))) = &self.rows
+        let (SideRows::TransformedSide(transformed, Positions::Range(range))
+        | SideRows::Numbered(transformed, Positions::Range(range))) = &self.rows
         else {
             return false;
         };
-        if !arranged.lies_in_order() {
+        if !transformed.lies_in_order() {
             return false;
         }
-        let stretches = arranged.rows.stretches(range.clone());
+        let stretches = transformed.rows.stretches(range.clone());
         // The first and the last stretch are cut where these rows begin and end, however long the
         // batches of the table are.
         let whole = stretches.len().saturating_sub(2);
@@ -183,11 +183,11 @@ impl<'a> Gatherer<'a> {
     }
 
     pub(super) fn share(&self, column: usize) -> Pending {
-        let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else {
+        let (SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
             unreachable!("a missing side lies nowhere")
         };
         let stretches = self.stretches.iter().flatten();
-        Pending::Shared(stretches.map(|stretch| arranged.rows.lying(column, stretch)).collect())
+        Pending::Shared(stretches.map(|stretch| transformed.rows.lying(column, stretch)).collect())
     }
 
     /// Returns the bytes per value that the device moves, for text on average. Returns 0 for a
@@ -206,22 +206,24 @@ impl<'a> Gatherer<'a> {
     /// copied yet.
     pub(super) fn ask_for(&mut self, column: usize) -> Result<()> {
         self.asked_for.insert(column);
-        let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else { return Ok(()) };
+        let (SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
+            return Ok(());
+        };
         if self.input.movable(column).is_some() && self.moved(column).is_none() {
-            arranged.original(column, self.emitter.shop)?;
+            transformed.original(column, self.emitter.shop)?;
         }
         if self.input.text(column).is_some() {
-            arranged.original_text(column, self.emitter.shop)?;
+            transformed.original_text(column, self.emitter.shop)?;
         }
         Ok(())
     }
 
-    /// Returns a column that the device has in arranged order.
+    /// Returns a column that the device has in transformed order.
     fn moved(&self, column: usize) -> Option<Column> {
-        let SideRows::Arranged(arranged, _) = &self.rows else { return None };
-        match is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.arrangement) {
-            true => Some(arranged.arranged_keys().as_column()),
-            false => arranged.carried(column).cloned(),
+        let SideRows::TransformedSide(transformed, _) = &self.rows else { return None };
+        match is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.row_layout) {
+            true => Some(transformed.transformed_keys().as_column()),
+            false => transformed.carried(column).cloned(),
         }
     }
 
@@ -231,7 +233,7 @@ impl<'a> Gatherer<'a> {
 
     /// True if some of the rows may be missing.
     pub(super) fn may_miss(&self) -> bool {
-        matches!(self.rows, SideRows::Arranged(_, Positions::List { may_miss: true, .. }))
+        matches!(self.rows, SideRows::TransformedSide(_, Positions::List { may_miss: true, .. }))
     }
 
     /// Returns a column's validity, unless no row has a null. The table may have nulls: nulls that
@@ -248,12 +250,12 @@ impl<'a> Gatherer<'a> {
             let movable = self.input.movable(column).expect("the device has moved it");
             return Ok(Pending::FromDevice(gathered.clone(), data_type, movable.dictionary.clone()));
         }
-        let arranged = match &self.rows {
+        let transformed = match &self.rows {
             SideRows::Missing => return Ok(Pending::Ready(new_null_array(&data_type, self.count))),
-            SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,
+            SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
         };
         if let Some(text) = self.input.text(column) {
-            let mut original = arranged.original_text(column, self.emitter.shop)?;
+            let mut original = transformed.original_text(column, self.emitter.shop)?;
             original.validity = self.needed(original.validity, column);
             let numbers = self.row_numbers()?;
             let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
@@ -264,7 +266,7 @@ impl<'a> Gatherer<'a> {
         assert!(self.input.movable(column).is_none(), "columns that the device moves are gathered together");
         let numbers = self.row_numbers_on_host()?;
         let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
-        let array = beside(device, || gather_on_host(&arranged.rows, column, numbers, arena))?;
+        let array = beside(device, || gather_on_host(&transformed.rows, column, numbers, arena))?;
         Ok(match data_type {
             DataType::Dictionary(..) => Pending::Encoded(array),
             _ => Pending::Ready(array),
@@ -274,17 +276,17 @@ impl<'a> Gatherer<'a> {
     /// Returns a column that the device moves, as it is stored on the device, and the positions of
     /// these rows in it.
     pub(super) fn moved_at(&mut self, column: usize) -> Result<Option<(Column, Positions)>> {
-        let arranged = match &self.rows {
-            SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,
+        let transformed = match &self.rows {
+            SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
             SideRows::Missing => return Ok(None),
         };
         if self.input.movable(column).is_none() {
             return Ok(None);
         }
-        if let (Some(moved), SideRows::Arranged(_, positions)) = (self.moved(column), &self.rows) {
+        if let (Some(moved), SideRows::TransformedSide(_, positions)) = (self.moved(column), &self.rows) {
             return Ok(Some((moved, positions.clone())));
         }
-        let mut original = arranged.original(column, self.emitter.shop)?;
+        let mut original = transformed.original(column, self.emitter.shop)?;
         original.validity = self.needed(original.validity, column);
         Ok(Some((original, self.row_numbers()?)))
     }
@@ -296,9 +298,9 @@ impl<'a> Gatherer<'a> {
         let numbers = match &self.rows {
             SideRows::Missing => unreachable!("a missing side has no row numbers"),
             SideRows::Numbered(_, numbers) => numbers.clone(),
-            SideRows::Arranged(arranged, positions) => {
-                assert!(arranged.numbered, "the arrangement carried no row numbers, and a column needs them");
-                match &arranged.to_rows {
+            SideRows::TransformedSide(transformed, positions) => {
+                assert!(transformed.numbered, "the row_layout carried no row numbers, and a column needs them");
+                match &transformed.to_rows {
                     Some(map) => self.emitter.shop.device.compose(map, positions, self.emitter.shop.stream)?,
                     None => positions.clone(),
                 }

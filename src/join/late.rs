@@ -24,12 +24,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::arrange::{Arranged, Workshop, copy_column, copy_text};
 use super::batch_sizes::BatchSizes;
 use super::emit::{Emitter, Group, Half, HalfThere, SideRows};
 use super::inputs::SideInput;
+use super::transform::{TransformedSide, Workshop, copy_column, copy_text};
 use super::turns::Turns;
-use super::{Arrangement, JoinKind, Task};
+use super::{JoinKind, RowLayout, Task};
 use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Positions};
 use crate::memory::Held;
 use crate::{Error, Result};
@@ -123,7 +123,7 @@ impl<'a> Late<'a> {
         sizes: BatchSizes,
         shop: &Workshop<'_>,
     ) -> Option<Self> {
-        let is_plain = task.how == JoinKind::Inner && task.arrangement == Arrangement::Original && !task.counts_rows;
+        let is_plain = task.how == JoinKind::Inner && task.row_layout == RowLayout::Original && !task.counts_rows;
         let output = &build.output_columns;
         let columns: Vec<usize> = output.iter().copied().filter(|&column| build.movable(column).is_some()).collect();
         let gives_keys = build.key_columns.iter().any(|key| output.binary_search(key).is_ok());
@@ -216,7 +216,7 @@ impl<'a> Late<'a> {
 
     /// Returns the rows of a part with its columns. Work queued on the workshop's stream from now
     /// on may read them.
-    fn part(&self, part: usize, build: &Arranged, shop: &Workshop<'_>) -> Result<Arranged> {
+    fn part(&self, part: usize, build: &TransformedSide, shop: &Workshop<'_>) -> Result<TransformedSide> {
         let mut arriving = self.arriving.lock();
         if !arriving.there.contains_key(&part) {
             self.copy_part(&mut arriving, part, &Workshop { copies: shop.stream, ..*shop })?;
@@ -233,7 +233,12 @@ impl<'a> Late<'a> {
     ///
     /// # Errors
     /// Errors of the device, the sink, and gathering.
-    pub(super) fn complete_share(&self, emitter: &Emitter<'_>, build: &Arranged, streams_to_come: usize) -> Result<()> {
+    pub(super) fn complete_share(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &TransformedSide,
+        streams_to_come: usize,
+    ) -> Result<()> {
         let are_parts_coming = self.arriving.lock().asked_for == self.parts.len();
         let is_ample = are_parts_coming && emitter.shop.arena.free_bytes() >= self.at_once_bytes;
         if !is_ample || self.is_short.load(Ordering::Relaxed) {
@@ -261,7 +266,7 @@ impl<'a> Late<'a> {
     pub(super) fn complete(
         &self,
         emitter: &Emitter<'_>,
-        build: &Arranged,
+        build: &TransformedSide,
         stream: usize,
         streams: usize,
     ) -> Result<()> {
@@ -272,7 +277,7 @@ impl<'a> Late<'a> {
     }
 
     /// Completes the rows that wait now, to give their memory back.
-    fn complete_early(&self, emitter: &Emitter<'_>, build: &Arranged) -> Result<()> {
+    fn complete_early(&self, emitter: &Emitter<'_>, build: &TransformedSide) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = std::mem::take(&mut *self.waiting.lock());
         self.complete_these(&waiting.iter().collect::<Vec<_>>(), emitter, build)?;
@@ -284,7 +289,7 @@ impl<'a> Late<'a> {
         &self,
         waiting: &[&Arc<Deferred<HalfThere>>],
         emitter: &Emitter<'_>,
-        build: &Arranged,
+        build: &TransformedSide,
     ) -> Result<()> {
         let Workshop { device, stream, .. } = *emitter.shop;
         let group_of = |part: usize| {
@@ -310,7 +315,7 @@ impl<'a> Late<'a> {
 
     /// Copies all late columns to the device, unless that was done. Rows that do not wait are
     /// gathered from there.
-    fn bring_whole(&self, build: &Arranged, shop: &Workshop<'_>) -> Result<()> {
+    fn bring_whole(&self, build: &TransformedSide, shop: &Workshop<'_>) -> Result<()> {
         let mut whole = self.whole.lock();
         if !*whole {
             let columns = self.columns.iter().try_for_each(|&column| build.original(column, shop).map(drop));
@@ -360,8 +365,8 @@ impl<'a> LateChunk<'a> {
     pub(super) fn defer(
         &self,
         emitter: &Emitter<'_>,
-        build: &Arranged,
-        probe: &Arranged,
+        build: &TransformedSide,
+        probe: &TransformedSide,
         pairs: &Pairs,
     ) -> Result<bool> {
         if !self.late.is_short.load(Ordering::Relaxed) {
@@ -388,8 +393,8 @@ impl<'a> LateChunk<'a> {
     fn queue(
         &self,
         emitter: &Emitter<'_>,
-        build: &Arranged,
-        probe: &Arranged,
+        build: &TransformedSide,
+        probe: &TransformedSide,
         pairs: &Pairs,
         queued: &mut Vec<Deferred<Half>>,
     ) -> Result<()> {
@@ -413,8 +418,8 @@ impl<'a> LateChunk<'a> {
     fn half_of(
         &self,
         emitter: &Emitter<'_>,
-        build: &Arranged,
-        probe: &Arranged,
+        build: &TransformedSide,
+        probe: &TransformedSide,
         pairs: &Pairs,
     ) -> Result<Deferred<Half>> {
         let Workshop { device, stream, monitor, .. } = *emitter.shop;
@@ -428,7 +433,7 @@ impl<'a> LateChunk<'a> {
             let numbered = Pairs { build: numbers, probe: pairs.probe.clone() };
             device.split_pairs(&numbered, late.part_bits, late.parts.len(), stream)
         })?;
-        let half = emitter.queue_half(SideRows::Arranged(probe, split.probe), rows)?;
+        let half = emitter.queue_half(SideRows::TransformedSide(probe, split.probe), rows)?;
         Ok(Deferred { half, build: split.build, bounds })
     }
 

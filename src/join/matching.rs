@@ -8,17 +8,17 @@ use std::sync::{Arc, OnceLock};
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 
-use super::arrange::{Arranged, Order, Workshop};
+use super::transform::{Order, TransformedSide, Workshop};
 use crate::columns::KeyLayout;
 use crate::device::{Device, Keys, Matches, PartitionMatches, Table};
 use crate::{Error, Result};
 
-/// Arranged and indexed build side.
+/// Transformed and indexed build side.
 #[derive(Debug)]
 pub(super) struct BuildSide {
-    /// Arranged rows. Build positions of matches are arranged positions in these rows.
-    pub(super) arranged: Arranged,
-    /// Table of the `hash` strategy. The other strategies need only the arrangement.
+    /// Transformed rows. Build positions of matches are transformed positions in these rows.
+    pub(super) transformed: TransformedSide,
+    /// Table of the `hash` strategy. The other strategies need only the layout.
     table: Option<Table>,
     /// Result of [`BuildSide::grouping_bytes`], which looks at every partition and is called twice
     /// for each probe chunk.
@@ -26,12 +26,12 @@ pub(super) struct BuildSide {
 }
 
 impl BuildSide {
-    /// Indexes an arranged build side. `dense` has the smallest and the largest key, if the keys
+    /// Indexes a transformed build side. `dense` has the smallest and the largest key, if the keys
     /// are worth an array of that extent. `repeats` is true if some key is expected to occur twice.
     /// `adjacent` is true if equal keys must be adjacent before the first wave, because marks or
     /// comparisons refer to positions that may not move later.
     pub(super) fn new(
-        mut arranged: Arranged,
+        mut transformed: TransformedSide,
         dense: Option<(u128, u128)>,
         layout: &KeyLayout,
         repeats: bool,
@@ -39,13 +39,13 @@ impl BuildSide {
         shop: &Workshop<'_>,
     ) -> Result<Self> {
         let mut table = None;
-        match &arranged.order {
+        match &transformed.order {
             Order::Original(keys) => {
                 let bytes = (keys.rows * (layout.width().bytes() + 4)) as u64;
                 table = Some(shop.monitor.phase("build table", 3 * bytes, || {
                     let built = build_table(keys, dense.filter(|_| layout.is_raw()), repeats, shop)?;
                     if let Some(order) = &built.order {
-                        arranged.to_rows = Some(match &arranged.to_rows {
+                        transformed.to_rows = Some(match &transformed.to_rows {
                             Some(rows) => shop.device.compose(rows, order, shop.stream)?,
                             None => order.clone(),
                         });
@@ -53,10 +53,10 @@ impl BuildSide {
                     Ok(built)
                 })?);
             }
-            Order::Partitioned(_) if adjacent => arranged.group(shop)?,
+            Order::Partitioned(_) if adjacent => transformed.group(shop)?,
             _ => {}
         }
-        Ok(Self { arranged, table, grouping_bytes: OnceLock::new() })
+        Ok(Self { transformed, table, grouping_bytes: OnceLock::new() })
     }
 
     /// True if building the table has shown that all keys are distinct.
@@ -65,14 +65,14 @@ impl BuildSide {
     }
 
     /// Returns the device memory that grouping may still take, 0 if none is needed. Grouping takes
-    /// a copy of the arranged rows. The partitions that are being grouped also take a position per
-    /// row and a table of keys with at most four slots per row.
+    /// a copy of the transformed rows. The partitions that are being grouped also take a position
+    /// per row and a table of keys with at most four slots per row.
     pub(super) fn grouping_bytes(&self, device: &dyn Device) -> u64 {
         *self.grouping_bytes.get_or_init(|| self.find_grouping_bytes(device))
     }
 
     fn find_grouping_bytes(&self, device: &dyn Device) -> u64 {
-        let Order::Partitioned(partitions) = &self.arranged.order else { return 0 };
+        let Order::Partitioned(partitions) = &self.transformed.order else { return 0 };
         if partitions.is_grouped() {
             return 0;
         }
@@ -92,7 +92,7 @@ impl BuildSide {
 
     /// Returns the keys in the order of build positions.
     pub(super) fn run_keys(&self, shop: &Workshop<'_>) -> Result<Keys> {
-        let keys = self.arranged.arranged_keys();
+        let keys = self.transformed.transformed_keys();
         Ok(match self.table.as_ref().and_then(|table| table.order.as_ref()) {
             Some(order) => {
                 Keys { data: shop.device.gather(&keys.as_column(), order, shop.stream)?.data, ..keys.clone() }
@@ -109,28 +109,28 @@ impl BuildSide {
 
     /// True if equal keys of partitions are known to be adjacent.
     pub(super) fn is_grouped(&self) -> bool {
-        matches!(&self.arranged.order, Order::Partitioned(partitions) if partitions.is_grouped())
+        matches!(&self.transformed.order, Order::Partitioned(partitions) if partitions.is_grouped())
     }
 
     /// Returns the build side with equal keys of partitions adjacent.
     pub(super) fn grouped(&self, shop: &Workshop<'_>) -> Result<Self> {
-        let mut arranged = self.arranged.clone();
-        arranged.group(shop)?;
-        Ok(Self { arranged, table: self.table.clone(), grouping_bytes: OnceLock::new() })
+        let mut transformed = self.transformed.clone();
+        transformed.group(shop)?;
+        Ok(Self { transformed, table: self.table.clone(), grouping_bytes: OnceLock::new() })
     }
 
     /// Matches one wave of a probe chunk. Returns `None` if build keys repeat, and must be
     /// [grouped](Self::grouped) first.
     pub(super) fn match_wave(
         &self,
-        probe: &Arranged,
+        probe: &TransformedSide,
         wave: Range<usize>,
         shop: &Workshop<'_>,
     ) -> Result<Option<Matches>> {
         let (device, stream) = (shop.device, shop.stream);
-        let key_bytes = probe.arranged_keys().width.bytes();
+        let key_bytes = probe.transformed_keys().width.bytes();
         let wave_bytes = |rows: usize| (rows * (2 * key_bytes + 8)) as u64;
-        let matches = match (&self.arranged.order, &probe.order) {
+        let matches = match (&self.transformed.order, &probe.order) {
             (Order::Original(_), Order::Original(keys)) => {
                 let table = self.table.as_ref().expect("a build side as it lies has a table");
                 shop.monitor.phase("match", wave_bytes(wave.len()), || device.probe_table(table, keys, wave, stream))?
@@ -150,7 +150,7 @@ impl BuildSide {
                     PartitionMatches::RepeatedBuildKeys => return Ok(None),
                 }
             }
-            _ => unreachable!("both sides are arranged alike"),
+            _ => unreachable!("both sides are transformed alike"),
         };
         Ok(Some(matches))
     }
@@ -194,7 +194,7 @@ impl SharedBuild {
 
 /// Divides a probe chunk into waves: ranges of rows, or of partitions, of about `wave_rows` probe
 /// rows each. May wait for the bounds of partitions.
-pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Result<Vec<Range<usize>>> {
+pub(super) fn waves(probe: &TransformedSide, wave_rows: usize) -> Result<Vec<Range<usize>>> {
     let Order::Partitioned(partitions) = &probe.order else {
         let rows = probe.len();
         return Ok((0..rows).step_by(wave_rows).map(|start| start..rows.min(start + wave_rows)).collect());

@@ -1,6 +1,6 @@
 //! Strategies: joins composed of a device's primitives, each written once for every kind of device.
 //!
-//! Every strategy arranges both sides, matches probe rows with build rows in waves, and turns the
+//! Every strategy transforms both sides, matches probe rows with build rows in waves, and turns the
 //! matches of each wave into batches of the result:
 //!
 //! ```text
@@ -21,7 +21,7 @@
 //! more partitions than one pass resolves well, partitioning takes two passes.
 //!
 //! Matching gives each probe row a run of build positions with its key (`first`, `count`), because
-//! every arrangement keeps equal build keys adjacent. Runs let the same code make duplicates,
+//! every layout keeps equal build keys adjacent. Runs let the same code make duplicates,
 //! outer, semi and anti joins, and results of any size. Pairs are expanded from runs in ranges of
 //! some batches each, and counted in 64 bits. Keys of up to 128 bits are packed exactly
 //! (`columns/layout.rs`). Wider keys are hashed to 128 bits, and the real values are compared
@@ -41,7 +41,6 @@
 //! It knows of tables, devices, columns and memory, and nothing of plans, jobs, queues or the wire.
 
 mod ahead;
-mod arrange;
 mod batch_sizes;
 mod count;
 mod emit;
@@ -60,6 +59,7 @@ mod strategy;
 mod task;
 #[cfg(test)]
 mod tests;
+mod transform;
 mod turns;
 mod verify;
 
@@ -75,7 +75,7 @@ pub(crate) use run::CHUNK_ROWS_MIN;
 pub use run::run;
 pub use strategy::Strategy;
 pub(crate) use task::OVERLAPPED_CHUNK_ROWS_MIN;
-pub use task::{Arrangement, Expected, JoinKey, OutputColumn, OutputSource, Stretches, Task, TaskSide};
+pub use task::{Expected, JoinKey, OutputColumn, OutputSource, RowLayout, Stretches, Task, TaskSide};
 
 use crate::Result;
 

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::Task;
-use super::arrange::{Arranged, Workshop};
 use super::emit::{Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::SideInput;
 use super::late::pairs_at_once;
 use super::matching::{BuildSide, SharedBuild, waves};
 use super::run::where_values_lie;
+use super::transform::{TransformedSide, Workshop};
 use super::verify::exact_matches;
 use crate::Result;
 use crate::columns::Role;
@@ -66,7 +66,7 @@ impl Outcome {
     pub(super) fn emit_kept_build(
         &self,
         emitter: &Emitter<'_>,
-        build: &Arranged,
+        build: &TransformedSide,
         flags: &DeviceBuffer,
         done: &mut dyn FnMut(f64),
     ) -> Result<()> {
@@ -76,7 +76,7 @@ impl Outcome {
         let rows = positions.len();
         // A list of all positions is the same as their range.
         let positions = if rows == build.len() { Positions::Range(0..rows) } else { positions };
-        emitter.emit(&SideRows::Arranged(build, positions), &SideRows::Missing, rows, &mut |emitted| {
+        emitter.emit(&SideRows::TransformedSide(build, positions), &SideRows::Missing, rows, &mut |emitted| {
             done(emitted as f64 / rows as f64);
         })
     }
@@ -88,7 +88,7 @@ impl Outcome {
         emitter: &Emitter<'_>,
         build: &SharedBuild,
         flags: Option<&DeviceBuffer>,
-        probe: &Arranged,
+        probe: &TransformedSide,
         wave_rows: usize,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<()> {
@@ -149,7 +149,7 @@ impl Outcome {
         &self,
         emitter: &Emitter<'_>,
         build: &BuildSide,
-        probe: &Arranged,
+        probe: &TransformedSide,
         matches: &Matches,
         flags: Option<&DeviceBuffer>,
         done: &mut dyn FnMut(f64),
@@ -174,7 +174,7 @@ impl Outcome {
                     false => monitor.phase("match", match_bytes, select)?,
                 };
                 let rows = positions.len();
-                emitter.emit(&SideRows::Missing, &SideRows::Arranged(probe, positions), rows, &mut |emitted| {
+                emitter.emit(&SideRows::Missing, &SideRows::TransformedSide(probe, positions), rows, &mut |emitted| {
                     done(emitted as f64 / rows as f64);
                 })
             }
@@ -193,12 +193,12 @@ impl Outcome {
                         .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
                     debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
                     if let Some(late) = emitter.late
-                        && late.defer(emitter, &build.arranged, probe, &pairs)?
+                        && late.defer(emitter, &build.transformed, probe, &pairs)?
                     {
                         continue;
                     }
-                    let build = SideRows::Arranged(&build.arranged, pairs.build);
-                    let probe = SideRows::Arranged(probe, pairs.probe);
+                    let build = SideRows::TransformedSide(&build.transformed, pairs.build);
+                    let probe = SideRows::TransformedSide(probe, pairs.probe);
                     emitter.emit(&build, &probe, rows, &mut |emitted| {
                         done((start + emitted as u64) as f64 / pairs_total as f64);
                     })?;

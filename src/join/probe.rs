@@ -1,8 +1,8 @@
 //! Probe side of a join: chunk by chunk, on as many streams as the device overlaps.
 //!
 //! ```text
-//!   stream 0   copy in │ arrange, match, gather │ copy out │ copy in │ ...
-//!   stream 1             copy in                │ arrange, match, gather │ copy out │ ...
+//!   stream 0   copy in │ transform, match, gather │ copy out │ copy in │ ...
+//!   stream 1             copy in                │ transform, match, gather │ copy out │ ...
 //!   stream 2                                      copy in │ ...
 //! ```
 //!
@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::ahead::{Ahead, AheadChunk};
-use super::arrange::{Arranged, CopyIn, Workshop, arrange};
 use super::batch_sizes::BatchSizes;
 use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
@@ -27,8 +26,9 @@ use super::matching::SharedBuild;
 use super::outcome::Outcome;
 use super::progress::{Progress, Stretch};
 use super::run::{CHUNK_ROWS_MIN, where_primitives_run};
+use super::transform::{CopyIn, TransformedSide, Workshop, transform};
 use super::turns::Turns;
-use super::{Arrangement, BatchSink, Task};
+use super::{BatchSink, RowLayout, Task};
 use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
@@ -85,10 +85,10 @@ pub(super) struct Probing<'a> {
     pub(super) progress: Mutex<ProbeProgress<'a>>,
 }
 
-/// Number of probe rows that are arranged, and that have been emitted.
+/// Number of probe rows that are transformed, and that have been emitted.
 pub(super) struct ProbeProgress<'a> {
     pub(super) inner: Progress<'a>,
-    pub(super) arranged_rows: f64,
+    pub(super) transformed_rows: f64,
     pub(super) emitted_rows: f64,
 }
 
@@ -121,7 +121,7 @@ impl Probing<'_> {
             // The link stays busy both ways, while other streams work on their last chunk.
             late.copy_rest(self.turns.last().as_ref(), shop)?;
             let (emitter, to_come) = (self.emitter(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
-            late.complete_share(&emitter, &self.built.current().arranged, to_come)
+            late.complete_share(&emitter, &self.built.current().transformed, to_come)
         })?;
         if late.is_complete() {
             return Ok(());
@@ -174,8 +174,8 @@ impl Probing<'_> {
         streams: usize,
         failed: &AtomicBool,
     ) -> Result<()> {
-        if let Some(AheadChunk { rows, arranged, .. }) = first {
-            self.join_chunk(shop, streams, rows, &arranged)?;
+        if let Some(AheadChunk { rows, transformed, .. }) = first {
+            self.join_chunk(shop, streams, rows, &transformed)?;
         }
         while !failed.load(Ordering::Relaxed)
             && let Some(rows) = self.next_chunk(shop.device, streams)
@@ -188,7 +188,7 @@ impl Probing<'_> {
     /// Completes one stream's share of the rows that wait for columns of the build side.
     fn complete_late(&self, shop: &Workshop<'_>, number: usize, streams: usize) -> Result<()> {
         let Some(late) = &self.late else { return Ok(()) };
-        late.complete(&self.emitter(shop, None), &self.built.current().arranged, number, streams)
+        late.complete(&self.emitter(shop, None), &self.built.current().transformed, number, streams)
     }
 
     fn emitter<'e>(&'e self, shop: &'e Workshop<'_>, late: Option<&'e LateChunk<'e>>) -> Emitter<'e> {
@@ -222,32 +222,39 @@ impl Probing<'_> {
             false => CopyIn::WhenNeeded,
         };
         let filter = self.filter.as_ref();
-        let arrange = || arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, filter, copy_in);
-        let arranged = match streams > 1 && only_copies(self.task, self.layout) {
-            true => self.turns.take(shop.device, shop.stream, arrange)?.0,
-            false => arrange()?,
+        let transform =
+            || transform(shop, self.probe, rows, self.layout, self.task.row_layout, unkeyed, filter, copy_in);
+        let transformed = match streams > 1 && only_copies(self.task, self.layout) {
+            true => self.turns.take(shop.device, shop.stream, transform)?.0,
+            false => transform()?,
         };
-        self.join_chunk(shop, streams, range, &arranged)
+        self.join_chunk(shop, streams, range, &transformed)
     }
 
     /// Matches a chunk and emits its rows.
-    fn join_chunk(&self, shop: &Workshop<'_>, streams: usize, range: Range<u64>, arranged: &Arranged) -> Result<()> {
+    fn join_chunk(
+        &self,
+        shop: &Workshop<'_>,
+        streams: usize,
+        range: Range<u64>,
+        transformed: &TransformedSide,
+    ) -> Result<()> {
         let chunk_rows = (range.end - range.start) as f64;
         let late = self.late.as_ref().map(LateChunk::new);
         let emitter = self.emitter(shop, late.as_ref());
-        self.arranged(chunk_rows);
-        if let Some(unkeyed) = &arranged.unkeyed {
-            let rows = SideRows::Numbered(arranged, unkeyed.clone());
+        self.transformed(chunk_rows);
+        if let Some(unkeyed) = &transformed.unkeyed {
+            let rows = SideRows::Numbered(transformed, unkeyed.clone());
             emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
         }
         let wave_rows = wave_rows(shop.device, self.held_back_bytes(shop.device), streams);
         let mut emitted = 0.0;
-        self.outcome.join_chunk(&emitter, &self.built, self.flags.as_ref(), arranged, wave_rows, &mut |rows| {
+        self.outcome.join_chunk(&emitter, &self.built, self.flags.as_ref(), transformed, wave_rows, &mut |rows| {
             self.emitted(rows);
             emitted += rows;
         })?;
         late.as_ref().map_or(Ok(()), |late| late.finish(&emitter))?;
-        self.columns_needed.store(arranged.used_originals(), Ordering::Relaxed);
+        self.columns_needed.store(transformed.used_originals(), Ordering::Relaxed);
         // Rows without a key take part in no wave.
         self.emitted(chunk_rows - emitted);
         Ok(())
@@ -259,11 +266,11 @@ impl Probing<'_> {
         self.built.current().grouping_bytes(device) + columns
     }
 
-    fn arranged(&self, rows: f64) {
+    fn transformed(&self, rows: f64) {
         let mut progress = self.progress.lock();
-        progress.arranged_rows += rows;
-        let share = progress.arranged_rows / self.probe.table.rows as f64;
-        progress.inner.reach(Stretch::ArrangeProbe, share);
+        progress.transformed_rows += rows;
+        let share = progress.transformed_rows / self.probe.table.rows as f64;
+        progress.inner.reach(Stretch::TransformProbe, share);
     }
 
     fn emitted(&self, rows: f64) {
@@ -282,13 +289,13 @@ pub(super) fn streams_of(task: &Task, probe: &SideInput, device: &dyn Device) ->
 
 /// True if chunks are ready to be matched once they are copied in.
 pub(super) fn only_copies(task: &Task, layout: &KeyLayout) -> bool {
-    task.arrangement == Arrangement::Original && !layout.is_made_on_host()
+    task.row_layout == RowLayout::Original && !layout.is_made_on_host()
 }
 
 /// Returns the rows of each chunk except the last, for a probe side of `total` rows and enough
 /// memory for several streams.
 pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, streams: usize) -> u64 {
-    let is_looked_up = task.arrangement == Arrangement::Original;
+    let is_looked_up = task.row_layout == RowLayout::Original;
     let chunks = chunks_per_stream(total, layout.width().bytes(), streams as u64, is_looked_up);
     let halves = chunks / CHUNKS_PER_STREAM;
     let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
@@ -296,7 +303,7 @@ pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, strea
     even.max(task.chunk_rows_min())
 }
 
-/// Returns the bytes of device memory that a row of a chunk takes. Keys are packed and arranged
+/// Returns the bytes of device memory that a row of a chunk takes. Keys are packed and transformed
 /// (and stored once more while sorting). Columns are copied in, carried, and sorted. Row numbers,
 /// matches and pairs take 32 bytes.
 pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {

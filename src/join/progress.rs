@@ -7,12 +7,12 @@ use super::monitor::Monitor;
 /// each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stretch {
-    /// Copies in and arranges the build side.
-    ArrangeBuild,
+    /// Copies in and transforms the build side.
+    TransformBuild,
     /// Builds tables on the build side, or groups and compares its keys.
     IndexBuild,
-    /// Copies in and arranges the probe side, a chunk at a time.
-    ArrangeProbe,
+    /// Copies in and transforms the probe side, a chunk at a time.
+    TransformProbe,
     /// Matches probe rows, while the result leaves.
     Results,
     /// Emits the build rows that the kind of join keeps, at the end.
@@ -37,8 +37,8 @@ impl<'a> Progress<'a> {
     pub(super) fn new(expected: &Stretches, monitor: &'a Monitor) -> Self {
         /// Number of steps, finer than a user can see.
         const STEPS: f64 = 1e6;
-        let Stretches { arrange_build, index_build, arrange_probe, results, kept_build } = *expected;
-        let weights: [f64; STRETCHES] = [arrange_build, index_build, arrange_probe, results, kept_build];
+        let Stretches { transform_build, index_build, transform_probe, results, kept_build } = *expected;
+        let weights: [f64; STRETCHES] = [transform_build, index_build, transform_probe, results, kept_build];
         let sum: f64 = weights.iter().sum();
         // Empty tables are predicted to take no time.
         let share = |weight: f64| if sum > 0.0 && sum.is_finite() { weight / sum } else { 1.0 / STRETCHES as f64 };

@@ -1,9 +1,9 @@
-//! The one loop that every strategy runs. It arranges the build side, then arranges the probe side
-//! chunk by chunk, matches it in waves, and emits.
+//! The one loop that every strategy runs. It transforms the build side, then transforms the probe
+//! side chunk by chunk, matches it in waves, and emits.
 //!
 //! ```text
-//!   build side ─► arrange ─► index ─► (compare runs; hash again if two differ) ─► (filter)
-//!   probe side ─► chunk ─► (filter) ─► arrange ─► wave ─► match ─► (compare) ─► pairs ─► batches
+//!   build side ─► transform ─► index ─► (compare runs; hash again if two differ) ─► (filter)
+//!   probe side ─► chunk ─► (filter) ─► transform ─► wave ─► match ─► (compare) ─► pairs ─► batches
 //!                   ▲                              │                              │
 //!                   └───────── next chunk ─────────┴──── next wave ◄──────────────┘
 //!   at the end: build rows that the kind of join keeps for having a match, or for having none
@@ -20,7 +20,6 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::Mutex;
 
 use super::ahead::{Ahead, Probes};
-use super::arrange::{CopyIn, Workshop, arrange};
 use super::batch_sizes::BatchSizes;
 use super::count::RowCount;
 use super::emit::{Emitter, SideRows};
@@ -32,6 +31,7 @@ use super::monitor::Monitor;
 use super::outcome::Outcome;
 use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
+use super::transform::{CopyIn, Workshop, transform};
 use super::turns::Turns;
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
@@ -103,14 +103,14 @@ fn run_with_layout(
         for _ in 0..SEEDS_MAX {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
-            let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None, copy_in)?;
+            let transformed = transform(&shop, build, rows, &layout, task.row_layout, unkeyed, None, copy_in)?;
             let copy_in = if columns_needed { CopyIn::Ahead } else { CopyIn::WhenNeeded };
             let probes = Probes { task, build, probe, layout: &layout, copy_in };
             let ahead = Ahead::queue(&probes, &shop, &turns, late.as_ref().map_or(0, Late::bytes_to_come))?;
-            progress.reach(Stretch::ArrangeBuild, 1.0);
+            progress.reach(Stretch::TransformBuild, 1.0);
             let repeats = task.expected.build_keys_repeat;
             let adjacent = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
-            let built = BuildSide::new(arranged, task.dense_range, &layout, repeats, adjacent, &shop)?;
+            let built = BuildSide::new(transformed, task.dense_range, &layout, repeats, adjacent, &shop)?;
             let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop));
             if !layout.is_hashed() || where_values_lie(&layout, device, is_exact)? {
                 return Ok((built, ahead));
@@ -126,7 +126,7 @@ fn run_with_layout(
     // Moving rows has waited only for the columns that moved with them.
     if late.is_none() {
         device.wait_event(&device.record_event(&copies)?, &stream)?;
-        built.arranged.hand_over_originals(&shop);
+        built.transformed.hand_over_originals(&shop);
     }
     progress.reach(Stretch::IndexBuild, 1.0);
     let filter = match task.filter && task.how.drops_unmatched(probe.side) {
@@ -136,11 +136,11 @@ fn run_with_layout(
 
     let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes, late: None };
     let flags = match outcome.build_rows_kept {
-        Some(_) => Some(device.new_flags(built.arranged.len(), &stream)?),
+        Some(_) => Some(device.new_flags(built.transformed.len(), &stream)?),
         None => None,
     };
-    if let Some(unkeyed) = &built.arranged.unkeyed {
-        let rows = SideRows::Numbered(&built.arranged, unkeyed.clone());
+    if let Some(unkeyed) = &built.transformed.unkeyed {
+        let rows = SideRows::Numbered(&built.transformed, unkeyed.clone());
         where_primitives_run(device, || emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
     }
     let probing = Probing {
@@ -159,7 +159,7 @@ fn run_with_layout(
         turns,
         next_row: Mutex::new(ahead.next_row),
         ahead,
-        progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
+        progress: Mutex::new(ProbeProgress { inner: progress, transformed_rows: 0.0, emitted_rows: 0.0 }),
     };
     probing.run(&shop)?;
     let Probing { built, flags, progress, .. } = probing;
@@ -167,7 +167,7 @@ fn run_with_layout(
     if let Some(flags) = &flags {
         where_primitives_run(device, || {
             let mut reach = |share| progress.reach(Stretch::KeptBuild, share);
-            outcome.emit_kept_build(&emitter, &built.arranged, flags, &mut reach)
+            outcome.emit_kept_build(&emitter, &built.transformed, flags, &mut reach)
         })?;
     }
     device.synchronize(&stream)?;
@@ -202,7 +202,7 @@ pub(super) fn where_values_lie<T: Send>(
 /// Builds a filter of the build keys. Returns `None` if the device has no memory for a filter,
 /// because the join is right without it.
 fn build_filter(built: &BuildSide, shop: &Workshop<'_>) -> Result<Option<Filter>> {
-    let keys = built.arranged.arranged_keys();
+    let keys = built.transformed.transformed_keys();
     let bytes = (keys.rows * keys.width.bytes()) as u64;
     match shop.monitor.phase("filter", bytes, || shop.device.build_filter(keys, shop.stream)) {
         Err(Error::Exhausted(_)) => Ok(None),

@@ -36,14 +36,14 @@ pub struct Task<T = Arc<Table>> {
     pub counts_rows: bool,
     /// Schema of the result.
     pub schema: SchemaRef,
-    /// Arrangement of both sides.
-    pub arrangement: Arrangement,
+    /// Layout of both sides.
+    pub row_layout: RowLayout,
     /// Smallest and largest build key, if the keys are worth an array of that extent. The keys must
     /// be one column of raw, unsigned integers. For rows that stay in table order.
     pub dense_range: Option<(u128, u128)>,
-    /// True if probe rows pass a filter of the build keys before they are arranged. A kind of join
-    /// that keeps probe rows without a match uses no filter, and neither does a device that has
-    /// none.
+    /// True if probe rows pass a filter of the build keys before they are transformed. A kind of
+    /// join that keeps probe rows without a match uses no filter, and neither does a device that
+    /// has none.
     pub filter: bool,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
@@ -93,7 +93,7 @@ impl<T> Task<T> {
             output: self.output,
             counts_rows: self.counts_rows,
             schema: self.schema,
-            arrangement: self.arrangement,
+            row_layout: self.row_layout,
             dense_range: self.dense_range,
             filter: self.filter,
             batch_rows: self.batch_rows,
@@ -120,7 +120,7 @@ pub struct TaskSide<T = Arc<Table>> {
     /// True if the result may share these columns with the table, provided that the
     /// result has all rows of a stretch in table order.
     pub shares: bool,
-    /// Columns of the result that move with the keys when rows are arranged (gather from
+    /// Columns of the result that move with the keys when rows are transformed (gather from
     /// transformed relation, GFTR). The others are gathered by row number (GFUR), and so are
     /// columns listed here that cannot move.
     pub carried: BTreeSet<usize>,
@@ -143,9 +143,9 @@ impl<T> TaskSide<T> {
     }
 }
 
-/// Arrangement of rows.
+/// Layout of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Arrangement {
+pub enum RowLayout {
     /// In table order.
     Original,
     /// By partition.
@@ -253,12 +253,12 @@ pub struct Expected {
 /// count all chunks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stretches {
-    /// Seconds to copy in and arrange the build side.
-    pub arrange_build: f64,
+    /// Seconds to copy in and transform the build side.
+    pub transform_build: f64,
     /// Seconds to build tables on the build side, or to group and compare its keys.
     pub index_build: f64,
-    /// Seconds to copy in and arrange the probe side.
-    pub arrange_probe: f64,
+    /// Seconds to copy in and transform the probe side.
+    pub transform_probe: f64,
     /// Seconds to match probe rows and let the result leave.
     pub results: f64,
     /// Seconds to emit the build rows that the kind of join keeps, at the end.

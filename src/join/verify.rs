@@ -11,8 +11,8 @@
 use arrow::buffer::{Buffer, ScalarBuffer};
 use rayon::prelude::*;
 
-use super::arrange::{Arranged, Workshop};
 use super::matching::BuildSide;
+use super::transform::{TransformedSide, Workshop};
 use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Matches, NO_ROW, Pairs, Positions, Unmatched};
@@ -28,14 +28,14 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: 
     if build.has_distinct_keys() {
         return Ok(true);
     }
-    let arranged = &build.arranged;
-    let rows = arranged.len();
+    let transformed = &build.transformed;
+    let rows = transformed.len();
     let all = Positions::Range(0..rows);
-    if let Some(values) = arranged.keys.on_device() {
+    if let Some(values) = transformed.keys.on_device() {
         let hashes = build.run_keys(shop)?;
-        return shop.device.are_runs_uniform(values, &device_rows(arranged, &all, shop)?, &hashes, shop.stream);
+        return shop.device.are_runs_uniform(values, &device_rows(transformed, &all, shop)?, &hashes, shop.stream);
     }
-    let numbers = row_numbers(arranged, &all, shop)?;
+    let numbers = row_numbers(transformed, &all, shop)?;
     let hashes = build.run_keys_on_host(shop)?;
     let hashes: &[u128] = bytemuck::cast_slice(&hashes[..16 * rows]);
     let cancel = shop.monitor.cancel();
@@ -46,7 +46,7 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: 
             .map(|at| (numbers.at(at - 1), numbers.at(at)))
             .collect();
         let mut exact = true;
-        layout.differing(&arranged.keys, &arranged.keys, &pairs, |_| exact = false);
+        layout.differing(&transformed.keys, &transformed.keys, &pairs, |_| exact = false);
         Ok(exact)
     };
     (0..rows).into_par_iter().step_by(TASK_ROWS).map(exact).try_reduce(|| true, |a, b| Ok(a && b))
@@ -59,7 +59,7 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: 
 pub(super) fn exact_matches(
     matches: Matches,
     build: &BuildSide,
-    probe: &Arranged,
+    probe: &TransformedSide,
     layout: &KeyLayout,
     shop: &Workshop<'_>,
 ) -> Result<Matches> {
@@ -67,9 +67,9 @@ pub(super) fn exact_matches(
         return Ok(matches);
     }
     let first = first_matches(&matches, shop)?;
-    let false_matches = match (build.arranged.keys.on_device(), probe.keys.on_device()) {
+    let false_matches = match (build.transformed.keys.on_device(), probe.keys.on_device()) {
         (Some(of_build), Some(of_probe)) => {
-            let build_rows = device_rows(&build.arranged, &first.build, shop)?;
+            let build_rows = device_rows(&build.transformed, &first.build, shop)?;
             let pairs = Pairs { build: build_rows, probe: device_rows(probe, &first.probe, shop)? };
             let differing = shop.device.differing_pairs(of_build, of_probe, &pairs, shop.stream)?;
             let places = Numbers::of(&differing, shop)?;
@@ -90,11 +90,11 @@ pub(super) fn exact_matches(
 fn differing_on_host(
     first: &Pairs,
     build: &BuildSide,
-    probe: &Arranged,
+    probe: &TransformedSide,
     layout: &KeyLayout,
     shop: &Workshop<'_>,
 ) -> Result<Vec<usize>> {
-    let build_rows = row_numbers(&build.arranged, &first.build, shop)?;
+    let build_rows = row_numbers(&build.transformed, &first.build, shop)?;
     let probe_rows = row_numbers(probe, &first.probe, shop)?;
     let rows = first.probe.len();
     let cancel = shop.monitor.cancel();
@@ -104,7 +104,7 @@ fn differing_on_host(
         let matched: Vec<usize> = range.filter(|&at| build_rows.at(at) != NO_ROW).collect();
         let pairs: Vec<(u32, u32)> = matched.iter().map(|&at| (build_rows.at(at), probe_rows.at(at))).collect();
         let mut differing = Vec::new();
-        layout.differing(&build.arranged.keys, &probe.keys, &pairs, |at| differing.push(matched[at]));
+        layout.differing(&build.transformed.keys, &probe.keys, &pairs, |at| differing.push(matched[at]));
         Ok(differing)
     };
     let false_matches: Vec<Vec<usize>> =
@@ -174,14 +174,14 @@ impl Numbers {
     }
 }
 
-/// Returns the row numbers at arranged positions, for the CPU.
-fn row_numbers(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Numbers> {
-    Numbers::of(&device_rows(arranged, positions, shop)?, shop)
+/// Returns the row numbers at transformed positions, for the CPU.
+fn row_numbers(transformed: &TransformedSide, positions: &Positions, shop: &Workshop<'_>) -> Result<Numbers> {
+    Numbers::of(&device_rows(transformed, positions, shop)?, shop)
 }
 
-/// Returns the row numbers at arranged positions.
-fn device_rows(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Positions> {
-    match &arranged.to_rows {
+/// Returns the row numbers at transformed positions.
+fn device_rows(transformed: &TransformedSide, positions: &Positions, shop: &Workshop<'_>) -> Result<Positions> {
+    match &transformed.to_rows {
         Some(map) => shop.device.compose(map, positions, shop.stream),
         None => Ok(positions.clone()),
     }

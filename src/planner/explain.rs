@@ -312,7 +312,7 @@ fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
             }
             _ => "keys and row numbers".to_string(),
         };
-        let arranged = match plan.strategy {
+        let transformed = match plan.strategy {
             Strategy::Hash => "as it lies".to_string(),
             Strategy::RadixHash | Strategy::RadixHashGfur => format!("partition {carried}"),
             Strategy::SortMerge | Strategy::SortMergeGfur if sorted => "sorted already".into(),
@@ -329,7 +329,7 @@ fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
             true => ", its other columns after the probe side",
             false => "",
         };
-        lines.push(format!("   {branch} {role}: {filtered}{arranged}{later}"));
+        lines.push(format!("   {branch} {role}: {filtered}{transformed}{later}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
         lines.push(format!(
             "   {stem} └─ table {:?}, {}, {}",

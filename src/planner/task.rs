@@ -7,7 +7,7 @@ use crate::Result;
 use crate::catalog::Value;
 use crate::columns::Role;
 use crate::device::{RadixBits, Which};
-use crate::join::{Arrangement, Expected, Side, Strategy, Stretches, Task, TaskSide};
+use crate::join::{Expected, RowLayout, Side, Strategy, Stretches, Task, TaskSide};
 
 impl Plan {
     /// Returns the task of this plan, as the `join` room runs it.
@@ -26,12 +26,12 @@ impl Plan {
             output: join.output.clone(),
             counts_rows: join.spec.count,
             schema: join.schema.clone(),
-            arrangement: match self.strategy {
-                Strategy::Hash => Arrangement::Original,
+            row_layout: match self.strategy {
+                Strategy::Hash => RowLayout::Original,
                 Strategy::RadixHash | Strategy::RadixHashGfur => {
-                    Arrangement::Partitioned(RadixBits { skip: 0, bits: self.radix_bits.unwrap_or(0) })
+                    RowLayout::Partitioned(RadixBits { skip: 0, bits: self.radix_bits.unwrap_or(0) })
                 }
-                Strategy::SortMerge | Strategy::SortMergeGfur => Arrangement::Sorted,
+                Strategy::SortMerge | Strategy::SortMergeGfur => RowLayout::Sorted,
             },
             dense_range: self.dense_range(),
             filter: self.filtered_rows.is_some(),
@@ -103,9 +103,9 @@ impl Plan {
         };
         let kept_build = share(kept_rows, self.estimates.rows) * seconds(&["gather"]);
         Stretches {
-            arrange_build: build_share * both + seconds(&["partition build", "check build order", "sort build"]),
+            transform_build: build_share * both + seconds(&["partition build", "check build order", "sort build"]),
             index_build: seconds(&["build table", "group build"]) + compared_ahead,
-            arrange_probe: (1.0 - build_share) * both
+            transform_probe: (1.0 - build_share) * both
                 + seconds(&["filter", "partition probe", "check probe order", "sort probe"]),
             results: seconds(&["join", "match", "expand", "gather", "compare keys"]) - compared_ahead - kept_build,
             kept_build,

@@ -299,7 +299,7 @@ pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &Positions) -> Res
     Ok(Keys { data: gather(work, &keys.as_column(), order)?.data, ..keys.clone() })
 }
 
-/// Arranges the carried columns by the row numbers of `order`. Validity is not moved.
+/// Transforms the carried columns by the row numbers of `order`. Validity is not moved.
 pub(super) fn carried(work: &Work<'_>, carry: &[Carry], order: &Positions) -> Result<Vec<Column>> {
     let Positions::List { data: numbers, rows, .. } = order else { unreachable!("rows are put in order by a list") };
     carry

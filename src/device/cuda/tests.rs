@@ -678,8 +678,8 @@ fn partitions_and_groups_as_the_host(width: KeyWidth) {
             let partitions = side.device.partition(&keys, &carry, bits, &side.stream).unwrap();
             let story = format!("{story}, {bits:?}");
             let order = side.rows_carried(&partitions.carried, &story);
-            let arranged: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
-            assert_eq!(side.key_values(&partitions.keys), arranged, "{story}");
+            let transformed: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
+            assert_eq!(side.key_values(&partitions.keys), transformed, "{story}");
             let bounds = partitions.bounds.get().unwrap().to_vec();
             let grouped = side.device.group_partitions(partitions.clone(), &side.stream).unwrap();
             assert!(grouped.is_grouped() && grouped.bounds.get().unwrap() == bounds);
@@ -708,13 +708,13 @@ fn many_bits_take_several_passes() {
             let partitions = gpu.device.partition(&keys, &[Carry::RowNumber], bits, &gpu.stream).unwrap();
             let order: Vec<u32> = gpu.get(&partitions.carried[0].data, numbers.len());
             let values = values_of(numbers, width);
-            let arranged: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
-            assert_eq!(gpu.key_values(&partitions.keys), arranged, "{story}, {bits:?}");
+            let transformed: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
+            assert_eq!(gpu.key_values(&partitions.keys), transformed, "{story}, {bits:?}");
             assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), numbers.len(), "{story}, {bits:?}");
             // Each key is in one partition only.
             let mut partition_of = HashMap::new();
             for (partition, bounds) in partitions.bounds.get().unwrap().windows(2).enumerate() {
-                for &key in &arranged[bounds[0]..bounds[1]] {
+                for &key in &transformed[bounds[0]..bounds[1]] {
                     assert_eq!(*partition_of.entry(key).or_insert(partition), partition, "{story}, {bits:?}");
                 }
             }
@@ -939,8 +939,8 @@ fn partitions_and_sorted_keys_find_every_key() {
         let (build_keys, probe_keys) = (gpu.keys(&build, width), gpu.keys(&probe, width));
         // With few partitions, some are larger than a table. With many, most are empty.
         let bits = RadixBits { skip: 0, bits: [0, 2, 5, 11][random.random_range(0..4)] };
-        let arrange = |keys| gpu.device.partition(keys, &[], bits, &gpu.stream).unwrap();
-        let (build_side, probe_side): (Partitions, Partitions) = (arrange(&build_keys), arrange(&probe_keys));
+        let transform = |keys| gpu.device.partition(keys, &[], bits, &gpu.stream).unwrap();
+        let (build_side, probe_side): (Partitions, Partitions) = (transform(&build_keys), transform(&probe_keys));
         let probe_values = gpu.key_values(&probe_side.keys);
         let part = some_range(1 << bits.bits, random);
         for range in [0..1 << bits.bits, part] {
@@ -982,8 +982,8 @@ fn partitions_about_as_large_as_a_table_find_every_key() {
             let story = format!("one partition of {rows} keys of {width:?}");
             let build: Vec<u32> = (0..rows as u32).map(|row| 3 * row).collect();
             let probe: Vec<u32> = (0..1000).map(|row| 7 * row).collect();
-            let arrange = |keys: &Keys| gpu.device.partition(keys, &[], bits, &gpu.stream).unwrap();
-            let (build_side, probe_side) = (arrange(&gpu.keys(&build, width)), arrange(&gpu.keys(&probe, width)));
+            let transform = |keys: &Keys| gpu.device.partition(keys, &[], bits, &gpu.stream).unwrap();
+            let (build_side, probe_side) = (transform(&gpu.keys(&build, width)), transform(&gpu.keys(&probe, width)));
             let check = |build: &Partitions| match gpu.device.match_partitions(build, &probe_side, 0..1, &gpu.stream) {
                 Ok(PartitionMatches::Matched(matches)) => {
                     let keys = [build, &probe_side].map(|side| gpu.key_values(&side.keys));
@@ -1026,13 +1026,13 @@ fn assert_joins(
 ) {
     let story = &format!("{story}, {payload:?}");
     let bits = RadixBits { skip: 0, bits };
-    let arrange = |numbers: &[u32]| {
+    let transform = |numbers: &[u32]| {
         let (keys, rows) = (side.keys(numbers, width), numbers.len());
         let mut carry = side.carry(payload.columns, rows);
         carry.push(if payload.wide_numbers { side.wide_row_numbers(rows) } else { Carry::RowNumber });
         side.device.partition(&keys, &carry, bits, &side.stream).unwrap()
     };
-    let (build_side, probe_side) = (arrange(build), arrange(probe));
+    let (build_side, probe_side) = (transform(build), transform(probe));
     let lying = |partitions: &Partitions| {
         let Partitions { carried, bounds, .. } = partitions;
         let bounds = bounds.get().unwrap();
@@ -1194,11 +1194,11 @@ fn partitions_that_are_divided_lie_among_others() {
             (0..rows).map(|row: u32| if row.is_multiple_of(2) { 7 } else { row % (keys + 50) }).collect();
         for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
             let story = format!("{rows} rows in {bits} bits");
-            let arrange = |numbers: &[u32]| {
+            let transform = |numbers: &[u32]| {
                 let bits = RadixBits { skip: 0, bits };
                 gpu.device.partition(&gpu.keys(numbers, width), &[], bits, &gpu.stream).unwrap()
             };
-            let (build_side, probe_side) = (arrange(&build), arrange(&probe));
+            let (build_side, probe_side) = (transform(&build), transform(&probe));
             let unit_rows = UnitRows::of(&build_side, &probe_side);
             let sizes = probe_side.bounds.get().unwrap().windows(2).map(|bounds| bounds[1] - bounds[0]);
             let divided = sizes.filter(|&rows| unit_rows.divides(rows)).count();

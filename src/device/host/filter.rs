@@ -12,7 +12,7 @@
 //! "Performance-Optimal Filtering" (VLDB 2019), section 3.2. The filter also knows the smallest and
 //! the largest key, and rejects keys outside this range.
 //!
-//! Several threads fill a large filter region by region, with keys that were arranged by region
+//! Several threads fill a large filter region by region, with keys that were transformed by region
 //! first. They share no line.
 
 use std::any::Any;
@@ -49,7 +49,7 @@ const REGION_LINES: usize = 1 << 12;
 pub struct FilterBytes {
     /// Bytes while the filter lives.
     pub stays: u64,
-    /// Further bytes while the filter is built: keys arranged by region.
+    /// Further bytes while the filter is built: keys transformed by region.
     pub building: u64,
 }
 

@@ -234,7 +234,9 @@ fn move_to<T: bytemuck::Pod>(run: &Run<'_>, places: &[u32], from: &[T], to: &mut
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_arranged, for_every_key, key, patterns, random};
+    use crate::device::host::testing::{
+        Bench, SIZES, THREADS, assert_transformed, for_every_key, key, patterns, random,
+    };
     use crate::device::{Carry, Device, RadixBits};
 
     fn equal_keys_are_adjacent<K: Key>() {
@@ -254,7 +256,7 @@ mod tests {
                     let found = bench.device.group_partitions(parted.clone(), &bench.stream).unwrap();
                     assert!(found.is_grouped());
                     assert_eq!(found.bounds.get().unwrap(), parted.bounds.get().unwrap(), "{situation}");
-                    assert_arranged(&found.keys, &found.carried, &values, &situation);
+                    assert_transformed(&found.keys, &found.carried, &values, &situation);
                     let found_keys = values_of::<K>(&found.keys.data, rows);
                     let runs = found_keys.chunk_by(|a, b| a == b).count();
                     let distinct = values.iter().collect::<std::collections::HashSet<_>>().len();

@@ -94,7 +94,7 @@ fn partition_in_passes<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits
     Ok(Partitions { bounds: bounds.into(), ..second })
 }
 
-/// Returns carried data of an arrangement that moves no rows.
+/// Returns carried data of a layout that moves no rows.
 pub(super) fn carried_as_is(run: &Run<'_>, carry: &Carry, rows: usize) -> Result<Column> {
     match carry {
         Carry::Column(column) => {
@@ -153,11 +153,11 @@ pub(super) fn scatter<K: Key>(
 
     // One output per column, and one writer per thread and column: the keys first, then the carried
     // columns.
-    let mut keys_out = run.values::<K>(rows, "arranging keys")?;
+    let mut keys_out = run.values::<K>(rows, "transforming keys")?;
     let mut columns_out = Vec::with_capacity(carry.len());
     for carry in carry {
         let width = carried_width(carry);
-        columns_out.push(run.values::<u8>(rows * width.bytes(), "arranging a carried column")?);
+        columns_out.push(run.values::<u8>(rows * width.bytes(), "transforming a carried column")?);
     }
     let mut writers: Vec<Vec<Box<dyn Write + '_>>> =
         chunks.iter().map(|_| Vec::with_capacity(1 + carry.len())).collect();

@@ -230,7 +230,7 @@ fn put<K: Key, S: Slot<K>>(run: &Run<'_>, rows: &[S], keys: &mut [K], columns: V
         keys.iter_mut().zip(rows).for_each(|(key, row)| *key = row.key());
     }
     for (width, column) in columns {
-        let mut before = run.values::<u8>(column.len(), "arranging a carried column")?;
+        let mut before = run.values::<u8>(column.len(), "transforming a carried column")?;
         with_cell!(width, T => {
             let (before, column) = (bytemuck::cast_slice_mut(&mut before), bytemuck::cast_slice_mut(column));
             permute::<K, S, T>(run, rows, before, column)?;
@@ -256,7 +256,7 @@ fn permute<K, S: Slot<K>, T: Pod>(run: &Run<'_>, rows: &[S], before: &mut [T], c
 mod tests {
     use super::*;
     use crate::device::Device;
-    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_arranged, for_every_key, patterns, random};
+    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_transformed, for_every_key, patterns, random};
 
     fn sorts_what_it_is_given<K: Key>() {
         let mut random = random(31);
@@ -271,7 +271,7 @@ mod tests {
                     let (keys, mut values) = bench.keys::<K>(&numbers);
                     let situation = format!("{rows} rows {pattern}, {threads} threads");
                     let found = bench.device.sort(&keys, &carry, &bench.stream).unwrap();
-                    assert_arranged(&found.keys, &found.carried, &values, &situation);
+                    assert_transformed(&found.keys, &found.carried, &values, &situation);
                     let was_sorted = values.is_sorted();
                     assert_eq!(bench.device.is_sorted(&keys, &bench.stream).unwrap(), was_sorted, "{situation}");
                     values.sort_unstable();

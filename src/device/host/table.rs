@@ -42,7 +42,8 @@ const REGION_SLOTS_MAX: usize = 1 << 32;
 pub struct TableBytes {
     /// Bytes while the table lives: its slots and, if keys repeat, the list of their rows.
     pub stays: u64,
-    /// Further bytes while the table is built: keys arranged by region, and the slot of each row.
+    /// Further bytes while the table is built: keys transformed by region, and the slot of each
+    /// row.
     pub building: u64,
 }
 
@@ -110,7 +111,7 @@ pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Table> {
     Ok(table.expect("a table has twice as many slots as there are keys"))
 }
 
-/// Keys arranged by region.
+/// Keys transformed by region.
 struct Regions {
     keys: Keys,
     /// The row of each key. `None` when the keys are in their given order.

@@ -137,7 +137,7 @@ impl Bench {
 
 /// Asserts that `keys` are `values` in another order, each once, and that all of
 /// [`Bench::carry_everything`] moved along. Returns the row at each place.
-pub(super) fn assert_arranged<'a, K: Key>(
+pub(super) fn assert_transformed<'a, K: Key>(
     keys: &Keys,
     carried: &'a [Column],
     values: &[K],
@@ -160,7 +160,8 @@ pub(super) fn cell(row: usize, width: Width) -> Vec<u8> {
     (0..width.bytes()).map(|byte| (row >> (8 * (byte % 4))) as u8 ^ byte as u8).collect()
 }
 
-/// Asserts that `columns`, arranged from [`Bench::columns_of_every_width`], hold the rows `order`.
+/// Asserts that `columns`, transformed from [`Bench::columns_of_every_width`], hold the rows
+/// `order`.
 fn assert_moved(columns: &[Column], order: &[u32], situation: &str) {
     for column in columns {
         let bytes = column.width.bytes();

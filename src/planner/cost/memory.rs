@@ -108,9 +108,9 @@ impl Model<'_> {
         let smallest_chunk = least_rows * (2.0 * probe_row + longest);
         let whole_chunk = 2.0 * (probe.rows * probe_row + probe.values.arriving + probe.text_held_bytes());
 
-        // Maximum while the build side is arranged and indexed, memory that stays, and extra memory
-        // for matching.
-        let (arranging, stays, matching) = match self.strategy {
+        // Maximum while the build side is transformed and indexed, memory that stays, and extra
+        // memory for matching.
+        let (transforming, stays, matching) = match self.strategy {
             Strategy::Hash => {
                 let table = match self.inputs.dense_slots {
                     // If a key repeats after all, the general table replaces the dense one.
@@ -141,8 +141,8 @@ impl Model<'_> {
                     false if self.passes > 1.0 => rows * row,
                     false => 0.0,
                 };
-                let arranged = lying + rows * (gathered + row) + scratch.max(composed);
-                // Once arranged, carried columns replace the copied ones.
+                let transformed = lying + rows * (gathered + row) + scratch.max(composed);
+                // Once transformed, carried columns replace the copied ones.
                 let replaced = if build.is_partly_keyed() { 0.0 } else { rows * self.charged(build, carried_columns) };
                 let stays = lying - replaced + rows * row + composed;
                 let (places, tables) = if self.passes > 0.0 { self.tables_at_once() } else { (0.0, 0.0) };
@@ -154,16 +154,16 @@ impl Model<'_> {
                 // memory. That chunk got half of the memory then free.
                 let ahead = self.inputs.hashed || needs_flags;
                 let beside = if ahead { 0.0 } else { (whole_chunk / 2.0).min(smallest_chunk.max(grouping)) };
-                (arranged.max(stays + grouping + beside), stays, tables)
+                (transformed.max(stays + grouping + beside), stays, tables)
             }
         };
         let filter = self.filter.as_ref().map_or(FilterBytes::default(), |filter| filter.bytes);
         let (filter_stays, filter_building) = (filter.stays as f64, filter.building as f64);
-        let arranging = arranging.max(stays + filter_building) + filter_stays;
+        let transforming = transforming.max(stays + filter_building) + filter_stays;
         let resident = stays + filter_stays + if needs_flags { rows } else { 0.0 };
         // Build rows kept for the end: their positions and their row numbers.
         let ending = if needs_flags { 8.0 * rows } else { 0.0 };
-        let minimum = packing.max(flagging).max(arranging).max(resident + (matching + smallest_chunk).max(ending));
+        let minimum = packing.max(flagging).max(transforming).max(resident + (matching + smallest_chunk).max(ending));
         let minimum = minimum + SMALL_BYTES + self.scratch(build, build.rows);
         let whole = resident + matching + whole_chunk + self.scratch(probe, probe.rows);
         MemoryNeed {
@@ -191,8 +191,8 @@ impl Model<'_> {
         (pays || asked_for == Some(true)).then_some(MemoryNeed { whole_bytes, ..memory })
     }
 
-    /// Memory for arranging the given rows of a side, on a device whose primitives need more than a
-    /// host device's.
+    /// Memory for transforming the given rows of a side, on a device whose primitives need more
+    /// than a host device's.
     fn scratch(&self, input: &Input, rows: f64) -> f64 {
         /// Fixed scratch memory of some streams.
         const STREAMS_BYTES: f64 = (16 << 20) as f64;
@@ -231,8 +231,8 @@ impl Model<'_> {
         self.charged(input, columns) + nullable as f64 / 8.0
     }
 
-    /// Bytes per probe row by which the run sizes its chunks. Counts keys packed, arranged and once
-    /// more while sorted; columns copied in, carried and sorted; and row numbers, matches and
+    /// Bytes per probe row by which the run sizes its chunks. Counts keys packed, transformed and
+    /// once more while sorted; columns copied in, carried and sorted; and row numbers, matches and
     /// pairs.
     fn probe_row_bytes(&self) -> f64 {
         let columns: f64 = self.inputs.probe.columns.iter().map(|column| column.bytes).sum();

@@ -64,7 +64,7 @@ struct Model<'a> {
     filter: Option<Filter>,
 }
 
-/// A filter of the build keys, which probe rows pass before they are arranged.
+/// A filter of the build keys, which probe rows pass before they are transformed.
 struct Filter {
     /// Probe rows that pass the filter.
     passing: f64,
@@ -72,9 +72,9 @@ struct Filter {
 }
 
 impl Model<'_> {
-    /// Rows of a side that are arranged and matched: rows with a key. On the probe side, only those
-    /// that pass the filter.
-    fn arranged(&self, role: Role) -> f64 {
+    /// Rows of a side that are transformed and matched: rows with a key. On the probe side, only
+    /// those that pass the filter.
+    fn transformed(&self, role: Role) -> f64 {
         match (role, &self.filter) {
             (Role::Probe, Some(filter)) => filter.passing,
             _ => self.inputs.of(role).keyed,

@@ -107,7 +107,7 @@ impl Model<'_> {
 
     /// Waves of all chunks together.
     fn waves(&self, chunks: Chunks) -> f64 {
-        let of_chunk = self.arranged(Role::Probe) / chunks.count / self.target.wave_rows as f64;
+        let of_chunk = self.transformed(Role::Probe) / chunks.count / self.target.wave_rows as f64;
         chunks.count * of_chunk.ceil().max(1.0)
     }
 
@@ -160,8 +160,8 @@ impl Model<'_> {
         }
         let mut work = 0.0;
         // Rows that take no part are removed from columns before these are carried.
-        if self.strategy != Strategy::Hash && self.arranged(role) < input.rows {
-            let gathered = 2.0 * self.arranged(role) * input.carried_row_bytes();
+        if self.strategy != Strategy::Hash && self.transformed(role) < input.rows {
+            let gathered = 2.0 * self.transformed(role) * input.carried_row_bytes();
             bytes += gathered;
             work += gathered / self.rates.stream;
             calls += input.columns.iter().filter(|column| column.carried).count() as f64;
@@ -211,7 +211,7 @@ impl Model<'_> {
         let key_bytes = self.inputs.key_bytes();
         // Reads and writes everything, and reads the keys once more for the histogram.
         let row_bytes = 2.0 * (key_bytes + self.carried(self.inputs.of(role))) + key_bytes;
-        let bytes = self.arranged(role) * row_bytes * self.passes;
+        let bytes = self.transformed(role) * row_bytes * self.passes;
         let calls = self.passes * self.times(role, chunks);
         let step = Step::new(name, role, bytes, bytes / self.rates.partition);
         step.calling(calls, self.rates.partition_call_seconds)
@@ -233,8 +233,8 @@ impl Model<'_> {
         /// Rows read of keys without order.
         const FIRST_ROWS: f64 = 1024.0;
         let rows = match self.inputs.of(role).sorted {
-            true => self.arranged(role),
-            false => self.arranged(role).min(FIRST_ROWS * self.times(role, chunks)),
+            true => self.transformed(role),
+            false => self.transformed(role).min(FIRST_ROWS * self.times(role, chunks)),
         };
         let bytes = rows * self.inputs.key_bytes();
         let step = Step::new(name, role, bytes, bytes / self.rates.stream);
@@ -242,7 +242,7 @@ impl Model<'_> {
     }
 
     fn sort(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
-        let (key_bytes, rows) = (self.inputs.key_bytes(), self.arranged(role));
+        let (key_bytes, rows) = (self.inputs.key_bytes(), self.transformed(role));
         let carried = self.carried(self.inputs.of(role));
         let bytes = 2.0 * rows * (key_bytes + carried);
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
@@ -290,7 +290,7 @@ impl Model<'_> {
     /// unless a table stays.
     fn match_rows(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
-        let (key_bytes, probe_rows) = (self.inputs.key_bytes(), self.arranged(Role::Probe));
+        let (key_bytes, probe_rows) = (self.inputs.key_bytes(), self.transformed(Role::Probe));
         let cold_rows = probe_rows * (1.0 - probe.hot);
         let bytes = probe_rows * (2.0 * key_bytes + 8.0);
         let rows = build.keyed * chunks.count + probe_rows;
@@ -324,7 +324,7 @@ impl Model<'_> {
     /// more. Carried columns are written side by side.
     fn join_partitions(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
-        let rows = self.arranged(Role::Probe) + chunks.count * build.keyed;
+        let rows = self.transformed(Role::Probe) + chunks.count * build.keyed;
         let written = match self.join.spec.count {
             true => 0.0,
             false => self.inputs.key_bytes() + self.carried(build) + self.carried(probe),
@@ -345,7 +345,7 @@ impl Model<'_> {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let repeated =
             if build.repeats { build.keyed - build.keyed / self.estimates.rows_of_key(build.side) } else { 0.0 };
-        let matched = probe.matched.min(self.arranged(Role::Probe));
+        let matched = probe.matched.min(self.transformed(Role::Probe));
         if self.inputs.device_makes_keys {
             // The start of a value and the value itself are read at random places: on the build
             // side, and on both sides if rows have moved.

@@ -94,8 +94,8 @@ const JOB_CALLS: f64 = 20.0;
 
 /// Total seconds of all steps.
 ///
-/// Without overlap, that is their sum. If copies run in parallel with primitives, the arranged
-/// columns of the build side must arrive before arranging begins. Its other columns arrive
+/// Without overlap, that is their sum. If copies run in parallel with primitives, the transformed
+/// columns of the build side must arrive before transforming begins. Its other columns arrive
 /// meanwhile, or after the probe side.
 ///
 /// Chunks of the probe side go round between link in, device and link out, several at a time.

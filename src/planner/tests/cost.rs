@@ -174,7 +174,7 @@ fn host_memory_is_reckoned_with_for_as_many_host_made_keys_as_are_worked_on_at_a
 }
 
 #[test]
-fn only_copies_that_arranging_does_not_wait_for_hide_it() {
+fn only_copies_that_transforming_does_not_wait_for_hide_it() {
     // The columns of `r` take longer to copy than its keys to partition, and no result shares the
     // probe side's.
     let mut join = bound(&sparse(1 << 22, 4), &sparse(1 << 23, 0), JoinKind::Inner);

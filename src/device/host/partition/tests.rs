@@ -1,6 +1,6 @@
 use super::*;
 use crate::device::Device;
-use crate::device::host::testing::{Bench, SIZES, THREADS, assert_arranged, for_every_key, key, patterns, random};
+use crate::device::host::testing::{Bench, SIZES, THREADS, assert_transformed, for_every_key, key, patterns, random};
 
 fn rows_arrive_in_their_partition<K: Key>() {
     let mut random = random(21);
@@ -21,7 +21,7 @@ fn rows_arrive_in_their_partition<K: Key>() {
                 let bounds = found.bounds.get().unwrap();
                 assert_eq!(bounds.len(), (1 << bits.bits) + 1, "{situation}");
                 assert_eq!((bounds[0], bounds[1 << bits.bits]), (0, rows), "{situation}");
-                let order = assert_arranged(&found.keys, &found.carried, &values, &situation);
+                let order = assert_transformed(&found.keys, &found.carried, &values, &situation);
                 for (partition, range) in bounds.windows(2).enumerate() {
                     for &row in &order[range[0]..range[1]] {
                         let digit = (K::BITS - bits.skip - bits.bits) % K::BITS;

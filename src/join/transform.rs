@@ -1,4 +1,4 @@
-//! Arrangements: rows of one side with their keys, in table order, partitioned, or sorted, and the
+//! Layouts: rows of one side with their keys, in table order, partitioned, or sorted, and the
 //! columns carried along.
 //!
 //! A column of the result comes from the first of these places that applies:
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::Arrangement;
+use super::RowLayout;
 use super::inputs::SideInput;
 use super::monitor::Monitor;
 use super::run::beside;
@@ -32,7 +32,7 @@ use crate::device::{
 };
 use crate::memory::Arena;
 
-/// Everything that arranging needs, except the rows.
+/// Everything that transforming needs, except the rows.
 #[derive(Clone, Copy)]
 pub(super) struct Workshop<'a> {
     pub(super) device: &'a dyn Device,
@@ -44,14 +44,14 @@ pub(super) struct Workshop<'a> {
     pub(super) monitor: &'a Monitor,
 }
 
-/// Arranged rows of one side. *Arranged positions* count in this order; *row numbers* count in
-/// `rows`.
+/// Transformed rows of one side. *Transformed positions* count in this order; *row numbers* count
+/// in `rows`.
 #[derive(Clone, Debug)]
-pub(super) struct Arranged {
+pub(super) struct TransformedSide {
     pub(super) rows: Rows,
     pub(super) keys: Arc<SideKeys>,
     pub(super) order: Order,
-    /// Row number at each arranged position. `None` if both are the same. Also `None`, with
+    /// Row number at each transformed position. `None` if both are the same. Also `None`, with
     /// `numbered` false, for partitions and sorted rows that carried no row numbers.
     pub(super) to_rows: Option<Positions>,
     /// True if row numbers are known, from `to_rows` or as the identity.
@@ -113,7 +113,7 @@ pub(super) enum CopyIn {
     WhenNeeded,
 }
 
-/// Keys in their arrangement.
+/// Keys in their layout.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
     /// In table order.
@@ -130,7 +130,7 @@ pub(super) enum Order {
     },
 }
 
-/// Copies in, packs and arranges some rows of one side. Moved columns are complete once the
+/// Copies in, packs and transforms some rows of one side. Moved columns are complete once the
 /// workshop's stream is synchronized. Columns in table order are complete once both of its streams
 /// are. If `keeps_unkeyed` is true, rows without a key are part of the result. A filter drops rows
 /// whose keys do not pass, as if they had no key. With a filter, no row without a key is kept.
@@ -138,16 +138,16 @@ pub(super) enum Order {
 /// # Errors
 /// Errors of the device.
 #[allow(clippy::too_many_arguments)]
-pub(super) fn arrange(
+pub(super) fn transform(
     shop: &Workshop<'_>,
     input: &SideInput,
     rows: Rows,
     layout: &KeyLayout,
-    arrangement: Arrangement,
+    row_layout: RowLayout,
     keeps_unkeyed: bool,
     filter: Option<&Filter>,
     copy_in: CopyIn,
-) -> Result<Arranged> {
+) -> Result<TransformedSide> {
     let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
@@ -172,18 +172,18 @@ pub(super) fn arrange(
         let wanted = input.output_columns.iter().filter(|column| to_be_carried == input.carried.contains(column));
         for &column in wanted {
             // A raw key column is gathered from the keys themselves.
-            if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
+            if input.movable(column).is_none() || is_raw_key(layout, input, column, row_layout) {
                 continue;
             }
             if let Some(came) = key_columns.fixed.get(&column) {
                 originals.insert(column, came.clone());
-            } else if copy_in == CopyIn::Ahead || arrangement != Arrangement::Original {
+            } else if copy_in == CopyIn::Ahead || row_layout != RowLayout::Original {
                 originals.insert(column, copy_column(shop, shop.copies, &rows, column)?);
             }
         }
         Ok(())
     };
-    let is_moved = arrangement != Arrangement::Original;
+    let is_moved = row_layout != RowLayout::Original;
     copy_columns(true)?;
     let to_be_moved = if is_moved { Some(device.record_event(shop.copies)?) } else { None };
     copy_columns(false)?;
@@ -210,21 +210,30 @@ pub(super) fn arrange(
         _ => None,
     };
 
-    if arrangement == Arrangement::Original {
+    if row_layout == RowLayout::Original {
         let order = Order::Original(keys.packed.keys.clone());
         let to_rows = keys.packed.rows_kept.clone();
         let originals = Originals::of(originals, text, came_as_keys);
-        return Ok(Arranged { rows, keys, order, to_rows, numbered: true, carried: Vec::new(), originals, unkeyed });
+        return Ok(TransformedSide {
+            rows,
+            keys,
+            order,
+            to_rows,
+            numbered: true,
+            carried: Vec::new(),
+            originals,
+            unkeyed,
+        });
     }
     let (partition_phase, order_phase, sort_phase) = match input.role {
         Role::Build => ("partition build", "check build order", "sort build"),
         Role::Probe => ("partition probe", "check probe order", "sort probe"),
     };
     let is_sorted = || device.is_sorted(&keys.packed.keys, stream);
-    if arrangement == Arrangement::Sorted && monitor.phase(order_phase, key_bytes, is_sorted)? {
+    if row_layout == RowLayout::Sorted && monitor.phase(order_phase, key_bytes, is_sorted)? {
         let sorted = Sorted { keys: keys.packed.keys.clone(), carried: Vec::new() };
         let to_rows = keys.packed.rows_kept.clone();
-        return Ok(Arranged {
+        return Ok(TransformedSide {
             rows,
             keys,
             order: Order::Sorted(sorted),
@@ -254,15 +263,15 @@ pub(super) fn arrange(
     // Columns that are not carried need row numbers, and so does the comparison of real values
     // behind hashed keys.
     let is_carried = |column: &usize| carried.binary_search(column).is_ok();
-    let elsewhere = |column: &usize| !is_carried(column) && !is_raw_key(layout, input, *column, arrangement);
+    let elsewhere = |column: &usize| !is_carried(column) && !is_raw_key(layout, input, *column, row_layout);
     let numbered = layout.is_hashed() || input.output_columns.iter().any(elsewhere);
     if numbered {
         carry.push(Carry::RowNumber);
     }
     let moved_bytes = 2 * (key_bytes + carry.iter().map(|carry| carry_bytes(carry, row_count)).sum::<u64>());
-    let order = match arrangement {
+    let order = match row_layout {
         // The histogram reads the keys a second time.
-        Arrangement::Partitioned(bits) => {
+        RowLayout::Partitioned(bits) => {
             Order::Partitioned(monitor.phase(partition_phase, moved_bytes + key_bytes, || {
                 device.partition(&keys.packed.keys, &carry, bits, stream)
             })?)
@@ -273,15 +282,15 @@ pub(super) fn arrange(
         originals.retain(|column, _| !is_carried(column));
     }
     let originals = Originals::of(originals, text, came_as_keys);
-    let mut arranged = Arranged { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
-    let phase = if matches!(arrangement, Arrangement::Sorted) { sort_phase } else { partition_phase };
-    monitor.phase(phase, 0, || arranged.find_row_numbers(shop))?;
-    Ok(arranged)
+    let mut transformed = TransformedSide { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
+    let phase = if matches!(row_layout, RowLayout::Sorted) { sort_phase } else { partition_phase };
+    monitor.phase(phase, 0, || transformed.find_row_numbers(shop))?;
+    Ok(transformed)
 }
 
-impl Arranged {
-    /// Returns the keys in arranged order.
-    pub(super) fn arranged_keys(&self) -> &Keys {
+impl TransformedSide {
+    /// Returns the keys in transformed order.
+    pub(super) fn transformed_keys(&self) -> &Keys {
         match &self.order {
             Order::Original(keys) => keys,
             Order::Partitioned(partitions) => &partitions.keys,
@@ -290,12 +299,12 @@ impl Arranged {
         }
     }
 
-    /// Returns the number of arranged rows. All arranged rows have a key.
+    /// Returns the number of transformed rows. All transformed rows have a key.
     pub(super) fn len(&self) -> usize {
-        self.arranged_keys().rows
+        self.transformed_keys().rows
     }
 
-    /// Returns a table column in arranged order, if it was carried.
+    /// Returns a table column in transformed order, if it was carried.
     pub(super) fn carried(&self, column: usize) -> Option<&Column> {
         let at = self.carried.binary_search(&column).ok()?;
         match &self.order {
@@ -370,7 +379,7 @@ impl Arranged {
         self.originals.used.load(Ordering::Relaxed)
     }
 
-    /// True if all arranged positions are row numbers.
+    /// True if all transformed positions are row numbers.
     pub(super) fn lies_in_order(&self) -> bool {
         self.numbered && self.to_rows.is_none()
     }
@@ -408,12 +417,12 @@ impl Arranged {
     }
 }
 
-/// True if a column of the result is gathered from the arranged keys, because it is the only key
+/// True if a column of the result is gathered from the transformed keys, because it is the only key
 /// column, bit for bit.
-pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, arrangement: Arrangement) -> bool {
+pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, row_layout: RowLayout) -> bool {
     layout.is_raw()
         && input.key_columns[0] == column
-        && arrangement != Arrangement::Original
+        && row_layout != RowLayout::Original
         // Rows without a key are gathered from the original column.
         && !input.has_nulls(column)
 }
