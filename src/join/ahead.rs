@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::Task;
 use super::inputs::SideInput;
 use super::probe::{chunk_row_bytes, even_chunk_rows, only_copies, streams_of, value_bytes};
-use super::transform::{CopyIn, TransformedSide, Workshop, transform};
+use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
 use super::turns::Turns;
 use crate::columns::KeyLayout;
 use crate::device::host::TableBytes;
@@ -54,15 +54,15 @@ pub(super) struct Probes<'a> {
 
 impl Ahead {
     /// Queues the copies of up to `CHUNKS` chunks behind the build side's copies on both of the
-    /// workshop's streams. Queues none if a chunk needs a host wait before it is ready. Queues none
+    /// context's streams. Queues none if a chunk needs a host wait before it is ready. Queues none
     /// if free memory is under twice the sum of the index, a chunk for each stream and `held_back`
     /// bytes. The index then has enough memory whatever its keys are.
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn queue(of: &Probes<'_>, shop: &Workshop<'_>, turns: &Turns, held_back: u64) -> Result<Self> {
+    pub(super) fn queue(of: &Probes<'_>, cx: &JoinContext<'_>, turns: &Turns, held_back: u64) -> Result<Self> {
         let mut ahead = Self::default();
-        let (device, total) = (shop.device, of.probe.table.rows);
+        let (device, total) = (cx.device, of.probe.table.rows);
         let streams = streams_of(of.task, of.probe, device);
         let waits = of.probe.key_columns.iter().any(|&key| of.probe.has_nulls(key)) || of.layout.is_hashed();
         if streams <= 1 || waits || of.task.filter || !only_copies(of.task, of.layout) {
@@ -75,13 +75,13 @@ impl Ahead {
         if device.memory().free_bytes() / 2 < held_back + of.index_bytes(device) + chunks_bytes {
             return Ok(ahead);
         }
-        let of_build = [device.record_event(shop.stream)?, device.record_event(shop.copies)?];
+        let of_build = [device.record_event(cx.stream)?, device.record_event(cx.copies)?];
         let chunks = ahead.chunks.get_mut();
         while chunks.len() < CHUNKS.min(streams) && ahead.next_row < total {
             let range = ahead.next_row..total.min(ahead.next_row + rows);
-            let stream = device.stream(shop.monitor.cancel().clone())?;
+            let stream = device.stream(cx.monitor.cancel().clone())?;
             of_build.iter().try_for_each(|queued| device.wait_event(queued, &stream))?;
-            match of.copy(shop, &stream, turns, range.clone()) {
+            match of.copy(cx, &stream, turns, range.clone()) {
                 Ok(transformed) => chunks.push_back(AheadChunk { stream, rows: range.clone(), transformed }),
                 Err(Error::Exhausted(_)) => break,
                 Err(error) => return Err(error),
@@ -108,12 +108,12 @@ impl Probes<'_> {
         distinct.stays + repeated.stays + repeated.building.max(distinct.building) + scratch
     }
 
-    fn copy(&self, shop: &Workshop<'_>, stream: &Stream, turns: &Turns, rows: Range<u64>) -> Result<TransformedSide> {
-        let own = Workshop { stream, copies: stream, ..*shop };
+    fn copy(&self, cx: &JoinContext<'_>, stream: &Stream, turns: &Turns, rows: Range<u64>) -> Result<TransformedSide> {
+        let own = JoinContext { stream, copies: stream, ..*cx };
         let rows = self.probe.rows(rows);
         // Every row has a key.
         let queue = || transform(&own, self.probe, rows, self.layout, self.task.row_layout, false, None, self.copy_in);
-        turns.take(shop.device, stream, queue).map(|(transformed, _)| transformed)
+        turns.take(cx.device, stream, queue).map(|(transformed, _)| transformed)
     }
 }
 
@@ -155,11 +155,16 @@ mod tests {
         let budget = Budget::new("device memory", "--device-memory", memory);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(streams);
         let (stream, monitor) = (device.stream(CancelFlag::new()).unwrap(), Monitor::new(CancelFlag::new()));
-        let shop =
-            Workshop { device: &device, stream: &stream, copies: &stream, arena: catalog.arena(), monitor: &monitor };
+        let cx = JoinContext {
+            device: &device,
+            stream: &stream,
+            copies: &stream,
+            arena: catalog.arena(),
+            monitor: &monitor,
+        };
         let of = Probes { task: &task, build: &build, probe: &probe, layout: &layout, copy_in: CopyIn::Ahead };
         let (turns, mut row) = (Turns::default(), 0);
-        let ahead = Ahead::queue(&of, &shop, &turns, 0).unwrap();
+        let ahead = Ahead::queue(&of, &cx, &turns, 0).unwrap();
         while let Some(chunk) = ahead.take() {
             assert_eq!((chunk.rows.start, chunk.transformed.len() as u64), (row, chunk.rows.end - chunk.rows.start));
             row = chunk.rows.end;

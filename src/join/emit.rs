@@ -18,7 +18,7 @@ use super::batch_sizes::BatchSizes;
 use super::gatherer::{Finisher, Gatherer, Pending, Sides};
 use super::inputs::SideInput;
 use super::late::LateChunk;
-use super::transform::{TransformedSide, Workshop};
+use super::transform::{JoinContext, TransformedSide};
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Event, Positions};
@@ -37,8 +37,8 @@ pub(super) enum SideRows<'a> {
 
 impl<'a> SideRows<'a> {
     /// Returns a range of these rows.
-    fn part(&self, range: &Range<usize>, shop: &Workshop<'_>) -> Result<SideRows<'a>> {
-        let part = |positions| shop.device.compose(positions, &Positions::Range(range.clone()), shop.stream);
+    fn part(&self, range: &Range<usize>, cx: &JoinContext<'_>) -> Result<SideRows<'a>> {
+        let part = |positions| cx.device.compose(positions, &Positions::Range(range.clone()), cx.stream);
         Ok(match self {
             Self::TransformedSide(transformed, positions) => Self::TransformedSide(transformed, part(positions)?),
             Self::Numbered(transformed, numbers) => Self::Numbered(transformed, part(numbers)?),
@@ -49,7 +49,7 @@ impl<'a> SideRows<'a> {
 
 /// Makes batches of the result.
 pub(super) struct Emitter<'a> {
-    pub(super) shop: &'a Workshop<'a>,
+    pub(super) cx: &'a JoinContext<'a>,
     pub(super) task: &'a Task,
     pub(super) layout: &'a KeyLayout,
     pub(super) build: &'a SideInput,
@@ -178,7 +178,7 @@ impl Emitter<'_> {
     ) -> Result<()> {
         // If copies overlap with everything else, the next rows are queued before the host waits
         // for the last ones.
-        let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
+        let in_flight_max = if self.cx.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
         // Time since which there is no memory for the next rows.
         let mut short_since = None;
@@ -193,7 +193,7 @@ impl Emitter<'_> {
                 Err(error @ Error::Exhausted(_)) => {
                     // Host memory taken for the failed piece is held until the stream gets past its
                     // work.
-                    self.shop.device.synchronize(self.shop.stream)?;
+                    self.cx.device.synchronize(self.cx.stream)?;
                     if let Some(first) = in_flight.pop_front() {
                         self.push(first, emitted)?;
                         parts.push(piece);
@@ -228,7 +228,7 @@ impl Emitter<'_> {
     /// # Errors
     /// Errors of the sink, and [`Error::Cancelled`] if the job was stopped.
     pub(super) fn count(&self, rows: usize, emitted: &mut dyn FnMut(usize)) -> Result<()> {
-        self.shop.monitor.cancel().check()?;
+        self.cx.monitor.cancel().check()?;
         self.sink.push(batch_of(&Arc::new(Schema::empty()), Vec::new(), rows)?)?;
         emitted(rows);
         Ok(())
@@ -239,10 +239,10 @@ impl Emitter<'_> {
         let InFlight { range, stretches, columns, complete } = in_flight;
         let shared: Vec<bool> = columns.iter().map(|column| matches!(column, Pending::Shared(_))).collect();
         // Holds reservations until the sink has the batches.
-        let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
+        let mut finisher = Finisher { arena: self.cx.arena, paid: Vec::new() };
         // One array for each stretch, or one for all.
-        let columns = self.shop.monitor.phase("gather", 0, || {
-            self.shop.device.wait(&complete, self.shop.stream)?;
+        let columns = self.cx.monitor.phase("gather", 0, || {
+            self.cx.device.wait(&complete, self.cx.stream)?;
             columns
                 .into_iter()
                 .zip(self.task.schema.fields())
@@ -260,7 +260,7 @@ impl Emitter<'_> {
             };
             let batch = batch_of(&self.task.schema, columns.iter().map(of_stretch).collect(), rows)?;
             for from in (0..rows).step_by(self.sizes.batch_rows) {
-                self.shop.monitor.cancel().check()?;
+                self.cx.monitor.cancel().check()?;
                 let length = self.sizes.batch_rows.min(rows - from);
                 self.sink.push_sharing(batch.slice(from, length), &shared)?;
                 emitted(range.start + start + from + length);
@@ -273,16 +273,16 @@ impl Emitter<'_> {
     /// Returns the rows whose positions and row numbers of both sides, 16 bytes per row, fit in a
     /// quarter of free memory.
     fn rows_that_fit(&self) -> usize {
-        ((self.shop.device.memory().free_bytes() / 4 / 16) as usize).max(256)
+        ((self.cx.device.memory().free_bytes() / 4 / 16) as usize).max(256)
     }
 
     /// Queues the work that makes a range of rows.
     fn queue(&self, build: &SideRows<'_>, probe: &SideRows<'_>, range: &Range<usize>) -> Result<InFlight> {
         let rows = range.len();
-        let mut sides = self.shop.monitor.phase("gather", 0, || {
+        let mut sides = self.cx.monitor.phase("gather", 0, || {
             Ok(Sides {
-                build: Gatherer::new(self, self.build, build.part(range, self.shop)?, rows),
-                probe: Gatherer::new(self, self.probe, probe.part(range, self.shop)?, rows),
+                build: Gatherer::new(self, self.build, build.part(range, self.cx)?, rows),
+                probe: Gatherer::new(self, self.probe, probe.part(range, self.cx)?, rows),
             })
         })?;
         if [&sides.build, &sides.probe].iter().all(|side| !side.is_missing() && !side.may_miss()) {
@@ -310,12 +310,12 @@ impl Emitter<'_> {
                 sides.of_mut(role).ask_for(column)?;
             }
         }
-        self.shop.monitor.counted_phase("gather", |moved| {
+        self.cx.monitor.counted_phase("gather", |moved| {
             self.gather_moved(&mut [&mut sides.build, &mut sides.probe])?;
             let mut columns = Vec::with_capacity(planned.len());
             for (Source { first, otherwise }, is_shared) in planned {
                 // A column's memory may have to be mapped first, which takes a while.
-                self.shop.monitor.cancel().check()?;
+                self.cx.monitor.cancel().check()?;
                 let mut take = |(role, column): (Role, usize)| {
                     let side = sides.of_mut(role);
                     let bytes = side.width_bytes(column) * rows as u64;
@@ -332,7 +332,7 @@ impl Emitter<'_> {
                     None => first,
                 });
             }
-            let complete = self.shop.device.record_event(self.shop.stream)?;
+            let complete = self.cx.device.record_event(self.cx.stream)?;
             Ok(InFlight { range: range.clone(), stretches, columns, complete })
         })
     }
@@ -348,10 +348,10 @@ impl Emitter<'_> {
         for (_, column) in givers().filter(|&(role, _)| role == Role::Probe) {
             side.ask_for(column)?;
         }
-        self.shop.monitor.counted_phase("gather", |moved| {
+        self.cx.monitor.counted_phase("gather", |moved| {
             self.gather_moved(&mut [&mut side])?;
             let columns = givers().map(|(role, column)| {
-                self.shop.monitor.cancel().check()?;
+                self.cx.monitor.cancel().check()?;
                 if role == Role::Build {
                     return Ok((role, column, None));
                 }
@@ -368,7 +368,7 @@ impl Emitter<'_> {
     /// [`Error::Exhausted`] when there is no host memory for values that have to leave their
     /// dictionary.
     pub(super) fn finish_half(&self, half: Half) -> Result<HalfThere> {
-        let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
+        let mut finisher = Finisher { arena: self.cx.arena, paid: Vec::new() };
         let columns = half.columns.into_iter().zip(self.task.schema.fields()).map(|((role, column, there), field)| {
             let there = there.map(|there| finisher.finish(there, field)).transpose()?;
             Ok((role, column, there))
@@ -380,7 +380,7 @@ impl Emitter<'_> {
     /// Queues the columns of the build side, next to the columns of the probe side that have left.
     /// `range` selects rows of the groups, counted from the first row of the first group.
     fn queue_rest(&self, groups: &[Group<'_>], part: &TransformedSide, range: &Range<usize>) -> Result<InFlight> {
-        let Workshop { device, stream, monitor, .. } = *self.shop;
+        let JoinContext { device, stream, monitor, .. } = *self.cx;
         let rows = range.len();
         let taken = taken_of(groups, range);
         let lists: Vec<_> = taken.iter().map(|(group, rows)| (group.build, rows.clone())).collect();
@@ -415,7 +415,7 @@ impl Emitter<'_> {
     /// Gathers the columns asked for that the device moves. One copy takes several columns across a
     /// link.
     fn gather_moved(&self, sides: &mut [&mut Gatherer<'_>]) -> Result<()> {
-        let Workshop { device, stream, arena, monitor, .. } = *self.shop;
+        let JoinContext { device, stream, arena, monitor, .. } = *self.cx;
         // The columns' memory may have to be mapped first, which takes a while.
         monitor.cancel().check()?;
         let mut moved = Vec::new();

@@ -86,7 +86,7 @@ impl Fused {
         wave: Range<usize>,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<bool> {
-        let shop = emitter.shop;
+        let cx = emitter.cx;
         let (Order::Partitioned(build_side), Order::Partitioned(probe_side)) = (&built.transformed.order, &probe.order)
         else {
             return Ok(false);
@@ -99,8 +99,8 @@ impl Fused {
         let carried = build_side.carried.iter().chain(&probe_side.carried);
         let row_bytes = carried.map(|column| column.width.bytes()).sum::<usize>() + key_bytes;
         let join = |wanted| {
-            let join = || shop.device.join_partitions(build_side, probe_side, wave.clone(), wanted, shop.stream);
-            match shop.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join) {
+            let join = || cx.device.join_partitions(build_side, probe_side, wave.clone(), wanted, cx.stream);
+            match cx.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join) {
                 // Matching a wave takes less memory.
                 Err(Error::Exhausted(_)) => Ok(None),
                 Ok(None) => {
@@ -116,7 +116,7 @@ impl Fused {
             emitted(rows);
             return Ok(true);
         }
-        let room_max = (shop.device.memory().free_bytes() / FREE_SHARE / row_bytes as u64) as usize;
+        let room_max = (cx.device.memory().free_bytes() / FREE_SHARE / row_bytes as u64) as usize;
         let guess = (rows * *self.pairs_per_row.lock() * SLACK).ceil() as usize;
         let wanted = |room: usize| Wanted::Rows { room: room.min(room_max), keys: self.keys };
         let Some(mut joined) = join(wanted(guess))? else { return Ok(false) };
@@ -132,8 +132,8 @@ impl Fused {
         }
         let Some(columns) = joined.rows else { return Ok(false) };
         let pairs = joined.pairs as usize;
-        let build = built.transformed.joined(columns.keys.clone(), columns.build, shop)?;
-        let probe = probe.joined(columns.keys, columns.probe, shop)?;
+        let build = built.transformed.joined(columns.keys.clone(), columns.build, cx)?;
+        let probe = probe.joined(columns.keys, columns.probe, cx)?;
         let all = || Positions::Range(0..pairs);
         let mut done = 0.0;
         emitter.emit(

@@ -12,7 +12,7 @@ use super::batch_sizes::BatchSizes;
 use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
 use super::run::beside;
-use super::transform::{Workshop, is_raw_key};
+use super::transform::{JoinContext, is_raw_key};
 use crate::columns::{
     Role, Stretch, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row,
     with_wanted_keys,
@@ -210,10 +210,10 @@ impl<'a> Gatherer<'a> {
             return Ok(());
         };
         if self.input.movable(column).is_some() && self.moved(column).is_none() {
-            transformed.original(column, self.emitter.shop)?;
+            transformed.original(column, self.emitter.cx)?;
         }
         if self.input.text(column).is_some() {
-            transformed.original_text(column, self.emitter.shop)?;
+            transformed.original_text(column, self.emitter.cx)?;
         }
         Ok(())
     }
@@ -244,7 +244,7 @@ impl<'a> Gatherer<'a> {
     }
 
     pub(super) fn gather(&mut self, column: usize) -> Result<Pending> {
-        let Workshop { device, stream, arena, .. } = *self.emitter.shop;
+        let JoinContext { device, stream, arena, .. } = *self.emitter.cx;
         let data_type = self.input.table.schema.field(column).data_type().clone();
         if let Some(gathered) = self.gathered.get(&column) {
             let movable = self.input.movable(column).expect("the device has moved it");
@@ -255,7 +255,7 @@ impl<'a> Gatherer<'a> {
             SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
         };
         if let Some(text) = self.input.text(column) {
-            let mut original = transformed.original_text(column, self.emitter.shop)?;
+            let mut original = transformed.original_text(column, self.emitter.cx)?;
             original.validity = self.needed(original.validity, column);
             let numbers = self.row_numbers()?;
             let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
@@ -286,7 +286,7 @@ impl<'a> Gatherer<'a> {
         if let (Some(moved), SideRows::TransformedSide(_, positions)) = (self.moved(column), &self.rows) {
             return Ok(Some((moved, positions.clone())));
         }
-        let mut original = transformed.original(column, self.emitter.shop)?;
+        let mut original = transformed.original(column, self.emitter.cx)?;
         original.validity = self.needed(original.validity, column);
         Ok(Some((original, self.row_numbers()?)))
     }
@@ -301,7 +301,7 @@ impl<'a> Gatherer<'a> {
             SideRows::TransformedSide(transformed, positions) => {
                 assert!(transformed.numbered, "the row_layout carried no row numbers, and a column needs them");
                 match &transformed.to_rows {
-                    Some(map) => self.emitter.shop.device.compose(map, positions, self.emitter.shop.stream)?,
+                    Some(map) => self.emitter.cx.device.compose(map, positions, self.emitter.cx.stream)?,
                     None => positions.clone(),
                 }
             }
@@ -315,8 +315,8 @@ impl<'a> Gatherer<'a> {
             return Ok(numbers.clone());
         }
         let numbers = self.row_numbers()?;
-        let shop = self.emitter.shop;
-        let on_host = shop.device.positions_to_host(&numbers, shop.arena, shop.stream)?;
+        let cx = self.emitter.cx;
+        let on_host = cx.device.positions_to_host(&numbers, cx.arena, cx.stream)?;
         self.row_numbers_on_host = Some(on_host.clone());
         Ok(on_host)
     }

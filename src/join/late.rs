@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use super::batch_sizes::BatchSizes;
 use super::emit::{Emitter, Group, Half, HalfThere, SideRows};
 use super::inputs::SideInput;
-use super::transform::{TransformedSide, Workshop, copy_column, copy_text};
+use super::transform::{JoinContext, TransformedSide, copy_column, copy_text};
 use super::turns::Turns;
 use super::{JoinKind, RowLayout, Task};
 use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Positions};
@@ -121,7 +121,7 @@ impl<'a> Late<'a> {
         build: &'a SideInput,
         probe: &SideInput,
         sizes: BatchSizes,
-        shop: &Workshop<'_>,
+        cx: &JoinContext<'_>,
     ) -> Option<Self> {
         let is_plain = task.how == JoinKind::Inner && task.row_layout == RowLayout::Original && !task.counts_rows;
         let output = &build.output_columns;
@@ -132,16 +132,15 @@ impl<'a> Late<'a> {
             return None;
         }
         let result_rows = task.expected.pairs_per_row * probe.table.rows as f64;
-        if result_rows * task.expected.row_bytes > (shop.arena.free_bytes() / FREE_SHARE) as f64 {
+        if result_rows * task.expected.row_bytes > (cx.arena.free_bytes() / FREE_SHARE) as f64 {
             return None;
         }
         // Each stream makes batches while its previous batches are on their way.
-        let streams = shop.device.info().streams as u64;
+        let streams = cx.device.info().streams as u64;
         let row_bytes = mean_row_bytes(build);
         let rows_at_once = sizes.gather_rows_of(row_bytes);
         let spare_bytes = 4 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);
-        let spare =
-            shop.arena.reserve(spare_bytes, "completing rows whose columns of the build side come last").ok()?;
+        let spare = cx.arena.reserve(spare_bytes, "completing rows whose columns of the build side come last").ok()?;
         let rows = build.table.rows;
         let table = build.rows(0..rows);
         let bytes_of = |&column: &usize| {
@@ -187,42 +186,42 @@ impl<'a> Late<'a> {
     ///
     /// # Errors
     /// Errors of the device, except exhausted memory.
-    pub(super) fn copy_rest(&self, last: Option<&Event>, shop: &Workshop<'_>) -> Result<()> {
+    pub(super) fn copy_rest(&self, last: Option<&Event>, cx: &JoinContext<'_>) -> Result<()> {
         if let Some(last) = last {
-            shop.device.wait_event(last, shop.copies)?;
+            cx.device.wait_event(last, cx.copies)?;
         }
         let mut arriving = self.arriving.lock();
         let outcome =
-            (arriving.asked_for..self.parts.len()).try_for_each(|part| self.copy_part(&mut arriving, part, shop));
+            (arriving.asked_for..self.parts.len()).try_for_each(|part| self.copy_part(&mut arriving, part, cx));
         match outcome {
             Err(Error::Exhausted(_)) => Ok(()),
             outcome => outcome,
         }
     }
 
-    fn copy_part(&self, arriving: &mut Arriving, part: usize, shop: &Workshop<'_>) -> Result<()> {
+    fn copy_part(&self, arriving: &mut Arriving, part: usize, cx: &JoinContext<'_>) -> Result<()> {
         let rows = self.build.rows(self.parts[part].clone());
-        let copy = |&column: &usize| Ok((column, copy_column(shop, shop.copies, &rows, column)?));
-        let copy_text = |&column: &usize| Ok((column, copy_text(shop, shop.copies, &rows, column)?));
+        let copy = |&column: &usize| Ok((column, copy_column(cx, cx.copies, &rows, column)?));
+        let copy_text = |&column: &usize| Ok((column, copy_text(cx, cx.copies, &rows, column)?));
         let copies = || -> Result<Part> {
             let columns = self.columns.iter().map(copy).collect::<Result<_>>()?;
             Ok(Part { columns, text: self.text.iter().map(copy_text).collect::<Result<_>>()? })
         };
-        let (columns, there) = self.turns.take(shop.device, shop.copies, copies)?;
+        let (columns, there) = self.turns.take(cx.device, cx.copies, copies)?;
         arriving.there.insert(part, (columns, there));
         arriving.asked_for = arriving.asked_for.max(part + 1);
         Ok(())
     }
 
-    /// Returns the rows of a part with its columns. Work queued on the workshop's stream from now
+    /// Returns the rows of a part with its columns. Work queued on the context's stream from now
     /// on may read them.
-    fn part(&self, part: usize, build: &TransformedSide, shop: &Workshop<'_>) -> Result<TransformedSide> {
+    fn part(&self, part: usize, build: &TransformedSide, cx: &JoinContext<'_>) -> Result<TransformedSide> {
         let mut arriving = self.arriving.lock();
         if !arriving.there.contains_key(&part) {
-            self.copy_part(&mut arriving, part, &Workshop { copies: shop.stream, ..*shop })?;
+            self.copy_part(&mut arriving, part, &JoinContext { copies: cx.stream, ..*cx })?;
         }
         let (Part { columns, text }, there) = &arriving.there[&part];
-        shop.device.wait_event(there, shop.stream)?;
+        cx.device.wait_event(there, cx.stream)?;
         Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone(), text.clone()))
     }
 
@@ -240,7 +239,7 @@ impl<'a> Late<'a> {
         streams_to_come: usize,
     ) -> Result<()> {
         let are_parts_coming = self.arriving.lock().asked_for == self.parts.len();
-        let is_ample = are_parts_coming && emitter.shop.arena.free_bytes() >= self.at_once_bytes;
+        let is_ample = are_parts_coming && emitter.cx.arena.free_bytes() >= self.at_once_bytes;
         if !is_ample || self.is_short.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -291,7 +290,7 @@ impl<'a> Late<'a> {
         emitter: &Emitter<'_>,
         build: &TransformedSide,
     ) -> Result<()> {
-        let Workshop { device, stream, .. } = *emitter.shop;
+        let JoinContext { device, stream, .. } = *emitter.cx;
         let group_of = |part: usize| {
             waiting.iter().filter_map(move |deferred| {
                 let range = deferred.bounds[part]..deferred.bounds[part + 1];
@@ -303,7 +302,7 @@ impl<'a> Late<'a> {
         // read here.
         let mut read = Vec::new();
         let outcome = emitter.emit_rest(&groups, self.rows_at_once, &mut |part| {
-            let part = self.part(part, build, emitter.shop)?;
+            let part = self.part(part, build, emitter.cx)?;
             read.push(part.clone());
             Ok(part)
         });
@@ -315,15 +314,15 @@ impl<'a> Late<'a> {
 
     /// Copies all late columns to the device, unless that was done. Rows that do not wait are
     /// gathered from there.
-    fn bring_whole(&self, build: &TransformedSide, shop: &Workshop<'_>) -> Result<()> {
+    fn bring_whole(&self, build: &TransformedSide, cx: &JoinContext<'_>) -> Result<()> {
         let mut whole = self.whole.lock();
         if !*whole {
-            let columns = self.columns.iter().try_for_each(|&column| build.original(column, shop).map(drop));
-            let bring_text = |&column: &usize| build.original_text(column, shop).map(drop);
+            let columns = self.columns.iter().try_for_each(|&column| build.original(column, cx).map(drop));
+            let bring_text = |&column: &usize| build.original_text(column, cx).map(drop);
             let brought = columns.and_then(|()| self.text.iter().try_for_each(bring_text));
             // Other streams do not wait for this stream's copies. They also find columns that were
             // queued before a copy failed.
-            let settled = shop.device.synchronize(&shop.stream.uncancelled());
+            let settled = cx.device.synchronize(&cx.stream.uncancelled());
             brought.and(settled)?;
             *whole = true;
         }
@@ -381,10 +380,10 @@ impl<'a> LateChunk<'a> {
                 }
             }
         }
-        emitter.shop.device.synchronize(emitter.shop.stream)?;
+        emitter.cx.device.synchronize(emitter.cx.stream)?;
         self.finish(emitter)?;
         self.late.complete_early(emitter, build)?;
-        self.late.bring_whole(build, emitter.shop)?;
+        self.late.bring_whole(build, emitter.cx)?;
         Ok(false)
     }
 
@@ -398,7 +397,7 @@ impl<'a> LateChunk<'a> {
         pairs: &Pairs,
         queued: &mut Vec<Deferred<Half>>,
     ) -> Result<()> {
-        let Workshop { device, stream, .. } = *emitter.shop;
+        let JoinContext { device, stream, .. } = *emitter.cx;
         let rows = pairs.probe.len();
         match self.half_of(emitter, build, probe, pairs) {
             Ok(deferred) => queued.push(deferred),
@@ -422,7 +421,7 @@ impl<'a> LateChunk<'a> {
         probe: &TransformedSide,
         pairs: &Pairs,
     ) -> Result<Deferred<Half>> {
-        let Workshop { device, stream, monitor, .. } = *emitter.shop;
+        let JoinContext { device, stream, monitor, .. } = *emitter.cx;
         let rows = pairs.probe.len();
         let late = self.late;
         let (split, bounds) = monitor.phase("expand", 24 * rows as u64, || {

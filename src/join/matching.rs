@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 
-use super::transform::{Order, TransformedSide, Workshop};
+use super::transform::{JoinContext, Order, TransformedSide};
 use crate::columns::KeyLayout;
 use crate::device::{Device, Keys, Matches, PartitionMatches, Table};
 use crate::{Error, Result};
@@ -36,24 +36,24 @@ impl BuildSide {
         layout: &KeyLayout,
         repeats: bool,
         adjacent: bool,
-        shop: &Workshop<'_>,
+        cx: &JoinContext<'_>,
     ) -> Result<Self> {
         let mut table = None;
         match &transformed.order {
             Order::Original(keys) => {
                 let bytes = (keys.rows * (layout.width().bytes() + 4)) as u64;
-                table = Some(shop.monitor.phase("build table", 3 * bytes, || {
-                    let built = build_table(keys, dense.filter(|_| layout.is_raw()), repeats, shop)?;
+                table = Some(cx.monitor.phase("build table", 3 * bytes, || {
+                    let built = build_table(keys, dense.filter(|_| layout.is_raw()), repeats, cx)?;
                     if let Some(order) = &built.order {
                         transformed.to_rows = Some(match &transformed.to_rows {
-                            Some(rows) => shop.device.compose(rows, order, shop.stream)?,
+                            Some(rows) => cx.device.compose(rows, order, cx.stream)?,
                             None => order.clone(),
                         });
                     }
                     Ok(built)
                 })?);
             }
-            Order::Partitioned(_) if adjacent => transformed.group(shop)?,
+            Order::Partitioned(_) if adjacent => transformed.group(cx)?,
             _ => {}
         }
         Ok(Self { transformed, table, grouping_bytes: OnceLock::new() })
@@ -91,20 +91,18 @@ impl BuildSide {
     }
 
     /// Returns the keys in the order of build positions.
-    pub(super) fn run_keys(&self, shop: &Workshop<'_>) -> Result<Keys> {
+    pub(super) fn run_keys(&self, cx: &JoinContext<'_>) -> Result<Keys> {
         let keys = self.transformed.transformed_keys();
         Ok(match self.table.as_ref().and_then(|table| table.order.as_ref()) {
-            Some(order) => {
-                Keys { data: shop.device.gather(&keys.as_column(), order, shop.stream)?.data, ..keys.clone() }
-            }
+            Some(order) => Keys { data: cx.device.gather(&keys.as_column(), order, cx.stream)?.data, ..keys.clone() },
             None => keys.clone(),
         })
     }
 
     /// Returns the keys in the order of build positions, in host memory.
-    pub(super) fn run_keys_on_host(&self, shop: &Workshop<'_>) -> Result<Buffer> {
-        let keys = self.run_keys(shop)?;
-        shop.device.copy_out(&keys.data, keys.rows * keys.width.bytes(), shop.arena, shop.stream)
+    pub(super) fn run_keys_on_host(&self, cx: &JoinContext<'_>) -> Result<Buffer> {
+        let keys = self.run_keys(cx)?;
+        cx.device.copy_out(&keys.data, keys.rows * keys.width.bytes(), cx.arena, cx.stream)
     }
 
     /// True if equal keys of partitions are known to be adjacent.
@@ -113,9 +111,9 @@ impl BuildSide {
     }
 
     /// Returns the build side with equal keys of partitions adjacent.
-    pub(super) fn grouped(&self, shop: &Workshop<'_>) -> Result<Self> {
+    pub(super) fn grouped(&self, cx: &JoinContext<'_>) -> Result<Self> {
         let mut transformed = self.transformed.clone();
-        transformed.group(shop)?;
+        transformed.group(cx)?;
         Ok(Self { transformed, table: self.table.clone(), grouping_bytes: OnceLock::new() })
     }
 
@@ -125,24 +123,24 @@ impl BuildSide {
         &self,
         probe: &TransformedSide,
         wave: Range<usize>,
-        shop: &Workshop<'_>,
+        cx: &JoinContext<'_>,
     ) -> Result<Option<Matches>> {
-        let (device, stream) = (shop.device, shop.stream);
+        let (device, stream) = (cx.device, cx.stream);
         let key_bytes = probe.transformed_keys().width.bytes();
         let wave_bytes = |rows: usize| (rows * (2 * key_bytes + 8)) as u64;
         let matches = match (&self.transformed.order, &probe.order) {
             (Order::Original(_), Order::Original(keys)) => {
                 let table = self.table.as_ref().expect("a build side as it lies has a table");
-                shop.monitor.phase("match", wave_bytes(wave.len()), || device.probe_table(table, keys, wave, stream))?
+                cx.monitor.phase("match", wave_bytes(wave.len()), || device.probe_table(table, keys, wave, stream))?
             }
             (Order::Sorted(build), Order::Sorted(sorted)) => {
-                shop.monitor.phase("match", wave_bytes(wave.len()), || {
+                cx.monitor.phase("match", wave_bytes(wave.len()), || {
                     device.match_sorted(&build.keys, &sorted.keys, wave, stream)
                 })?
             }
             (Order::Partitioned(build), Order::Partitioned(partitions)) => {
                 let rows = partitions.bounds.rows_of(wave.clone())?.len();
-                let found = shop.monitor.phase("match", wave_bytes(rows), || {
+                let found = cx.monitor.phase("match", wave_bytes(rows), || {
                     device.match_partitions(build, partitions, wave.clone(), stream)
                 })?;
                 match found {
@@ -174,9 +172,9 @@ impl SharedBuild {
 
     /// Returns the build side with equal keys adjacent. Groups it, unless another stream has done
     /// so since `seen` was taken.
-    pub(super) fn grouped(&self, seen: &Arc<BuildSide>, shop: &Workshop<'_>) -> Result<Arc<BuildSide>> {
+    pub(super) fn grouped(&self, seen: &Arc<BuildSide>, cx: &JoinContext<'_>) -> Result<Arc<BuildSide>> {
         // Earlier waves of this stream may still read the build side that is about to be dropped.
-        shop.device.synchronize(shop.stream)?;
+        cx.device.synchronize(cx.stream)?;
         let mut current = self.0.lock();
         if !Arc::ptr_eq(&current, seen) {
             return Ok(current.clone());
@@ -184,9 +182,9 @@ impl SharedBuild {
         if seen.is_grouped() {
             return Err(Error::Internal("grouped partitions were reported as not grouped".into()));
         }
-        let grouped = Arc::new(seen.grouped(shop)?);
+        let grouped = Arc::new(seen.grouped(cx)?);
         // Other streams do not wait for this stream's work.
-        shop.device.synchronize(shop.stream)?;
+        cx.device.synchronize(cx.stream)?;
         *current = grouped.clone();
         Ok(grouped)
     }
@@ -218,11 +216,11 @@ pub(super) fn waves(probe: &TransformedSide, wave_rows: usize) -> Result<Vec<Ran
 }
 
 /// Builds the perfect-hash table if the keys are dense, as expected, and else the general table.
-fn build_table(keys: &Keys, dense: Option<(u128, u128)>, repeats: bool, shop: &Workshop<'_>) -> Result<Table> {
+fn build_table(keys: &Keys, dense: Option<(u128, u128)>, repeats: bool, cx: &JoinContext<'_>) -> Result<Table> {
     if let Some((min, max)) = dense
-        && let Some(table) = shop.device.build_dense_table(keys, min, max, shop.stream)?
+        && let Some(table) = cx.device.build_dense_table(keys, min, max, cx.stream)?
     {
         return Ok(table);
     }
-    shop.device.build_table(keys, repeats, shop.stream)
+    cx.device.build_table(keys, repeats, cx.stream)
 }

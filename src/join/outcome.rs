@@ -9,7 +9,7 @@ use super::inputs::SideInput;
 use super::late::pairs_at_once;
 use super::matching::{BuildSide, SharedBuild, waves};
 use super::run::where_values_lie;
-use super::transform::{TransformedSide, Workshop};
+use super::transform::{JoinContext, TransformedSide};
 use super::verify::exact_matches;
 use crate::Result;
 use crate::columns::Role;
@@ -70,7 +70,7 @@ impl Outcome {
         flags: &DeviceBuffer,
         done: &mut dyn FnMut(f64),
     ) -> Result<()> {
-        let Workshop { device, stream, monitor, .. } = *emitter.shop;
+        let JoinContext { device, stream, monitor, .. } = *emitter.cx;
         let Some(which) = self.build_rows_kept else { return Ok(()) };
         let positions = monitor.phase("match", 0, || device.select_flags(flags, build.len(), which, stream))?;
         let rows = positions.len();
@@ -92,7 +92,7 @@ impl Outcome {
         wave_rows: usize,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<()> {
-        let shop = emitter.shop;
+        let cx = emitter.cx;
         let mut built = build.current();
         let mut join_wave = |wave: Range<usize>| -> Result<()> {
             if let Some(fused) = &self.fused
@@ -101,15 +101,15 @@ impl Outcome {
                 return Ok(());
             }
             let mut matches = loop {
-                match built.match_wave(probe, wave.clone(), shop)? {
+                match built.match_wave(probe, wave.clone(), cx)? {
                     Some(matches) => break matches,
-                    None => built = build.grouped(&built, shop)?,
+                    None => built = build.grouped(&built, cx)?,
                 }
             };
             if emitter.layout.is_hashed() {
-                let compare = || exact_matches(matches, &built, probe, emitter.layout, shop);
-                let compare = || shop.monitor.phase("compare keys", 0, compare);
-                matches = where_values_lie(emitter.layout, shop.device, compare)?;
+                let compare = || exact_matches(matches, &built, probe, emitter.layout, cx);
+                let compare = || cx.monitor.phase("compare keys", 0, compare);
+                matches = where_values_lie(emitter.layout, cx.device, compare)?;
             }
             let rows = matches.rows.len() as f64;
             let mut of_wave = 0.0;
@@ -124,7 +124,7 @@ impl Outcome {
         // If another stream has replaced this build side with a grouped one, nothing else may hold
         // it any more. This stream's queued work still reads it, whether or not the last wave
         // failed or the job was stopped.
-        let settled = shop.device.synchronize(&shop.stream.uncancelled());
+        let settled = cx.device.synchronize(&cx.stream.uncancelled());
         drop(built);
         outcome.and(settled)
     }
@@ -154,7 +154,7 @@ impl Outcome {
         flags: Option<&DeviceBuffer>,
         done: &mut dyn FnMut(f64),
     ) -> Result<()> {
-        let Workshop { device, stream, monitor, .. } = *emitter.shop;
+        let JoinContext { device, stream, monitor, .. } = *emitter.cx;
         let match_bytes = 8 * matches.rows.len() as u64;
         if let Some(flags) = flags {
             monitor.phase("match", match_bytes, || device.mark_build(matches, flags, stream))?;

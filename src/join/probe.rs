@@ -26,7 +26,7 @@ use super::matching::SharedBuild;
 use super::outcome::Outcome;
 use super::progress::{Progress, Stretch};
 use super::run::{CHUNK_ROWS_MIN, where_primitives_run};
-use super::transform::{CopyIn, TransformedSide, Workshop, transform};
+use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
 use super::turns::Turns;
 use super::{BatchSink, RowLayout, Task};
 use crate::Result;
@@ -93,33 +93,33 @@ pub(super) struct ProbeProgress<'a> {
 }
 
 impl Probing<'_> {
-    /// Probes with all rows. `shop` is the workshop that made the build side.
+    /// Probes with all rows. `cx` is the context that made the build side.
     ///
     /// # Errors
     /// Errors of the device, the sink, and gathering; the first of any stream.
-    pub(super) fn run(&self, shop: &Workshop<'_>) -> Result<()> {
-        let device = shop.device;
+    pub(super) fn run(&self, cx: &JoinContext<'_>) -> Result<()> {
+        let device = cx.device;
         let streams = streams_of(self.task, self.probe, device);
         if streams <= 1 {
             // Nothing waits for the caller's stream for copies.
-            let shop = Workshop { copies: shop.stream, ..*shop };
+            let cx = JoinContext { copies: cx.stream, ..*cx };
             let never = AtomicBool::new(false);
             return where_primitives_run(device, || {
-                self.take_chunks(&shop, None, 1, &never)?;
-                self.complete_late(&shop, 0, 1)
+                self.take_chunks(&cx, None, 1, &never)?;
+                self.complete_late(&cx, 0, 1)
             });
         }
         let Some(late) = &self.late else {
-            return self.on_streams(shop, streams, |own, first, failed| self.take_chunks(own, first, streams, failed));
+            return self.on_streams(cx, streams, |own, first, failed| self.take_chunks(own, first, streams, failed));
         };
         let to_come = AtomicUsize::new(streams);
-        self.on_streams(shop, streams, |own, first, failed| {
+        self.on_streams(cx, streams, |own, first, failed| {
             self.take_chunks(own, first, streams, failed)?;
             if failed.load(Ordering::Relaxed) {
                 return Ok(());
             }
             // The link stays busy both ways, while other streams work on their last chunk.
-            late.copy_rest(self.turns.last().as_ref(), shop)?;
+            late.copy_rest(self.turns.last().as_ref(), cx)?;
             let (emitter, to_come) = (self.emitter(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
             late.complete_share(&emitter, &self.built.current().transformed, to_come)
         })?;
@@ -127,9 +127,7 @@ impl Probing<'_> {
             return Ok(());
         }
         let next = AtomicUsize::new(0);
-        self.on_streams(shop, streams, |own, _, _| {
-            self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams)
-        })
+        self.on_streams(cx, streams, |own, _, _| self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams))
     }
 
     /// Runs `work` on `streams` new streams in parallel, until it is done on all, or has failed on
@@ -137,20 +135,20 @@ impl Probing<'_> {
     /// on which a chunk was queued ahead begins with that chunk.
     fn on_streams(
         &self,
-        shop: &Workshop<'_>,
+        cx: &JoinContext<'_>,
         streams: usize,
-        work: impl Fn(&Workshop<'_>, Option<AheadChunk>, &AtomicBool) -> Result<()> + Sync,
+        work: impl Fn(&JoinContext<'_>, Option<AheadChunk>, &AtomicBool) -> Result<()> + Sync,
     ) -> Result<()> {
-        let device = shop.device;
-        let built = device.record_event(shop.stream)?;
+        let device = cx.device;
+        let built = device.record_event(cx.stream)?;
         let on_new_stream = |failed: &AtomicBool| {
             let first = self.ahead.take();
             let stream = match &first {
                 Some(first) => first.stream.clone(),
-                None => device.stream(shop.monitor.cancel().clone())?,
+                None => device.stream(cx.monitor.cancel().clone())?,
             };
             device.wait_event(&built, &stream)?;
-            work(&Workshop { stream: &stream, copies: &stream, ..*shop }, first, failed)
+            work(&JoinContext { stream: &stream, copies: &stream, ..*cx }, first, failed)
         };
         let failed = AtomicBool::new(false);
         let failure = Mutex::new(None);
@@ -169,31 +167,31 @@ impl Probing<'_> {
     /// comes first.
     fn take_chunks(
         &self,
-        shop: &Workshop<'_>,
+        cx: &JoinContext<'_>,
         first: Option<AheadChunk>,
         streams: usize,
         failed: &AtomicBool,
     ) -> Result<()> {
         if let Some(AheadChunk { rows, transformed, .. }) = first {
-            self.join_chunk(shop, streams, rows, &transformed)?;
+            self.join_chunk(cx, streams, rows, &transformed)?;
         }
         while !failed.load(Ordering::Relaxed)
-            && let Some(rows) = self.next_chunk(shop.device, streams)
+            && let Some(rows) = self.next_chunk(cx.device, streams)
         {
-            self.probe_chunk(shop, streams, rows)?;
+            self.probe_chunk(cx, streams, rows)?;
         }
         Ok(())
     }
 
     /// Completes one stream's share of the rows that wait for columns of the build side.
-    fn complete_late(&self, shop: &Workshop<'_>, number: usize, streams: usize) -> Result<()> {
+    fn complete_late(&self, cx: &JoinContext<'_>, number: usize, streams: usize) -> Result<()> {
         let Some(late) = &self.late else { return Ok(()) };
-        late.complete(&self.emitter(shop, None), &self.built.current().transformed, number, streams)
+        late.complete(&self.emitter(cx, None), &self.built.current().transformed, number, streams)
     }
 
-    fn emitter<'e>(&'e self, shop: &'e Workshop<'_>, late: Option<&'e LateChunk<'e>>) -> Emitter<'e> {
+    fn emitter<'e>(&'e self, cx: &'e JoinContext<'_>, late: Option<&'e LateChunk<'e>>) -> Emitter<'e> {
         let Self { task, layout, build, probe, sink, sizes, .. } = *self;
-        Emitter { shop, task, layout, build, probe, sink, sizes, late }
+        Emitter { cx, task, layout, build, probe, sink, sizes, late }
     }
 
     fn next_chunk(&self, device: &dyn Device, streams: usize) -> Option<Range<u64>> {
@@ -213,7 +211,7 @@ impl Probing<'_> {
         Some(start..*next)
     }
 
-    fn probe_chunk(&self, shop: &Workshop<'_>, streams: usize, range: Range<u64>) -> Result<()> {
+    fn probe_chunk(&self, cx: &JoinContext<'_>, streams: usize, range: Range<u64>) -> Result<()> {
         let rows = self.probe.rows(range.clone());
         let unkeyed = self.outcome.keeps_probe_without_key();
         // Copies overlap with other chunks' work only if there are several streams.
@@ -222,32 +220,31 @@ impl Probing<'_> {
             false => CopyIn::WhenNeeded,
         };
         let filter = self.filter.as_ref();
-        let transform =
-            || transform(shop, self.probe, rows, self.layout, self.task.row_layout, unkeyed, filter, copy_in);
+        let transform = || transform(cx, self.probe, rows, self.layout, self.task.row_layout, unkeyed, filter, copy_in);
         let transformed = match streams > 1 && only_copies(self.task, self.layout) {
-            true => self.turns.take(shop.device, shop.stream, transform)?.0,
+            true => self.turns.take(cx.device, cx.stream, transform)?.0,
             false => transform()?,
         };
-        self.join_chunk(shop, streams, range, &transformed)
+        self.join_chunk(cx, streams, range, &transformed)
     }
 
     /// Matches a chunk and emits its rows.
     fn join_chunk(
         &self,
-        shop: &Workshop<'_>,
+        cx: &JoinContext<'_>,
         streams: usize,
         range: Range<u64>,
         transformed: &TransformedSide,
     ) -> Result<()> {
         let chunk_rows = (range.end - range.start) as f64;
         let late = self.late.as_ref().map(LateChunk::new);
-        let emitter = self.emitter(shop, late.as_ref());
+        let emitter = self.emitter(cx, late.as_ref());
         self.transformed(chunk_rows);
         if let Some(unkeyed) = &transformed.unkeyed {
             let rows = SideRows::Numbered(transformed, unkeyed.clone());
             emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
         }
-        let wave_rows = wave_rows(shop.device, self.held_back_bytes(shop.device), streams);
+        let wave_rows = wave_rows(cx.device, self.held_back_bytes(cx.device), streams);
         let mut emitted = 0.0;
         self.outcome.join_chunk(&emitter, &self.built, self.flags.as_ref(), transformed, wave_rows, &mut |rows| {
             self.emitted(rows);

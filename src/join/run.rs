@@ -31,7 +31,7 @@ use super::monitor::Monitor;
 use super::outcome::Outcome;
 use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
-use super::transform::{CopyIn, Workshop, transform};
+use super::transform::{CopyIn, JoinContext, transform};
 use super::turns::Turns;
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
@@ -87,7 +87,7 @@ fn run_with_layout(
     let stream = device.stream(monitor.cancel().clone())?;
     // The device indexes the build side's keys while its other columns still cross the link.
     let copies = if device.info().streams > 1 { device.stream(monitor.cancel().clone())? } else { stream.clone() };
-    let shop = Workshop { device, stream: &stream, copies: &copies, arena, monitor };
+    let cx = JoinContext { device, stream: &stream, copies: &copies, arena, monitor };
     let fused = Fused::of(task, build, probe, &layout, device);
     let joins_at_once = fused.is_some();
     let outcome = Outcome::new(task, build, probe, fused);
@@ -95,7 +95,7 @@ fn run_with_layout(
 
     let sizes =
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
-    let late = Late::of(task, build, probe, sizes, &shop);
+    let late = Late::of(task, build, probe, sizes, &cx);
     let copy_in = if late.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
     let columns_needed = !probe.shares || late.is_some();
     let turns = Turns::default();
@@ -103,15 +103,15 @@ fn run_with_layout(
         for _ in 0..SEEDS_MAX {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
-            let transformed = transform(&shop, build, rows, &layout, task.row_layout, unkeyed, None, copy_in)?;
+            let transformed = transform(&cx, build, rows, &layout, task.row_layout, unkeyed, None, copy_in)?;
             let copy_in = if columns_needed { CopyIn::Ahead } else { CopyIn::WhenNeeded };
             let probes = Probes { task, build, probe, layout: &layout, copy_in };
-            let ahead = Ahead::queue(&probes, &shop, &turns, late.as_ref().map_or(0, Late::bytes_to_come))?;
+            let ahead = Ahead::queue(&probes, &cx, &turns, late.as_ref().map_or(0, Late::bytes_to_come))?;
             progress.reach(Stretch::TransformBuild, 1.0);
             let repeats = task.expected.build_keys_repeat;
             let adjacent = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
-            let built = BuildSide::new(transformed, task.dense_range, &layout, repeats, adjacent, &shop)?;
-            let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop));
+            let built = BuildSide::new(transformed, task.dense_range, &layout, repeats, adjacent, &cx)?;
+            let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &cx));
             if !layout.is_hashed() || where_values_lie(&layout, device, is_exact)? {
                 return Ok((built, ahead));
             }
@@ -126,15 +126,15 @@ fn run_with_layout(
     // Moving rows has waited only for the columns that moved with them.
     if late.is_none() {
         device.wait_event(&device.record_event(&copies)?, &stream)?;
-        built.transformed.hand_over_originals(&shop);
+        built.transformed.hand_over_originals(&cx);
     }
     progress.reach(Stretch::IndexBuild, 1.0);
     let filter = match task.filter && task.how.drops_unmatched(probe.side) {
-        true => build_filter(&built, &shop)?,
+        true => build_filter(&built, &cx)?,
         false => None,
     };
 
-    let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes, late: None };
+    let emitter = Emitter { cx: &cx, task, layout: &layout, build, probe, sink, sizes, late: None };
     let flags = match outcome.build_rows_kept {
         Some(_) => Some(device.new_flags(built.transformed.len(), &stream)?),
         None => None,
@@ -161,7 +161,7 @@ fn run_with_layout(
         ahead,
         progress: Mutex::new(ProbeProgress { inner: progress, transformed_rows: 0.0, emitted_rows: 0.0 }),
     };
-    probing.run(&shop)?;
+    probing.run(&cx)?;
     let Probing { built, flags, progress, .. } = probing;
     let (built, mut progress) = (built.current(), progress.into_inner().inner);
     if let Some(flags) = &flags {
@@ -201,10 +201,10 @@ pub(super) fn where_values_lie<T: Send>(
 
 /// Builds a filter of the build keys. Returns `None` if the device has no memory for a filter,
 /// because the join is right without it.
-fn build_filter(built: &BuildSide, shop: &Workshop<'_>) -> Result<Option<Filter>> {
+fn build_filter(built: &BuildSide, cx: &JoinContext<'_>) -> Result<Option<Filter>> {
     let keys = built.transformed.transformed_keys();
     let bytes = (keys.rows * keys.width.bytes()) as u64;
-    match shop.monitor.phase("filter", bytes, || shop.device.build_filter(keys, shop.stream)) {
+    match cx.monitor.phase("filter", bytes, || cx.device.build_filter(keys, cx.stream)) {
         Err(Error::Exhausted(_)) => Ok(None),
         outcome => outcome.map(Some),
     }

@@ -34,7 +34,7 @@ use crate::memory::Arena;
 
 /// Everything that transforming needs, except the rows.
 #[derive(Clone, Copy)]
-pub(super) struct Workshop<'a> {
+pub(super) struct JoinContext<'a> {
     pub(super) device: &'a dyn Device,
     pub(super) stream: &'a Stream,
     /// Stream that copies in columns that are not needed yet, in parallel with `stream`. It may be
@@ -131,7 +131,7 @@ pub(super) enum Order {
 }
 
 /// Copies in, packs and transforms some rows of one side. Moved columns are complete once the
-/// workshop's stream is synchronized. Columns in table order are complete once both of its streams
+/// context's stream is synchronized. Columns in table order are complete once both of its streams
 /// are. If `keeps_unkeyed` is true, rows without a key are part of the result. A filter drops rows
 /// whose keys do not pass, as if they had no key. With a filter, no row without a key is kept.
 ///
@@ -139,7 +139,7 @@ pub(super) enum Order {
 /// Errors of the device.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn transform(
-    shop: &Workshop<'_>,
+    cx: &JoinContext<'_>,
     input: &SideInput,
     rows: Rows,
     layout: &KeyLayout,
@@ -148,14 +148,14 @@ pub(super) fn transform(
     filter: Option<&Filter>,
     copy_in: CopyIn,
 ) -> Result<TransformedSide> {
-    let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
+    let (device, stream, monitor) = (cx.device, cx.stream, cx.monitor);
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
     let pack = || {
         monitor.counted_phase("pack keys", |moved| {
             let value_bytes = row_count * layout.value_row_bytes(input.role);
             moved.bytes = 2 * key_bytes + value_bytes as u64 + layout.value_bytes(&rows, &input.key_columns);
-            layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
+            layout.pack(input.role, &rows, &input.key_columns, device, cx.arena, stream)
         })
     };
     let (mut keys, mut key_columns) = if layout.is_made_on_host() { beside(device, pack)? } else { pack()? };
@@ -178,21 +178,21 @@ pub(super) fn transform(
             if let Some(came) = key_columns.fixed.get(&column) {
                 originals.insert(column, came.clone());
             } else if copy_in == CopyIn::Ahead || row_layout != RowLayout::Original {
-                originals.insert(column, copy_column(shop, shop.copies, &rows, column)?);
+                originals.insert(column, copy_column(cx, cx.copies, &rows, column)?);
             }
         }
         Ok(())
     };
     let is_moved = row_layout != RowLayout::Original;
     copy_columns(true)?;
-    let to_be_moved = if is_moved { Some(device.record_event(shop.copies)?) } else { None };
+    let to_be_moved = if is_moved { Some(device.record_event(cx.copies)?) } else { None };
     copy_columns(false)?;
     let mut text = BTreeMap::new();
     for column in input.text_columns() {
         if let Some(came) = key_columns.bytes.get(&column) {
             text.insert(column, came.clone());
         } else if copy_in == CopyIn::Ahead || is_moved {
-            text.insert(column, copy_text(shop, shop.copies, &rows, column)?);
+            text.insert(column, copy_text(cx, cx.copies, &rows, column)?);
         }
     }
     let came_as_keys: BTreeSet<usize> = key_columns.fixed.into_keys().chain(key_columns.bytes.into_keys()).collect();
@@ -200,12 +200,12 @@ pub(super) fn transform(
     if let Some(came) = to_be_moved {
         // These columns are about to move with the keys. The others still cross the link meanwhile.
         device.wait_event(&came, stream)?;
-        hand_over(originals.iter().filter(|(column, _)| input.carried.contains(column)), shop);
+        hand_over(originals.iter().filter(|(column, _)| input.carried.contains(column)), cx);
     }
     let keys = Arc::new(keys);
     let unkeyed = match &keys.packed.rows_kept {
         Some(kept) if keeps_unkeyed && kept.len() < row_count => {
-            Some(monitor.phase("pack keys", row_count as u64, || rows_without_key(shop, kept, row_count))?)
+            Some(monitor.phase("pack keys", row_count as u64, || rows_without_key(cx, kept, row_count))?)
         }
         _ => None,
     };
@@ -284,7 +284,7 @@ pub(super) fn transform(
     let originals = Originals::of(originals, text, came_as_keys);
     let mut transformed = TransformedSide { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
     let phase = if matches!(row_layout, RowLayout::Sorted) { sort_phase } else { partition_phase };
-    monitor.phase(phase, 0, || transformed.find_row_numbers(shop))?;
+    monitor.phase(phase, 0, || transformed.find_row_numbers(cx))?;
     Ok(transformed)
 }
 
@@ -320,9 +320,9 @@ impl TransformedSide {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn joined(&self, keys: Option<Keys>, carried: Vec<Column>, shop: &Workshop<'_>) -> Result<Self> {
+    pub(super) fn joined(&self, keys: Option<Keys>, carried: Vec<Column>, cx: &JoinContext<'_>) -> Result<Self> {
         let mut joined = Self { order: Order::Joined { keys, carried }, to_rows: None, ..self.clone() };
-        shop.monitor.phase("join", 0, || joined.find_row_numbers(shop))?;
+        cx.monitor.phase("join", 0, || joined.find_row_numbers(cx))?;
         Ok(joined)
     }
 
@@ -349,9 +349,9 @@ impl TransformedSide {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn original(&self, column: usize, shop: &Workshop<'_>) -> Result<Column> {
+    pub(super) fn original(&self, column: usize, cx: &JoinContext<'_>) -> Result<Column> {
         let originals = &self.originals;
-        originals.of_column(&originals.columns, column, || copy_column(shop, shop.stream, &self.rows, column))
+        originals.of_column(&originals.columns, column, || copy_column(cx, cx.stream, &self.rows, column))
     }
 
     /// Returns a column of values of variable length as it was copied in. Copies it in first if it
@@ -359,17 +359,17 @@ impl TransformedSide {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn original_text(&self, column: usize, shop: &Workshop<'_>) -> Result<BytesColumn> {
+    pub(super) fn original_text(&self, column: usize, cx: &JoinContext<'_>) -> Result<BytesColumn> {
         let originals = &self.originals;
-        originals.of_column(&originals.text, column, || copy_text(shop, shop.stream, &self.rows, column))
+        originals.of_column(&originals.text, column, || copy_text(cx, cx.stream, &self.rows, column))
     }
 
-    /// Hands over columns copied in on the workshop's `copies` stream to its main stream, which
+    /// Hands over columns copied in on the context's `copies` stream to its main stream, which
     /// must have waited for the copies.
-    pub(super) fn hand_over_originals(&self, shop: &Workshop<'_>) {
-        hand_over(&*self.originals.columns.lock(), shop);
+    pub(super) fn hand_over_originals(&self, cx: &JoinContext<'_>) {
+        hand_over(&*self.originals.columns.lock(), cx);
         for BytesColumn { data, begins, validity, .. } in self.originals.text.lock().values() {
-            hand_over_buffers([data, begins].into_iter().chain(validity), shop);
+            hand_over_buffers([data, begins].into_iter().chain(validity), cx);
         }
     }
 
@@ -385,19 +385,19 @@ impl TransformedSide {
     }
 
     /// Makes equal keys of partitions adjacent.
-    pub(super) fn group(&mut self, shop: &Workshop<'_>) -> Result<()> {
+    pub(super) fn group(&mut self, cx: &JoinContext<'_>) -> Result<()> {
         let Order::Partitioned(partitions) = &self.order else { return Ok(()) };
         let bytes =
             2 * partitions.carried.iter().map(|column| (column.rows * column.width.bytes()) as u64).sum::<u64>();
         let partitions = partitions.clone();
-        shop.monitor.phase("group build", bytes, || {
-            self.order = Order::Partitioned(shop.device.group_partitions(partitions, shop.stream)?);
-            self.find_row_numbers(shop)
+        cx.monitor.phase("group build", bytes, || {
+            self.order = Order::Partitioned(cx.device.group_partitions(partitions, cx.stream)?);
+            self.find_row_numbers(cx)
         })
     }
 
     /// Takes the row numbers out of the carried columns.
-    fn find_row_numbers(&mut self, shop: &Workshop<'_>) -> Result<()> {
+    fn find_row_numbers(&mut self, cx: &JoinContext<'_>) -> Result<()> {
         if !self.numbered {
             return Ok(());
         }
@@ -410,7 +410,7 @@ impl TransformedSide {
         let Some(numbers) = carried.get(self.carried.len()) else { return Ok(()) };
         let numbers = Positions::List { data: numbers.data.clone(), rows: numbers.rows, may_miss: false };
         self.to_rows = Some(match &self.keys.packed.rows_kept {
-            Some(kept) => shop.device.compose(kept, &numbers, shop.stream)?,
+            Some(kept) => cx.device.compose(kept, &numbers, cx.stream)?,
             None => numbers,
         });
         Ok(())
@@ -427,22 +427,22 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, r
         && !input.has_nulls(column)
 }
 
-/// Lets columns be dropped, also after an error, while the workshop's main stream still reads them.
+/// Lets columns be dropped, also after an error, while the context's main stream still reads them.
 /// The main stream has waited for their copies.
-fn hand_over<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, shop: &Workshop<'_>) {
+fn hand_over<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, cx: &JoinContext<'_>) {
     let columns = columns.into_iter().map(|(_, column)| column);
-    hand_over_buffers(columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)), shop);
+    hand_over_buffers(columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)), cx);
 }
 
-fn hand_over_buffers<'a>(buffers: impl IntoIterator<Item = &'a DeviceBuffer>, shop: &Workshop<'_>) {
-    buffers.into_iter().for_each(|buffer| shop.device.hand_over(buffer, shop.stream));
+fn hand_over_buffers<'a>(buffers: impl IntoIterator<Item = &'a DeviceBuffer>, cx: &JoinContext<'_>) {
+    buffers.into_iter().for_each(|buffer| cx.device.hand_over(buffer, cx.stream));
 }
 
 /// Copies in a column in table order.
-pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
-    shop.monitor.counted_phase("copy in", |moved| {
+pub(super) fn copy_column(cx: &JoinContext<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
+    cx.monitor.counted_phase("copy in", |moved| {
         let before = stream.spared.so_far();
-        let copied = rows.copy_in(column, shop.device, stream)?;
+        let copied = rows.copy_in(column, cx.device, stream)?;
         let spared = stream.spared.so_far().since(before);
         moved.bytes += ((rows.len() * copied.width.bytes()) as u64).saturating_sub(spared.bytes());
         moved.kept_bytes += spared.kept;
@@ -452,10 +452,10 @@ pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, col
 }
 
 /// Copies in a column of values of variable length.
-pub(super) fn copy_text(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<BytesColumn> {
-    shop.monitor.counted_phase("copy in", |moved| {
+pub(super) fn copy_text(cx: &JoinContext<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<BytesColumn> {
+    cx.monitor.counted_phase("copy in", |moved| {
         moved.bytes += rows.text_bytes(column);
-        rows.copy_in_bytes(column, shop.device, stream)
+        rows.copy_in_bytes(column, cx.device, stream)
     })
 }
 
@@ -467,8 +467,8 @@ fn carry_bytes(carry: &Carry, rows: usize) -> u64 {
     (rows * width) as u64
 }
 
-fn rows_without_key(shop: &Workshop<'_>, kept: &Positions, rows: usize) -> Result<Positions> {
-    let flags = shop.device.new_flags(rows, shop.stream)?;
-    shop.device.mark(kept, &flags, shop.stream)?;
-    shop.device.select_flags(&flags, rows, Which::Unmatched, shop.stream)
+fn rows_without_key(cx: &JoinContext<'_>, kept: &Positions, rows: usize) -> Result<Positions> {
+    let flags = cx.device.new_flags(rows, cx.stream)?;
+    cx.device.mark(kept, &flags, cx.stream)?;
+    cx.device.select_flags(&flags, rows, Which::Unmatched, cx.stream)
 }

@@ -12,7 +12,7 @@ use arrow::buffer::{Buffer, ScalarBuffer};
 use rayon::prelude::*;
 
 use super::matching::BuildSide;
-use super::transform::{TransformedSide, Workshop};
+use super::transform::{JoinContext, TransformedSide};
 use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Matches, NO_ROW, Pairs, Positions, Unmatched};
@@ -24,7 +24,7 @@ const TASK_ROWS: usize = 1 << 13;
 ///
 /// # Errors
 /// Errors of the device.
-pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: &Workshop<'_>) -> Result<bool> {
+pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, cx: &JoinContext<'_>) -> Result<bool> {
     if build.has_distinct_keys() {
         return Ok(true);
     }
@@ -32,13 +32,13 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: 
     let rows = transformed.len();
     let all = Positions::Range(0..rows);
     if let Some(values) = transformed.keys.on_device() {
-        let hashes = build.run_keys(shop)?;
-        return shop.device.are_runs_uniform(values, &device_rows(transformed, &all, shop)?, &hashes, shop.stream);
+        let hashes = build.run_keys(cx)?;
+        return cx.device.are_runs_uniform(values, &device_rows(transformed, &all, cx)?, &hashes, cx.stream);
     }
-    let numbers = row_numbers(transformed, &all, shop)?;
-    let hashes = build.run_keys_on_host(shop)?;
+    let numbers = row_numbers(transformed, &all, cx)?;
+    let hashes = build.run_keys_on_host(cx)?;
     let hashes: &[u128] = bytemuck::cast_slice(&hashes[..16 * rows]);
-    let cancel = shop.monitor.cancel();
+    let cancel = cx.monitor.cancel();
     let exact = |start: usize| {
         cancel.check()?;
         let pairs: Vec<(u32, u32)> = (start..rows.min(start + TASK_ROWS))
@@ -61,29 +61,29 @@ pub(super) fn exact_matches(
     build: &BuildSide,
     probe: &TransformedSide,
     layout: &KeyLayout,
-    shop: &Workshop<'_>,
+    cx: &JoinContext<'_>,
 ) -> Result<Matches> {
     if matches.matched_rows == 0 {
         return Ok(matches);
     }
-    let first = first_matches(&matches, shop)?;
+    let first = first_matches(&matches, cx)?;
     let false_matches = match (build.transformed.keys.on_device(), probe.keys.on_device()) {
         (Some(of_build), Some(of_probe)) => {
-            let build_rows = device_rows(&build.transformed, &first.build, shop)?;
-            let pairs = Pairs { build: build_rows, probe: device_rows(probe, &first.probe, shop)? };
-            let differing = shop.device.differing_pairs(of_build, of_probe, &pairs, shop.stream)?;
-            let places = Numbers::of(&differing, shop)?;
+            let build_rows = device_rows(&build.transformed, &first.build, cx)?;
+            let pairs = Pairs { build: build_rows, probe: device_rows(probe, &first.probe, cx)? };
+            let differing = cx.device.differing_pairs(of_build, of_probe, &pairs, cx.stream)?;
+            let places = Numbers::of(&differing, cx)?;
             (0..differing.len()).map(|index| places.at(index) as usize).collect()
         }
-        _ => differing_on_host(&first, build, probe, layout, shop)?,
+        _ => differing_on_host(&first, build, probe, layout, cx)?,
     };
     if false_matches.is_empty() {
         return Ok(matches);
     }
-    let positions = Numbers::of(&first.probe, shop)?;
+    let positions = Numbers::of(&first.probe, cx)?;
     let start = matches.rows.start;
     let in_wave: Vec<usize> = false_matches.into_iter().map(|at| positions.at(at) as usize - start).collect();
-    without(matches, &in_wave, shop)
+    without(matches, &in_wave, cx)
 }
 
 /// Returns the indices of the pairs of rows whose values differ.
@@ -92,12 +92,12 @@ fn differing_on_host(
     build: &BuildSide,
     probe: &TransformedSide,
     layout: &KeyLayout,
-    shop: &Workshop<'_>,
+    cx: &JoinContext<'_>,
 ) -> Result<Vec<usize>> {
-    let build_rows = row_numbers(&build.transformed, &first.build, shop)?;
-    let probe_rows = row_numbers(probe, &first.probe, shop)?;
+    let build_rows = row_numbers(&build.transformed, &first.build, cx)?;
+    let probe_rows = row_numbers(probe, &first.probe, cx)?;
     let rows = first.probe.len();
-    let cancel = shop.monitor.cancel();
+    let cancel = cx.monitor.cancel();
     let differing = |start: usize| {
         cancel.check()?;
         let range = start..rows.min(start + TASK_ROWS);
@@ -115,21 +115,21 @@ fn differing_on_host(
 /// Pairs each matched probe row of the wave with the first row of the run it found. If most rows
 /// have a match, the others are listed too, with no build row. This saves making a list. If few
 /// rows have a match, the rest need not leave the device.
-fn first_matches(matches: &Matches, shop: &Workshop<'_>) -> Result<Pairs> {
+fn first_matches(matches: &Matches, cx: &JoinContext<'_>) -> Result<Pairs> {
     let rows = matches.rows.len();
     if matches.matched_rows > rows / 2 {
         let build = Positions::List { data: matches.first.clone(), rows, may_miss: true };
         return Ok(Pairs { build, probe: Positions::Range(matches.rows.clone()) });
     }
     let once = Matches { count: None, total: matches.matched_rows as u64, ..matches.clone() };
-    shop.device.expand(&once, 0..once.total, Unmatched::Skip, shop.stream)
+    cx.device.expand(&once, 0..once.total, Unmatched::Skip, cx.stream)
 }
 
 /// Returns the matches without the matches of some probe rows, given by their index in the wave.
-fn without(matches: Matches, unmatched: &[usize], shop: &Workshop<'_>) -> Result<Matches> {
+fn without(matches: Matches, unmatched: &[usize], cx: &JoinContext<'_>) -> Result<Matches> {
     let rows = matches.rows.len();
     let to_host = |buffer| -> Result<Vec<u32>> {
-        let copied = shop.device.copy_out(buffer, 4 * rows, shop.arena, shop.stream)?;
+        let copied = cx.device.copy_out(buffer, 4 * rows, cx.arena, cx.stream)?;
         Ok(bytemuck::cast_slice(&copied[..4 * rows]).to_vec())
     };
     let mut first = to_host(&matches.first)?;
@@ -139,7 +139,7 @@ fn without(matches: Matches, unmatched: &[usize], shop: &Workshop<'_>) -> Result
         first[at] = NO_ROW;
         total -= count.as_mut().map_or(1, |count| u64::from(std::mem::take(&mut count[at])));
     }
-    let to_device = |numbers: Vec<u32>| shop.device.copy_in(&[Buffer::from_vec(numbers)], shop.stream);
+    let to_device = |numbers: Vec<u32>| cx.device.copy_in(&[Buffer::from_vec(numbers)], cx.stream);
     Ok(Matches {
         first: to_device(first)?,
         count: count.map(to_device).transpose()?,
@@ -157,12 +157,10 @@ enum Numbers {
 }
 
 impl Numbers {
-    fn of(positions: &Positions, shop: &Workshop<'_>) -> Result<Self> {
+    fn of(positions: &Positions, cx: &JoinContext<'_>) -> Result<Self> {
         Ok(match positions {
             Positions::Range(range) => Self::From(range.start as u32),
-            Positions::List { .. } => {
-                Self::List(shop.device.positions_to_host(positions, shop.arena, shop.stream)?.into())
-            }
+            Positions::List { .. } => Self::List(cx.device.positions_to_host(positions, cx.arena, cx.stream)?.into()),
         })
     }
 
@@ -175,14 +173,14 @@ impl Numbers {
 }
 
 /// Returns the row numbers at transformed positions, for the CPU.
-fn row_numbers(transformed: &TransformedSide, positions: &Positions, shop: &Workshop<'_>) -> Result<Numbers> {
-    Numbers::of(&device_rows(transformed, positions, shop)?, shop)
+fn row_numbers(transformed: &TransformedSide, positions: &Positions, cx: &JoinContext<'_>) -> Result<Numbers> {
+    Numbers::of(&device_rows(transformed, positions, cx)?, cx)
 }
 
 /// Returns the row numbers at transformed positions.
-fn device_rows(transformed: &TransformedSide, positions: &Positions, shop: &Workshop<'_>) -> Result<Positions> {
+fn device_rows(transformed: &TransformedSide, positions: &Positions, cx: &JoinContext<'_>) -> Result<Positions> {
     match &transformed.to_rows {
-        Some(map) => shop.device.compose(map, positions, shop.stream),
+        Some(map) => cx.device.compose(map, positions, cx.stream),
         None => Ok(positions.clone()),
     }
 }
