@@ -58,13 +58,16 @@ struct Options {
     /// Bits of random payload, at most 30 for columns of 4 bytes
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=62))]
     payload_bits: u32,
-    /// Payload columns are text of so many bytes, 10 at the least, in batches of 2^24 rows unless --batch says otherwise
+    /// Payload columns are text of so many bytes, 10 at the least, in batches of 2^24 rows unless
+    /// --batch says otherwise
     #[arg(long, value_parser = clap::value_parser!(u8).range(10..))]
     text: Option<u8>,
-    /// Who gathers text of the result, one after the other: host, device, or `auto` as the planner chooses
+    /// Who gathers text of the result, one after the other: host, device, or `auto` as the planner
+    /// chooses
     #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "host", "device"])]
     text_by: Vec<String>,
-    /// Probe keys are drawn from so many times as many keys as the build side has: one probe row in N finds a match
+    /// Probe keys are drawn from so many times as many keys as the build side has: one probe row in
+    /// N finds a match
     #[arg(long, default_value_t = 1)]
     match_every: usize,
     /// The share of build rows that have one key, from 0 to 1; the others are distinct
@@ -89,16 +92,20 @@ struct Options {
     /// The rows are counted, and not made
     #[arg(long)]
     count: bool,
-    /// The result has memory of its own, as one that becomes a table: it shares no columns with the tables
+    /// The result has memory of its own, as one that becomes a table: it shares no columns with the
+    /// tables
     #[arg(long)]
     own: bool,
-    /// Whether columns of the build side come in after the probe side, one after the other: true, false, or `auto` as the planner chooses
+    /// Whether columns of the build side come in after the probe side, one after the other: true,
+    /// false, or `auto` as the planner chooses
     #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "true", "false"])]
-    build_columns_last: Vec<String>,
-    /// Columns stay on the device from run to run, and the first run brings them in without being timed
+    defer_build_payload: Vec<String>,
+    /// Columns stay on the device from run to run, and the first run brings them in without being
+    /// timed
     #[arg(long)]
     cached: bool,
-    /// Joins that run at once, each several times without a break; the time shown is the device's for each
+    /// Joins that run at once, each several times without a break; the time shown is the device's
+    /// for each
     #[arg(long, default_value_t = 1)]
     at_once: usize,
     /// Append the measurements to benches/results
@@ -266,10 +273,10 @@ fn main() {
     let mut recorder = Recorder::new("joins", options.record);
     let gatherer = |name: &String| (name != "auto").then(|| name == "device");
     let gatherers: Vec<Option<bool>> = options.text_by.iter().map(gatherer).collect();
-    let orders: Vec<Option<bool>> = options.build_columns_last.iter().map(|last| last.parse().ok()).collect();
+    let orders: Vec<Option<bool>> = options.defer_build_payload.iter().map(|last| last.parse().ok()).collect();
     let decisions: Vec<_> = orders.iter().flat_map(|&last| gatherers.iter().map(move |&by| (last, by))).collect();
     let cases = strategies.iter().flat_map(|strategy| decisions.iter().map(move |decision| (*strategy, *decision)));
-    for (strategy, (build_columns_last, device_gathers_text)) in cases {
+    for (strategy, (defer_build_payload, device_gathers_text)) in cases {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
         let (mut columns_last, mut text_by) = (false, "host");
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
@@ -280,10 +287,10 @@ fn main() {
             let join = planner::bind(spec, &catalog).unwrap();
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
-            let forced = Forced { build_columns_last, device_gathers_text, ..Forced::named(strategy) };
+            let forced = Forced { defer_build_payload, device_gathers_text, ..Forced::named(strategy) };
             let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
-            columns_last = plan.build_columns_last;
+            columns_last = plan.defer_build_payload;
             text_by = if plan.device_gathers_text { "device" } else { "host" };
             predicted =
                 plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
@@ -325,7 +332,7 @@ fn main() {
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits,
             "text": options.text, "text_by": text_by, "auto_text": device_gathers_text.is_none(),
-            "match_every": options.match_every, "cached": options.cached, "at_once": options.at_once, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
+            "match_every": options.match_every, "cached": options.cached, "at_once": options.at_once, "count": options.count, "own": options.own, "defer_build_payload": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,
             "predicted_phases_seconds": predicted, "predicted_seconds": microseconds(predicted_seconds),

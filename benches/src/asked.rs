@@ -26,7 +26,7 @@ pub fn every_way() -> Vec<Forced> {
     vary(&mut ways, &[true, false], |way, by_name| way.by_name = by_name);
     vary(&mut ways, &[Side::Left, Side::Right].map(Some), |way, side| way.build_side = side);
     vary(&mut ways, &EITHER, |way, filter| way.filter = filter);
-    vary(&mut ways, &EITHER, |way, last| way.build_columns_last = last);
+    vary(&mut ways, &EITHER, |way, last| way.defer_build_payload = last);
     vary(&mut ways, &EITHER, |way, gathers| way.device_gathers_text = gathers);
     ways
 }

@@ -15,9 +15,9 @@ use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 
 use super::batch_sizes::BatchSizes;
+use super::deferred::DeferredChunk;
 use super::gatherer::{Finisher, Gatherer, Pending, Sides};
 use super::inputs::SideInput;
-use super::late::LateChunk;
 use super::transform::{JoinContext, TransformedSide};
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{KeyLayout, Role};
@@ -28,7 +28,7 @@ use crate::{Error, Result};
 /// Rows of one side from which a batch is made.
 pub(super) enum SideRows<'a> {
     /// Rows at transformed positions.
-    TransformedSide(&'a TransformedSide, Positions),
+    Transformed(&'a TransformedSide, Positions),
     /// Rows by row number.
     Numbered(&'a TransformedSide, Positions),
     /// No rows of this side: nulls.
@@ -40,7 +40,7 @@ impl<'a> SideRows<'a> {
     fn part(&self, range: &Range<usize>, cx: &JoinContext<'_>) -> Result<SideRows<'a>> {
         let part = |positions| cx.device.compose(positions, &Positions::Range(range.clone()), cx.stream);
         Ok(match self {
-            Self::TransformedSide(transformed, positions) => Self::TransformedSide(transformed, part(positions)?),
+            Self::Transformed(transformed, positions) => Self::Transformed(transformed, part(positions)?),
             Self::Numbered(transformed, numbers) => Self::Numbered(transformed, part(numbers)?),
             Self::Missing => Self::Missing,
         })
@@ -56,8 +56,8 @@ pub(super) struct Emitter<'a> {
     pub(super) probe: &'a SideInput,
     pub(super) sink: &'a dyn BatchSink,
     pub(super) sizes: BatchSizes,
-    /// Rows of this chunk that wait for columns of the build side, if these columns come last.
-    pub(super) late: Option<&'a LateChunk<'a>>,
+    /// Rows of this chunk that wait for deferred columns of the build side.
+    pub(super) deferred: Option<&'a DeferredChunk<'a>>,
 }
 
 /// Source of a column's values: a column of one side, or a column of the other side for rows that
@@ -82,27 +82,27 @@ struct Piece {
 }
 
 /// Columns of the probe side, for rows whose columns of the build side come later.
-pub(super) struct Half {
+pub(super) struct PartialBatch {
     /// Source of each column of the result, and its values if it has any yet.
     columns: Vec<(Role, usize, Option<Pending>)>,
 }
 
-/// [`Half`] in host memory. The rows are in the order in which they were queued.
-pub(super) struct HalfThere {
+/// [`PartialBatch`] in host memory. The rows are in the order in which they were queued.
+pub(super) struct StoredPartialBatch {
     /// Source of each column of the result, and its values if it has any yet.
     columns: Vec<(Role, usize, Option<ArrayRef>)>,
     /// Reservations from [`Finisher::paid`].
     _paid: Vec<Held>,
 }
 
-/// Some rows of a half, with the rows of the build side that complete them.
+/// Some rows of a partial batch, with the rows of the build side that complete them.
 pub(super) struct Group<'a> {
-    pub(super) half: &'a HalfThere,
-    /// Row numbers of all rows of the half, each within its part of the build side.
+    pub(super) partial: &'a StoredPartialBatch,
+    /// Row numbers of all rows of the partial batch, each within its part of the build side.
     pub(super) build: &'a Positions,
     /// Number of the part.
     pub(super) part: usize,
-    /// Rows of the half that belong to this part.
+    /// Rows of the partial batch that belong to this part.
     pub(super) range: Range<usize>,
 }
 
@@ -143,7 +143,7 @@ impl Emitter<'_> {
     ///
     /// # Errors
     /// The errors of [`emit`](Self::emit) and of `part`.
-    pub(super) fn emit_rest(
+    pub(super) fn emit_deferred(
         &self,
         groups: &[Group<'_>],
         rows_at_once: usize,
@@ -165,7 +165,7 @@ impl Emitter<'_> {
                 _ => part(number)?,
             };
             let (_, transformed) = current.insert((number, transformed));
-            self.queue_rest(groups, transformed, &piece.range)
+            self.queue_deferred(groups, transformed, &piece.range)
         };
         self.emit_pieces(pieces, &mut queue, &mut |_| {})
     }
@@ -341,7 +341,7 @@ impl Emitter<'_> {
     ///
     /// # Errors
     /// Errors of the device, and [`Error::Exhausted`] when the arena is full.
-    pub(super) fn queue_half(&self, probe: SideRows<'_>, rows: usize) -> Result<Half> {
+    pub(super) fn queue_partial(&self, probe: SideRows<'_>, rows: usize) -> Result<PartialBatch> {
         let mut side = Gatherer::new(self, self.probe, probe, rows);
         side.are_matched = true;
         let givers = || self.task.output.iter().map(|output| self.giver(output.source));
@@ -358,28 +358,29 @@ impl Emitter<'_> {
                 moved.bytes += 2 * side.width_bytes(column) * rows as u64;
                 Ok((role, column, Some(side.gather(column)?)))
             });
-            Ok(Half { columns: columns.collect::<Result<_>>()? })
+            Ok(PartialBatch { columns: columns.collect::<Result<_>>()? })
         })
     }
 
-    /// Finishes a half whose copies are done.
+    /// Finishes a partial batch whose copies are done.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when there is no host memory for values that have to leave their
     /// dictionary.
-    pub(super) fn finish_half(&self, half: Half) -> Result<HalfThere> {
+    pub(super) fn finish_partial(&self, partial: PartialBatch) -> Result<StoredPartialBatch> {
         let mut finisher = Finisher { arena: self.cx.arena, paid: Vec::new() };
-        let columns = half.columns.into_iter().zip(self.task.schema.fields()).map(|((role, column, there), field)| {
-            let there = there.map(|there| finisher.finish(there, field)).transpose()?;
-            Ok((role, column, there))
-        });
+        let columns =
+            partial.columns.into_iter().zip(self.task.schema.fields()).map(|((role, column, there), field)| {
+                let there = there.map(|there| finisher.finish(there, field)).transpose()?;
+                Ok((role, column, there))
+            });
         let columns = columns.collect::<Result<_>>()?;
-        Ok(HalfThere { columns, _paid: finisher.paid })
+        Ok(StoredPartialBatch { columns, _paid: finisher.paid })
     }
 
     /// Queues the columns of the build side, next to the columns of the probe side that have left.
     /// `range` selects rows of the groups, counted from the first row of the first group.
-    fn queue_rest(&self, groups: &[Group<'_>], part: &TransformedSide, range: &Range<usize>) -> Result<InFlight> {
+    fn queue_deferred(&self, groups: &[Group<'_>], part: &TransformedSide, range: &Range<usize>) -> Result<InFlight> {
         let JoinContext { device, stream, monitor, .. } = *self.cx;
         let rows = range.len();
         let taken = taken_of(groups, range);
@@ -388,19 +389,19 @@ impl Emitter<'_> {
         let rows_of_part = SideRows::Numbered(part, numbers);
         let mut side = Gatherer::new(self, self.build, rows_of_part, rows);
         side.are_matched = true;
-        for (_, column, _) in groups[0].half.columns.iter().filter(|(role, ..)| *role == Role::Build) {
+        for (_, column, _) in groups[0].partial.columns.iter().filter(|(role, ..)| *role == Role::Build) {
             side.ask_for(*column)?;
         }
         monitor.counted_phase("gather", |moved| {
             self.gather_moved(&mut [&mut side])?;
-            let columns = groups[0].half.columns.iter().enumerate().map(|(at, (role, column, _))| {
+            let columns = groups[0].partial.columns.iter().enumerate().map(|(at, (role, column, _))| {
                 monitor.cancel().check()?;
                 if *role == Role::Build {
                     moved.bytes += 2 * side.width_bytes(*column) * rows as u64;
                     return side.gather(*column);
                 }
                 let left = |(group, rows): &(&Group<'_>, Range<usize>)| {
-                    let there = group.half.columns[at].2.as_ref().expect("columns of the probe side have left");
+                    let there = group.partial.columns[at].2.as_ref().expect("columns of the probe side have left");
                     there.slice(rows.start, rows.len())
                 };
                 Ok(Pending::Left(taken.iter().map(left).collect()))

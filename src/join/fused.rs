@@ -137,8 +137,8 @@ impl Fused {
         let all = || Positions::Range(0..pairs);
         let mut done = 0.0;
         emitter.emit(
-            &SideRows::TransformedSide(&build, all()),
-            &SideRows::TransformedSide(&probe, all()),
+            &SideRows::Transformed(&build, all()),
+            &SideRows::Transformed(&probe, all()),
             pairs,
             &mut |pair| {
                 let through = rows * pair as f64 / pairs as f64;

@@ -156,7 +156,7 @@ impl<'a> Gatherer<'a> {
     /// order. Returns false if the table's batches are so small that the result's batches would be
     /// fragments.
     pub(super) fn find_stretches(&mut self, sizes: BatchSizes) -> bool {
-        let (SideRows::TransformedSide(transformed, Positions::Range(range))
+        let (SideRows::Transformed(transformed, Positions::Range(range))
         | SideRows::Numbered(transformed, Positions::Range(range))) = &self.rows
         else {
             return false;
@@ -183,7 +183,7 @@ impl<'a> Gatherer<'a> {
     }
 
     pub(super) fn share(&self, column: usize) -> Pending {
-        let (SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
+        let (SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
             unreachable!("a missing side lies nowhere")
         };
         let stretches = self.stretches.iter().flatten();
@@ -206,7 +206,7 @@ impl<'a> Gatherer<'a> {
     /// copied yet.
     pub(super) fn ask_for(&mut self, column: usize) -> Result<()> {
         self.asked_for.insert(column);
-        let (SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
+        let (SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
             return Ok(());
         };
         if self.input.movable(column).is_some() && self.moved(column).is_none() {
@@ -220,7 +220,7 @@ impl<'a> Gatherer<'a> {
 
     /// Returns a column that the device has in transformed order.
     fn moved(&self, column: usize) -> Option<Column> {
-        let SideRows::TransformedSide(transformed, _) = &self.rows else { return None };
+        let SideRows::Transformed(transformed, _) = &self.rows else { return None };
         match is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.row_layout) {
             true => Some(transformed.transformed_keys().as_column()),
             false => transformed.carried(column).cloned(),
@@ -233,7 +233,7 @@ impl<'a> Gatherer<'a> {
 
     /// True if some of the rows may be missing.
     pub(super) fn may_miss(&self) -> bool {
-        matches!(self.rows, SideRows::TransformedSide(_, Positions::List { may_miss: true, .. }))
+        matches!(self.rows, SideRows::Transformed(_, Positions::List { may_miss: true, .. }))
     }
 
     /// Returns a column's validity, unless no row has a null. The table may have nulls: nulls that
@@ -252,7 +252,7 @@ impl<'a> Gatherer<'a> {
         }
         let transformed = match &self.rows {
             SideRows::Missing => return Ok(Pending::Ready(new_null_array(&data_type, self.count))),
-            SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
+            SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
         };
         if let Some(text) = self.input.text(column) {
             let mut original = transformed.original_text(column, self.emitter.cx)?;
@@ -277,13 +277,13 @@ impl<'a> Gatherer<'a> {
     /// these rows in it.
     pub(super) fn moved_at(&mut self, column: usize) -> Result<Option<(Column, Positions)>> {
         let transformed = match &self.rows {
-            SideRows::TransformedSide(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
+            SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
             SideRows::Missing => return Ok(None),
         };
         if self.input.movable(column).is_none() {
             return Ok(None);
         }
-        if let (Some(moved), SideRows::TransformedSide(_, positions)) = (self.moved(column), &self.rows) {
+        if let (Some(moved), SideRows::Transformed(_, positions)) = (self.moved(column), &self.rows) {
             return Ok(Some((moved, positions.clone())));
         }
         let mut original = transformed.original(column, self.emitter.cx)?;
@@ -298,7 +298,7 @@ impl<'a> Gatherer<'a> {
         let numbers = match &self.rows {
             SideRows::Missing => unreachable!("a missing side has no row numbers"),
             SideRows::Numbered(_, numbers) => numbers.clone(),
-            SideRows::TransformedSide(transformed, positions) => {
+            SideRows::Transformed(transformed, positions) => {
                 assert!(transformed.numbered, "the row_layout carried no row numbers, and a column needs them");
                 match &transformed.to_rows {
                     Some(map) => self.emitter.cx.device.compose(map, positions, self.emitter.cx.stream)?,

@@ -30,8 +30,8 @@
 //!
 //! A GPU joins partitions in one go if the result needs nothing except the pairs of rows
 //! (`fused.rs`). If every column of a large result is written, the build side's columns may cross
-//! the link last (`late.rs`). The first chunks of the probe side are on their way before the build
-//! side is ready (`ahead.rs`).
+//! the link last (`deferred.rs`). The first chunks of the probe side are on their way before the
+//! build side is ready (`ahead.rs`).
 //!
 //! If only the number of rows is wanted, a wave ends with its matches (`count.rs`). If rows follow
 //! each other in the result as in their table, the result shares their columns with the table
@@ -43,12 +43,12 @@
 mod ahead;
 mod batch_sizes;
 mod count;
+mod deferred;
 mod emit;
 mod fused;
 mod gatherer;
 mod inputs;
 mod kind;
-mod late;
 mod matching;
 mod monitor;
 mod outcome;

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::Task;
+use super::deferred::pairs_at_once;
 use super::emit::{Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::SideInput;
-use super::late::pairs_at_once;
 use super::matching::{BuildSide, SharedBuild, waves};
 use super::run::where_values_lie;
 use super::transform::{JoinContext, TransformedSide};
@@ -76,7 +76,7 @@ impl Outcome {
         let rows = positions.len();
         // A list of all positions is the same as their range.
         let positions = if rows == build.len() { Positions::Range(0..rows) } else { positions };
-        emitter.emit(&SideRows::TransformedSide(build, positions), &SideRows::Missing, rows, &mut |emitted| {
+        emitter.emit(&SideRows::Transformed(build, positions), &SideRows::Missing, rows, &mut |emitted| {
             done(emitted as f64 / rows as f64);
         })
     }
@@ -174,14 +174,14 @@ impl Outcome {
                     false => monitor.phase("match", match_bytes, select)?,
                 };
                 let rows = positions.len();
-                emitter.emit(&SideRows::Missing, &SideRows::TransformedSide(probe, positions), rows, &mut |emitted| {
+                emitter.emit(&SideRows::Missing, &SideRows::Transformed(probe, positions), rows, &mut |emitted| {
                     done(emitted as f64 / rows as f64);
                 })
             }
             None => {
                 let unmatched = self.unmatched();
                 let pairs_total = matches.pair_count(unmatched);
-                let pairs_min = match emitter.late {
+                let pairs_min = match emitter.deferred {
                     Some(_) => pairs_at_once(emitter.probe.text_mean_bytes(), device.info().gather_bytes),
                     None => 0,
                 };
@@ -192,13 +192,13 @@ impl Outcome {
                     let pairs = monitor
                         .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
                     debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
-                    if let Some(late) = emitter.late
-                        && late.defer(emitter, &build.transformed, probe, &pairs)?
+                    if let Some(deferred) = emitter.deferred
+                        && deferred.defer(emitter, &build.transformed, probe, &pairs)?
                     {
                         continue;
                     }
-                    let build = SideRows::TransformedSide(&build.transformed, pairs.build);
-                    let probe = SideRows::TransformedSide(probe, pairs.probe);
+                    let build = SideRows::Transformed(&build.transformed, pairs.build);
+                    let probe = SideRows::Transformed(probe, pairs.probe);
                     emitter.emit(&build, &probe, rows, &mut |emitted| {
                         done((start + emitted as u64) as f64 / pairs_total as f64);
                     })?;

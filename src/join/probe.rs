@@ -19,9 +19,9 @@ use parking_lot::Mutex;
 
 use super::ahead::{Ahead, AheadChunk};
 use super::batch_sizes::BatchSizes;
+use super::deferred::{DeferredChunk, DeferredPayload};
 use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
-use super::late::{Late, LateChunk};
 use super::matching::SharedBuild;
 use super::outcome::Outcome;
 use super::progress::{Progress, Stretch};
@@ -71,8 +71,8 @@ pub(super) struct Probing<'a> {
     /// Filter that drops most probe rows without a match, if many are expected.
     pub(super) filter: Option<Filter>,
     pub(super) built: SharedBuild,
-    /// Columns of the build side that come last, if any.
-    pub(super) late: Option<Late<'a>>,
+    /// Deferred columns of the build side, if any.
+    pub(super) deferred: Option<DeferredPayload<'a>>,
     /// Chunks that were queued before the build side was ready.
     pub(super) ahead: Ahead,
     /// Turns in which chunks cross the link one after the other.
@@ -109,7 +109,7 @@ impl Probing<'_> {
                 self.complete_late(&cx, 0, 1)
             });
         }
-        let Some(late) = &self.late else {
+        let Some(deferred) = &self.deferred else {
             return self.on_streams(cx, streams, |own, first, failed| self.take_chunks(own, first, streams, failed));
         };
         let to_come = AtomicUsize::new(streams);
@@ -119,11 +119,11 @@ impl Probing<'_> {
                 return Ok(());
             }
             // The link stays busy both ways, while other streams work on their last chunk.
-            late.copy_rest(self.turns.last().as_ref(), cx)?;
+            deferred.copy_deferred(self.turns.last().as_ref(), cx)?;
             let (emitter, to_come) = (self.emitter(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
-            late.complete_share(&emitter, &self.built.current().transformed, to_come)
+            deferred.complete_share(&emitter, &self.built.current().transformed, to_come)
         })?;
-        if late.is_complete() {
+        if deferred.is_complete() {
             return Ok(());
         }
         let next = AtomicUsize::new(0);
@@ -185,13 +185,13 @@ impl Probing<'_> {
 
     /// Completes one stream's share of the rows that wait for columns of the build side.
     fn complete_late(&self, cx: &JoinContext<'_>, number: usize, streams: usize) -> Result<()> {
-        let Some(late) = &self.late else { return Ok(()) };
-        late.complete(&self.emitter(cx, None), &self.built.current().transformed, number, streams)
+        let Some(deferred) = &self.deferred else { return Ok(()) };
+        deferred.complete(&self.emitter(cx, None), &self.built.current().transformed, number, streams)
     }
 
-    fn emitter<'e>(&'e self, cx: &'e JoinContext<'_>, late: Option<&'e LateChunk<'e>>) -> Emitter<'e> {
+    fn emitter<'e>(&'e self, cx: &'e JoinContext<'_>, deferred: Option<&'e DeferredChunk<'e>>) -> Emitter<'e> {
         let Self { task, layout, build, probe, sink, sizes, .. } = *self;
-        Emitter { cx, task, layout, build, probe, sink, sizes, late }
+        Emitter { cx, task, layout, build, probe, sink, sizes, deferred }
     }
 
     fn next_chunk(&self, device: &dyn Device, streams: usize) -> Option<Range<u64>> {
@@ -237,8 +237,8 @@ impl Probing<'_> {
         transformed: &TransformedSide,
     ) -> Result<()> {
         let chunk_rows = (range.end - range.start) as f64;
-        let late = self.late.as_ref().map(LateChunk::new);
-        let emitter = self.emitter(cx, late.as_ref());
+        let deferred = self.deferred.as_ref().map(DeferredChunk::new);
+        let emitter = self.emitter(cx, deferred.as_ref());
         self.transformed(chunk_rows);
         if let Some(unkeyed) = &transformed.unkeyed {
             let rows = SideRows::Numbered(transformed, unkeyed.clone());
@@ -250,7 +250,7 @@ impl Probing<'_> {
             self.emitted(rows);
             emitted += rows;
         })?;
-        late.as_ref().map_or(Ok(()), |late| late.finish(&emitter))?;
+        deferred.as_ref().map_or(Ok(()), |deferred| deferred.finish(&emitter))?;
         self.columns_needed.store(transformed.used_originals(), Ordering::Relaxed);
         // Rows without a key take part in no wave.
         self.emitted(chunk_rows - emitted);
@@ -259,7 +259,7 @@ impl Probing<'_> {
 
     /// Returns the memory that the build side may still take.
     fn held_back_bytes(&self, device: &dyn Device) -> u64 {
-        let columns = self.late.as_ref().map_or(0, Late::bytes_to_come);
+        let columns = self.deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come);
         self.built.current().grouping_bytes(device) + columns
     }
 

@@ -22,10 +22,10 @@ use parking_lot::Mutex;
 use super::ahead::{Ahead, Probes};
 use super::batch_sizes::BatchSizes;
 use super::count::RowCount;
+use super::deferred::DeferredPayload;
 use super::emit::{Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::{SideInput, check_build_rows};
-use super::late::Late;
 use super::matching::{BuildSide, SharedBuild};
 use super::monitor::Monitor;
 use super::outcome::Outcome;
@@ -95,9 +95,9 @@ fn run_with_layout(
 
     let sizes =
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
-    let late = Late::of(task, build, probe, sizes, &cx);
-    let copy_in = if late.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
-    let columns_needed = !probe.shares || late.is_some();
+    let deferred = DeferredPayload::of(task, build, probe, sizes, &cx);
+    let copy_in = if deferred.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
+    let columns_needed = !probe.shares || deferred.is_some();
     let turns = Turns::default();
     let (built, ahead) = where_primitives_run(device, || {
         for _ in 0..SEEDS_MAX {
@@ -106,7 +106,8 @@ fn run_with_layout(
             let transformed = transform(&cx, build, rows, &layout, task.row_layout, unkeyed, None, copy_in)?;
             let copy_in = if columns_needed { CopyIn::Ahead } else { CopyIn::WhenNeeded };
             let probes = Probes { task, build, probe, layout: &layout, copy_in };
-            let ahead = Ahead::queue(&probes, &cx, &turns, late.as_ref().map_or(0, Late::bytes_to_come))?;
+            let ahead =
+                Ahead::queue(&probes, &cx, &turns, deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come))?;
             progress.reach(Stretch::TransformBuild, 1.0);
             let repeats = task.expected.build_keys_repeat;
             let adjacent = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
@@ -124,7 +125,7 @@ fn run_with_layout(
     })?;
     // The other columns of the build side must also arrive before anything is gathered from them.
     // Moving rows has waited only for the columns that moved with them.
-    if late.is_none() {
+    if deferred.is_none() {
         device.wait_event(&device.record_event(&copies)?, &stream)?;
         built.transformed.hand_over_originals(&cx);
     }
@@ -134,7 +135,7 @@ fn run_with_layout(
         false => None,
     };
 
-    let emitter = Emitter { cx: &cx, task, layout: &layout, build, probe, sink, sizes, late: None };
+    let emitter = Emitter { cx: &cx, task, layout: &layout, build, probe, sink, sizes, deferred: None };
     let flags = match outcome.build_rows_kept {
         Some(_) => Some(device.new_flags(built.transformed.len(), &stream)?),
         None => None,
@@ -155,7 +156,7 @@ fn run_with_layout(
         filter,
         built: SharedBuild::new(built),
         columns_needed: AtomicBool::new(columns_needed),
-        late,
+        deferred,
         turns,
         next_row: Mutex::new(ahead.next_row),
         ahead,
@@ -375,12 +376,12 @@ mod tests {
         let gpu = open_gpu(0, 2, |_| Budget::new("memory of a GPU", "--device-memory", 64 << 20)).unwrap();
         for columns in [&["k", "text", "row"][..], &["k", "text", "row", "a"]] {
             let mut divided = Vec::new();
-            for build_columns_last in [false, true] {
+            for defer_build_payload in [false, true] {
                 let columns = columns.iter().map(|&column| column.into()).collect();
                 let spec = JoinSpec { columns, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
                 let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
                 (plan.build_side, plan.device_gathers_text) = (crate::join::Side::Left, true);
-                let task = Task { build_columns_last, chunk_rows_min: Some(500), ..plan.task().unwrap() };
+                let task = Task { defer_build_payload, chunk_rows_min: Some(500), ..plan.task().unwrap() };
                 let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
                 run(&task, &*gpu, catalog.arena(), &sink, &monitor).unwrap();
                 let mut rows: Vec<i32> = Vec::new();
@@ -393,7 +394,7 @@ mod tests {
                     rows.extend(batch["row"].as_primitive::<Int32Type>().values());
                 }
                 rows.sort_unstable();
-                assert!(rows == (0..4 * ROWS).collect::<Vec<_>>(), "last {build_columns_last}");
+                assert!(rows == (0..4 * ROWS).collect::<Vec<_>>(), "last {defer_build_payload}");
                 let phases = monitor.phases();
                 divided.push(phases.iter().find(|phase| phase.name == "expand").map_or(0, |phase| phase.bytes));
             }

@@ -48,7 +48,7 @@ pub struct Task<T = Arc<Table>> {
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
     /// Fewest rows of a chunk if several streams of a device work on chunks. Also the fewest rows
-    /// of a part of a build side whose columns come last. `None`: as many as make the cost of
+    /// of a part of a build side whose payload is deferred. `None`: as many as make the cost of
     /// launching work small.
     pub chunk_rows_min: Option<u64>,
     /// True if the probe side comes in one chunk if that fits, even if several streams could work
@@ -58,7 +58,7 @@ pub struct Task<T = Arc<Table>> {
     /// True if the columns that the result takes from the build side, except its keys, come in
     /// after the probe side. Rows then begin to leave earlier. For inner joins of rows that stay in
     /// table order.
-    pub build_columns_last: bool,
+    pub defer_build_payload: bool,
     /// True if the device makes keys of text, and hashes and compares keys too wide to be packed.
     /// Otherwise, or if the device cannot do so or cannot read them, the host does.
     pub device_makes_keys: bool,
@@ -99,7 +99,7 @@ impl<T> Task<T> {
             batch_rows: self.batch_rows,
             chunk_rows_min: self.chunk_rows_min,
             probe_at_once: self.probe_at_once,
-            build_columns_last: self.build_columns_last,
+            defer_build_payload: self.defer_build_payload,
             device_makes_keys: self.device_makes_keys,
             expected: self.expected,
         })

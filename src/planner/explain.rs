@@ -325,7 +325,7 @@ fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
             }
             _ => String::new(),
         };
-        let later = match plan.build_columns_last && role == "build" {
+        let later = match plan.defer_build_payload && role == "build" {
             true => ", its other columns after the probe side",
             false => "",
         };

@@ -19,7 +19,7 @@ pub struct Forced {
     /// True if probe rows pass over a filter of the build keys.
     pub filter: Option<bool>,
     /// True if columns of the build side come in after the probe side, where possible.
-    pub build_columns_last: Option<bool>,
+    pub defer_build_payload: Option<bool>,
     /// True if the device gathers text of the result.
     pub device_gathers_text: Option<bool>,
 }
@@ -40,7 +40,7 @@ impl Forced {
         self.strategy.is_none_or(|strategy| strategy == costed.strategy)
             && self.build_side.is_none_or(|side| side == build_side)
             && self.filter.is_none_or(|is_filtered| is_filtered == costed.filtered_rows.is_some())
-            && self.build_columns_last.is_none_or(|last| last == costed.build_columns_last)
+            && self.defer_build_payload.is_none_or(|last| last == costed.defer_build_payload)
     }
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Forced {
             self.strategy.map(|strategy| format!("strategy {strategy}")),
             self.build_side.map(|side| format!("built on the {side} side")),
             self.filter.map(|is_filtered| format!("{} a filter", if is_filtered { "with" } else { "without" })),
-            self.build_columns_last.map(|last| format!("build columns {}", if last { "last" } else { "first" })),
+            self.defer_build_payload.map(|last| format!("build columns {}", if last { "last" } else { "first" })),
             self.device_gathers_text
                 .map(|gathers| format!("text gathered by the {}", if gathers { "device" } else { "host" })),
         ];

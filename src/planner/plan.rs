@@ -39,7 +39,7 @@ pub struct Plan {
     pub probe_at_once: bool,
     /// True if columns of the build side come in after the probe side, so that result rows begin to
     /// leave earlier.
-    pub build_columns_last: bool,
+    pub defer_build_payload: bool,
     /// True if the device makes keys of text, and hashes and compares keys too wide to be packed.
     /// The host does so if the device cannot, if the values do not fit in device memory, or if the
     /// device is slower.
@@ -105,7 +105,7 @@ impl Plan {
         let Self { strategy, build_side, radix_bits, dense, carried, .. } = self;
         let flags = [
             (self.filtered_rows.is_some(), "filter"),
-            (self.build_columns_last, "build columns last"),
+            (self.defer_build_payload, "build columns last"),
             (self.device_makes_keys, "keys by the device"),
             (self.device_gathers_text, "text by the device"),
         ];
@@ -223,7 +223,7 @@ pub(super) fn propose_estimated(
         carried: chosen.costed.carried,
         filtered_rows: chosen.costed.filtered_rows,
         probe_at_once: chosen.costed.probe_at_once,
-        build_columns_last: chosen.costed.build_columns_last,
+        defer_build_payload: chosen.costed.defer_build_payload,
         device_makes_keys: chosen.inputs.device_makes_keys,
         device_gathers_text: chosen.inputs.device_gathers_text(),
         build_sorted: chosen.inputs.build.sorted,

@@ -38,7 +38,7 @@ impl Plan {
             batch_rows: join.spec.batch_rows,
             chunk_rows_min: None,
             probe_at_once: self.probe_at_once,
-            build_columns_last: self.build_columns_last,
+            defer_build_payload: self.defer_build_payload,
             device_makes_keys: self.device_makes_keys,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.build_side),

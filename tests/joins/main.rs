@@ -122,7 +122,7 @@ struct Composed {
     /// gives many of both.
     chunk_rows_min: Option<u64>,
     /// True if columns of the build side come last, where possible.
-    build_columns_last: bool,
+    defer_build_payload: bool,
     /// True if the device, where possible, hashes keys that are too wide to pack, instead of the
     /// host.
     device_makes_keys: bool,
@@ -138,7 +138,7 @@ impl Composed {
             carried: rng.random::<bool>().then(|| rng.random()),
             radix_bits: rng.random_bool(0.1).then_some(13),
             chunk_rows_min: rng.random::<bool>().then(|| rng.random_range(1..300)),
-            build_columns_last: rng.random(),
+            defer_build_payload: rng.random(),
             device_makes_keys: rng.random_bool(0.75),
             device_gathers_text: rng.random_bool(0.75),
         }
@@ -146,7 +146,7 @@ impl Composed {
 
     fn change(&self, plan: &mut Plan) {
         plan.build_side = self.build_side;
-        plan.build_columns_last = self.build_columns_last;
+        plan.defer_build_payload = self.defer_build_payload;
         plan.device_makes_keys = self.device_makes_keys;
         plan.device_gathers_text = self.device_gathers_text;
         plan.filtered_rows = self.filter.then_some(1.0);

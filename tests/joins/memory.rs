@@ -153,16 +153,16 @@ fn run_in_exact_memory(
             let may_come_last = how == JoinKind::Inner && strategy == Strategy::Hash;
             let columns_last: &[bool] = if may_come_last { &[false, true] } else { &[false] };
             let needs = [plan.memory.minimum_bytes, plan.memory.whole_bytes];
-            for (bytes, build_columns_last) in
+            for (bytes, defer_build_payload) in
                 needs.into_iter().flat_map(|bytes| columns_last.iter().map(move |&last| (bytes, last)))
             {
                 let label = format!(
-                    "{how} by {strategy}, build {}, its columns last {build_columns_last}, {bytes} B, {label}",
+                    "{how} by {strategy}, build {}, its columns last {defer_build_payload}, {bytes} B, {label}",
                     plan.build_side
                 );
                 let device = devices.open(bytes);
                 let sink = Collect::default();
-                let task = Task { build_columns_last, ..plan.task().unwrap() };
+                let task = Task { defer_build_payload, ..plan.task().unwrap() };
                 join::run(&task, &*device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
                     .unwrap_or_else(|error| panic!("{label}: {error}"));
                 let found: usize = sink.batches.into_inner().iter().map(RecordBatch::num_rows).sum();
@@ -297,14 +297,14 @@ fn text_that_is_too_long_for_one_batch_leaves_in_several_although_columns_of_the
     let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
     // The side with many rows, so that the other side's single row matches all of them.
     plan.build_side = Side::Left;
-    for build_columns_last in [false, true] {
-        let task = Task { build_columns_last, dense_range: None, ..plan.task().unwrap() };
+    for defer_build_payload in [false, true] {
+        let task = Task { defer_build_payload, dense_range: None, ..plan.task().unwrap() };
         let budget = Budget::new("memory of device host:0", "--device-memory", 1 << 30);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
         join::run(&task, &device, catalog.arena(), &sink, &monitor)
-            .unwrap_or_else(|error| panic!("last {build_columns_last}: {error}"));
-        assert_eq!(sink.0.into_inner(), ROWS, "last {build_columns_last}");
+            .unwrap_or_else(|error| panic!("last {defer_build_payload}: {error}"));
+        assert_eq!(sink.0.into_inner(), ROWS, "last {defer_build_payload}");
     }
 }
 
@@ -324,12 +324,12 @@ fn a_result_that_is_larger_than_memory_leaves_although_columns_of_the_build_side
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
         // First with build columns in order, then last. The last case underestimates the result, so
         // the join does not know at first that the result is too large to wait.
-        let found = [(false, 4.0), (true, 4.0), (true, 0.01)].map(|(build_columns_last, pairs_per_row)| {
-            let mut task = Task { build_columns_last, chunk_rows_min: Some(1000), ..plan.task().unwrap() };
+        let found = [(false, 4.0), (true, 4.0), (true, 0.01)].map(|(defer_build_payload, pairs_per_row)| {
+            let mut task = Task { defer_build_payload, chunk_rows_min: Some(1000), ..plan.task().unwrap() };
             task.expected.pairs_per_row = pairs_per_row;
             let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
             join::run(&task, &device, catalog.arena(), &sink, &monitor).unwrap_or_else(|error| {
-                panic!("{host_bytes} and {device_bytes} B, last {build_columns_last}, {pairs_per_row} pairs: {error}")
+                panic!("{host_bytes} and {device_bytes} B, last {defer_build_payload}, {pairs_per_row} pairs: {error}")
             });
             assert_eq!(device.memory().used_bytes(), 0, "a join left device memory behind");
             sink.0.into_inner()

@@ -148,11 +148,11 @@ impl Choice<'_> {
         let in_chunks = chunks(false);
         let mut best = self.costed_with(&model, memory, in_chunks);
         let at_once = (in_chunks.count > 1.0).then(|| (chunks(true), memory));
-        let last = model.memory_with_columns_last(memory, forced.build_columns_last);
-        let last = last.map(|memory| (Chunks { build_columns_last: true, ..in_chunks }, memory));
+        let last = model.memory_with_deferred_payload(memory, forced.defer_build_payload);
+        let last = last.map(|memory| (Chunks { defer_build_payload: true, ..in_chunks }, memory));
         for (chunks, memory) in [at_once, last].into_iter().flatten() {
             let costed = self.costed_with(&model, memory, chunks);
-            let is_forced = chunks.build_columns_last && forced.build_columns_last == Some(true);
+            let is_forced = chunks.defer_build_payload && forced.defer_build_payload == Some(true);
             if is_forced || costed.seconds < best.seconds {
                 best = costed;
             }
@@ -171,7 +171,7 @@ impl Choice<'_> {
             carried: Carried::of(self.strategy, model.inputs),
             filtered_rows: self.filtered_rows,
             probe_at_once: chunks.is_all_at_once,
-            build_columns_last: chunks.build_columns_last,
+            defer_build_payload: chunks.defer_build_payload,
         }
     }
 }

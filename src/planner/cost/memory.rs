@@ -45,8 +45,8 @@ pub(in crate::planner) struct Chunks {
     pub(in crate::planner) at_once: f64,
     /// True if one stream takes the whole probe side, as far as it fits.
     pub(in crate::planner) is_all_at_once: bool,
-    /// True if columns of the build side come in after the probe side (`join/late.rs`).
-    pub(in crate::planner) build_columns_last: bool,
+    /// True if columns of the build side come in after the probe side (`join/deferred.rs`).
+    pub(in crate::planner) defer_build_payload: bool,
 }
 
 impl Chunks {
@@ -75,7 +75,7 @@ impl Chunks {
             false => 1.0,
         };
         let count = by_memory.max(by_streams);
-        Self { count, at_once: streams.min(count), is_all_at_once: probe_at_once, build_columns_last: false }
+        Self { count, at_once: streams.min(count), is_all_at_once: probe_at_once, defer_build_payload: false }
     }
 }
 
@@ -173,10 +173,14 @@ impl Model<'_> {
         }
     }
 
-    /// Returns the memory if the build side's columns come last: in addition, a row number per row
-    /// of the result. `None` if they cannot come last. Also `None`, unless asked for, if that does
+    /// Returns the memory if the build payload is deferred: in addition, a row number per row
+    /// of the result. `None` if it cannot be deferred. Also `None`, unless asked for, if that does
     /// not pay or memory is short.
-    pub(super) fn memory_with_columns_last(&self, memory: MemoryNeed, asked_for: Option<bool>) -> Option<MemoryNeed> {
+    pub(super) fn memory_with_deferred_payload(
+        &self,
+        memory: MemoryNeed,
+        asked_for: Option<bool>,
+    ) -> Option<MemoryNeed> {
         let build = &self.inputs.build;
         let moves_some = (!build.columns.is_empty() || !build.text_columns.is_empty())
             && build.columns.iter().all(|column| !column.came_as_key)

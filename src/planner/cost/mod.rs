@@ -47,7 +47,7 @@ pub(super) struct Costed {
     /// True if the probe side comes in one chunk if that fits.
     pub(super) probe_at_once: bool,
     /// True if columns of the build side come in after the probe side.
-    pub(super) build_columns_last: bool,
+    pub(super) defer_build_payload: bool,
 }
 
 /// A strategy on a side with all its decisions, from which phases and memory are computed.

@@ -116,7 +116,7 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     let of_build = |seconds: &dyn Fn(&Step) -> f64| of(Role::Build, seconds);
     let of_probe = |seconds: &dyn Fn(&Step) -> f64| of(Role::Probe, seconds);
     let beside = of_build(&|step| step.beside);
-    let (meanwhile, later) = if chunks.build_columns_last { (0.0, beside) } else { (beside, 0.0) };
+    let (meanwhile, later) = if chunks.defer_build_payload { (0.0, beside) } else { (beside, 0.0) };
     let build = of_build(&|step| step.copy_in - step.beside)
         + of_build(&|step| step.work).max(meanwhile)
         + of_build(&|step| step.calls);

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::batch_sizes::BatchSizes;
-use super::emit::{Emitter, Group, Half, HalfThere, SideRows};
+use super::emit::{Emitter, Group, PartialBatch, SideRows, StoredPartialBatch};
 use super::inputs::SideInput;
 use super::transform::{JoinContext, TransformedSide, copy_column, copy_text};
 use super::turns::Turns;
@@ -58,8 +58,8 @@ pub(super) fn pairs_at_once(text_row_bytes: u64, gather_bytes: usize) -> usize {
     }
 }
 
-/// Columns of the build side that come last, and the rows that wait for them.
-pub(super) struct Late<'a> {
+/// Deferred columns of the build side, and the rows that wait for them.
+pub(super) struct DeferredPayload<'a> {
     build: &'a SideInput,
     /// Columns that devices move.
     columns: Vec<usize>,
@@ -75,15 +75,15 @@ pub(super) struct Late<'a> {
     /// Turns in which parts cross the link one after the other.
     turns: Turns,
     /// Rows of chunks whose copies are done.
-    waiting: Mutex<Vec<Arc<Deferred<HalfThere>>>>,
+    waiting: Mutex<Vec<Arc<WaitingRows<StoredPartialBatch>>>>,
     /// True if memory ran short, so that no more rows wait.
     is_short: AtomicBool,
-    /// True if all late columns are on the device, for rows that do not wait.
+    /// True if all deferred columns are on the device, for rows that do not wait.
     whole: Mutex<bool>,
     /// Host memory to complete some rows, however much memory the waiting rows have taken. It is
     /// given back when it is needed.
     spare: Mutex<Option<Held>>,
-    /// Rows whose late columns are gathered at once.
+    /// Rows whose deferred columns are gathered at once.
     rows_at_once: usize,
     /// Host memory that all streams together take for these gathers at a time, at most.
     at_once_bytes: u64,
@@ -104,15 +104,15 @@ struct Part {
 }
 
 /// Rows whose columns of the build side come later.
-struct Deferred<Columns> {
-    half: Columns,
+struct WaitingRows<Columns> {
+    partial: Columns,
     /// Row numbers in the build side, part by part, each within its part.
     build: Positions,
     /// Start of the rows of each part, and end of the last part.
     bounds: Vec<usize>,
 }
 
-impl<'a> Late<'a> {
+impl<'a> DeferredPayload<'a> {
     /// Returns `None` if all of the build side comes first. The task may say so, rows may be moved
     /// before they are emitted, or rows may be emitted that are not pairs. A column of the result
     /// may arrive with the keys. The host may have too little memory for the whole result to wait.
@@ -128,7 +128,7 @@ impl<'a> Late<'a> {
         let columns: Vec<usize> = output.iter().copied().filter(|&column| build.movable(column).is_some()).collect();
         let gives_keys = build.key_columns.iter().any(|key| output.binary_search(key).is_ok());
         let text: Vec<usize> = build.text_columns().collect();
-        if !task.build_columns_last || !is_plain || gives_keys || (columns.is_empty() && text.is_empty()) {
+        if !task.defer_build_payload || !is_plain || gives_keys || (columns.is_empty() && text.is_empty()) {
             return None;
         }
         let result_rows = task.expected.pairs_per_row * probe.table.rows as f64;
@@ -140,7 +140,7 @@ impl<'a> Late<'a> {
         let row_bytes = mean_row_bytes(build);
         let rows_at_once = sizes.gather_rows_of(row_bytes);
         let spare_bytes = 4 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);
-        let spare = cx.arena.reserve(spare_bytes, "completing rows whose columns of the build side come last").ok()?;
+        let spare = cx.arena.reserve(spare_bytes, "completing rows whose build columns are deferred").ok()?;
         let rows = build.table.rows;
         let table = build.rows(0..rows);
         let bytes_of = |&column: &usize| {
@@ -169,7 +169,7 @@ impl<'a> Late<'a> {
         })
     }
 
-    /// Returns the bytes that all late columns take on the device, or 0 once they are there. If
+    /// Returns the bytes that all deferred columns take on the device, or 0 once they are there. If
     /// memory runs short, all of these columns are needed at once.
     pub(super) fn bytes_to_come(&self) -> u64 {
         let row_bits = |&column: &usize| {
@@ -186,7 +186,7 @@ impl<'a> Late<'a> {
     ///
     /// # Errors
     /// Errors of the device, except exhausted memory.
-    pub(super) fn copy_rest(&self, last: Option<&Event>, cx: &JoinContext<'_>) -> Result<()> {
+    pub(super) fn copy_deferred(&self, last: Option<&Event>, cx: &JoinContext<'_>) -> Result<()> {
         if let Some(last) = last {
             cx.device.wait_event(last, cx.copies)?;
         }
@@ -286,22 +286,22 @@ impl<'a> Late<'a> {
 
     fn complete_these(
         &self,
-        waiting: &[&Arc<Deferred<HalfThere>>],
+        waiting: &[&Arc<WaitingRows<StoredPartialBatch>>],
         emitter: &Emitter<'_>,
         build: &TransformedSide,
     ) -> Result<()> {
         let JoinContext { device, stream, .. } = *emitter.cx;
         let group_of = |part: usize| {
-            waiting.iter().filter_map(move |deferred| {
-                let range = deferred.bounds[part]..deferred.bounds[part + 1];
-                (!range.is_empty()).then_some(Group { half: &deferred.half, build: &deferred.build, part, range })
+            waiting.iter().filter_map(move |rows| {
+                let range = rows.bounds[part]..rows.bounds[part + 1];
+                (!range.is_empty()).then_some(Group { partial: &rows.partial, build: &rows.build, part, range })
             })
         };
         let groups: Vec<Group<'_>> = (0..self.parts.len()).flat_map(group_of).collect();
         // A stream that completes rows early drops all parts, including the parts that are being
         // read here.
         let mut read = Vec::new();
-        let outcome = emitter.emit_rest(&groups, self.rows_at_once, &mut |part| {
+        let outcome = emitter.emit_deferred(&groups, self.rows_at_once, &mut |part| {
             let part = self.part(part, build, emitter.cx)?;
             read.push(part.clone());
             Ok(part)
@@ -312,7 +312,7 @@ impl<'a> Late<'a> {
         outcome.and(settled)
     }
 
-    /// Copies all late columns to the device, unless that was done. Rows that do not wait are
+    /// Copies all deferred columns to the device, unless that was done. Rows that do not wait are
     /// gathered from there.
     fn bring_whole(&self, build: &TransformedSide, cx: &JoinContext<'_>) -> Result<()> {
         let mut whole = self.whole.lock();
@@ -345,14 +345,14 @@ fn part_bits(rows: u64, part_rows_min: u64) -> u32 {
 }
 
 /// Waiting rows of one chunk, whose copies may be under way.
-pub(super) struct LateChunk<'a> {
-    late: &'a Late<'a>,
-    waiting: Mutex<Vec<Deferred<Half>>>,
+pub(super) struct DeferredChunk<'a> {
+    deferred: &'a DeferredPayload<'a>,
+    waiting: Mutex<Vec<WaitingRows<PartialBatch>>>,
 }
 
-impl<'a> LateChunk<'a> {
-    pub(super) fn new(late: &'a Late<'a>) -> Self {
-        Self { late, waiting: Mutex::default() }
+impl<'a> DeferredChunk<'a> {
+    pub(super) fn new(deferred: &'a DeferredPayload<'a>) -> Self {
+        Self { deferred, waiting: Mutex::default() }
     }
 
     /// Lets the columns of the probe side of some pairs leave, to complete the rows later. Returns
@@ -368,10 +368,10 @@ impl<'a> LateChunk<'a> {
         probe: &TransformedSide,
         pairs: &Pairs,
     ) -> Result<bool> {
-        if !self.late.is_short.load(Ordering::Relaxed) {
+        if !self.deferred.is_short.load(Ordering::Relaxed) {
             let mut queued = Vec::new();
             match self.queue(emitter, build, probe, pairs, &mut queued) {
-                Err(Error::Exhausted(_)) => self.late.is_short.store(true, Ordering::Relaxed),
+                Err(Error::Exhausted(_)) => self.deferred.is_short.store(true, Ordering::Relaxed),
                 outcome => {
                     // All of the pairs wait, or none.
                     outcome?;
@@ -382,8 +382,8 @@ impl<'a> LateChunk<'a> {
         }
         emitter.cx.device.synchronize(emitter.cx.stream)?;
         self.finish(emitter)?;
-        self.late.complete_early(emitter, build)?;
-        self.late.bring_whole(build, emitter.cx)?;
+        self.deferred.complete_early(emitter, build)?;
+        self.deferred.bring_whole(build, emitter.cx)?;
         Ok(false)
     }
 
@@ -395,15 +395,15 @@ impl<'a> LateChunk<'a> {
         build: &TransformedSide,
         probe: &TransformedSide,
         pairs: &Pairs,
-        queued: &mut Vec<Deferred<Half>>,
+        queued: &mut Vec<WaitingRows<PartialBatch>>,
     ) -> Result<()> {
         let JoinContext { device, stream, .. } = *emitter.cx;
         let rows = pairs.probe.len();
-        match self.half_of(emitter, build, probe, pairs) {
-            Ok(deferred) => queued.push(deferred),
+        match self.partial_of(emitter, build, probe, pairs) {
+            Ok(rows) => queued.push(rows),
             Err(Error::Invalid(_)) if rows > 1 => {
-                for half in [0..rows / 2, rows / 2..rows] {
-                    let part = |of: &Positions| device.compose(of, &Positions::Range(half.clone()), stream);
+                for partial in [0..rows / 2, rows / 2..rows] {
+                    let part = |of: &Positions| device.compose(of, &Positions::Range(partial.clone()), stream);
                     let pairs = Pairs { build: part(&pairs.build)?, probe: part(&pairs.probe)? };
                     self.queue(emitter, build, probe, &pairs, queued)?;
                 }
@@ -414,40 +414,40 @@ impl<'a> LateChunk<'a> {
     }
 
     /// Queues the columns of the probe side of some pairs.
-    fn half_of(
+    fn partial_of(
         &self,
         emitter: &Emitter<'_>,
         build: &TransformedSide,
         probe: &TransformedSide,
         pairs: &Pairs,
-    ) -> Result<Deferred<Half>> {
+    ) -> Result<WaitingRows<PartialBatch>> {
         let JoinContext { device, stream, monitor, .. } = *emitter.cx;
         let rows = pairs.probe.len();
-        let late = self.late;
+        let deferred = self.deferred;
         let (split, bounds) = monitor.phase("expand", 24 * rows as u64, || {
             let numbers = match &build.to_rows {
                 Some(map) => device.compose(map, &pairs.build, stream)?,
                 None => pairs.build.clone(),
             };
             let numbered = Pairs { build: numbers, probe: pairs.probe.clone() };
-            device.split_pairs(&numbered, late.part_bits, late.parts.len(), stream)
+            device.split_pairs(&numbered, deferred.part_bits, deferred.parts.len(), stream)
         })?;
-        let half = emitter.queue_half(SideRows::TransformedSide(probe, split.probe), rows)?;
-        Ok(Deferred { half, build: split.build, bounds })
+        let partial = emitter.queue_partial(SideRows::Transformed(probe, split.probe), rows)?;
+        Ok(WaitingRows { partial, build: split.build, bounds })
     }
 
     /// Makes the waiting rows of the chunk available to all streams, once the chunk is joined and
     /// its copies are done.
     ///
     /// # Errors
-    /// The errors of [`Emitter::finish_half`].
+    /// The errors of [`Emitter::finish_partial`].
     pub(super) fn finish(&self, emitter: &Emitter<'_>) -> Result<()> {
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        let there = waiting.into_iter().map(|Deferred { half, build, bounds }| {
-            Ok(Arc::new(Deferred { half: emitter.finish_half(half)?, build, bounds }))
+        let there = waiting.into_iter().map(|WaitingRows { partial, build, bounds }| {
+            Ok(Arc::new(WaitingRows { partial: emitter.finish_partial(partial)?, build, bounds }))
         });
         let there = there.collect::<Result<Vec<_>>>()?;
-        self.late.waiting.lock().extend(there);
+        self.deferred.waiting.lock().extend(there);
         Ok(())
     }
 }
