@@ -25,10 +25,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::batch_sizes::BatchSizes;
+use super::copy_order::CopyOrder;
 use super::emit::{Emitter, Group, PartialBatch, SideRows, StoredPartialBatch};
 use super::inputs::SideInput;
 use super::transform::{JoinContext, TransformedSide, copy_column, copy_text};
-use super::turns::Turns;
 use super::{JoinKind, RowLayout, Task};
 use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Positions};
 use crate::memory::Held;
@@ -73,7 +73,7 @@ pub(super) struct DeferredPayload<'a> {
     parts: Vec<Range<u64>>,
     arriving: Mutex<Arriving>,
     /// Turns in which parts cross the link one after the other.
-    turns: Turns,
+    copy_order: CopyOrder,
     /// Rows of chunks whose copies are done.
     waiting: Mutex<Vec<Arc<WaitingRows<StoredPartialBatch>>>>,
     /// True if memory ran short, so that no more rows wait.
@@ -159,7 +159,7 @@ impl<'a> DeferredPayload<'a> {
             part_bits,
             parts: parts.collect(),
             arriving: Mutex::default(),
-            turns: Turns::default(),
+            copy_order: CopyOrder::default(),
             waiting: Mutex::default(),
             is_short: AtomicBool::new(false),
             whole: Mutex::new(false),
@@ -207,7 +207,7 @@ impl<'a> DeferredPayload<'a> {
             let columns = self.columns.iter().map(copy).collect::<Result<_>>()?;
             Ok(Part { columns, text: self.text.iter().map(copy_text).collect::<Result<_>>()? })
         };
-        let (columns, there) = self.turns.take(cx.device, cx.copies, copies)?;
+        let (columns, there) = self.copy_order.take(cx.device, cx.copies, copies)?;
         arriving.there.insert(part, (columns, there));
         arriving.asked_for = arriving.asked_for.max(part + 1);
         Ok(())

@@ -31,7 +31,7 @@
 //! A GPU joins partitions in one go if the result needs nothing except the pairs of rows
 //! (`fused.rs`). If every column of a large result is written, the build side's columns may cross
 //! the link last (`deferred.rs`). The first chunks of the probe side are on their way before the
-//! build side is ready (`ahead.rs`).
+//! build side is ready (`prefetch.rs`).
 //!
 //! If only the number of rows is wanted, a wave ends with its matches (`count.rs`). If rows follow
 //! each other in the result as in their table, the result shares their columns with the table
@@ -40,8 +40,8 @@
 //! A join arrives as a [`Task`]. This module does not ask which component chose the task, and why.
 //! It knows of tables, devices, columns and memory, and nothing of plans, jobs, queues or the wire.
 
-mod ahead;
 mod batch_sizes;
+mod copy_order;
 mod count;
 mod deferred;
 mod emit;
@@ -51,16 +51,16 @@ mod inputs;
 mod kind;
 mod matching;
 mod monitor;
-mod outcome;
+mod prefetch;
 mod probe;
 mod progress;
 mod run;
+mod semantics;
 mod strategy;
 mod task;
 #[cfg(test)]
 mod tests;
 mod transform;
-mod turns;
 mod verify;
 
 use std::time::Instant;

@@ -10,24 +10,24 @@
 //! all of its threads, and on a GPU with little to overlap. With more streams, each has a thread
 //! that takes the next chunk until none is left. Copies of one chunk then cross the link while
 //! another is matched, and the link is busy both ways. All streams share the build side. The first
-//! streams to begin may find their first chunk queued already (`ahead.rs`).
+//! streams to begin may find their first chunk queued already (`prefetch.rs`).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::ahead::{Ahead, AheadChunk};
 use super::batch_sizes::BatchSizes;
+use super::copy_order::CopyOrder;
 use super::deferred::{DeferredChunk, DeferredPayload};
 use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
 use super::matching::SharedBuild;
-use super::outcome::Outcome;
+use super::prefetch::{Prefetch, PrefetchedChunk};
 use super::progress::{Progress, Stretch};
 use super::run::{CHUNK_ROWS_MIN, where_primitives_run};
+use super::semantics::JoinSemantics;
 use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
-use super::turns::Turns;
 use super::{BatchSink, RowLayout, Task};
 use crate::Result;
 use crate::columns::KeyLayout;
@@ -61,7 +61,7 @@ const BITMAP_ROWS: u64 = 64;
 pub(super) struct Probing<'a> {
     pub(super) task: &'a Task,
     pub(super) layout: &'a KeyLayout,
-    pub(super) outcome: &'a Outcome,
+    pub(super) semantics: &'a JoinSemantics,
     pub(super) build: &'a SideInput,
     pub(super) probe: &'a SideInput,
     pub(super) sink: &'a dyn BatchSink,
@@ -74,9 +74,9 @@ pub(super) struct Probing<'a> {
     /// Deferred columns of the build side, if any.
     pub(super) deferred: Option<DeferredPayload<'a>>,
     /// Chunks that were queued before the build side was ready.
-    pub(super) ahead: Ahead,
+    pub(super) prefetch: Prefetch,
     /// Turns in which chunks cross the link one after the other.
-    pub(super) turns: Turns,
+    pub(super) copy_order: CopyOrder,
     /// First row of the next chunk.
     pub(super) next_row: Mutex<u64>,
     /// True if the last chunk needed more columns than its keys on the device. The next chunk will
@@ -119,7 +119,7 @@ impl Probing<'_> {
                 return Ok(());
             }
             // The link stays busy both ways, while other streams work on their last chunk.
-            deferred.copy_deferred(self.turns.last().as_ref(), cx)?;
+            deferred.copy_deferred(self.copy_order.last().as_ref(), cx)?;
             let (emitter, to_come) = (self.emitter(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
             deferred.complete_share(&emitter, &self.built.current().transformed, to_come)
         })?;
@@ -137,12 +137,12 @@ impl Probing<'_> {
         &self,
         cx: &JoinContext<'_>,
         streams: usize,
-        work: impl Fn(&JoinContext<'_>, Option<AheadChunk>, &AtomicBool) -> Result<()> + Sync,
+        work: impl Fn(&JoinContext<'_>, Option<PrefetchedChunk>, &AtomicBool) -> Result<()> + Sync,
     ) -> Result<()> {
         let device = cx.device;
         let built = device.record_event(cx.stream)?;
         let on_new_stream = |failed: &AtomicBool| {
-            let first = self.ahead.take();
+            let first = self.prefetch.take();
             let stream = match &first {
                 Some(first) => first.stream.clone(),
                 None => device.stream(cx.monitor.cancel().clone())?,
@@ -168,11 +168,11 @@ impl Probing<'_> {
     fn take_chunks(
         &self,
         cx: &JoinContext<'_>,
-        first: Option<AheadChunk>,
+        first: Option<PrefetchedChunk>,
         streams: usize,
         failed: &AtomicBool,
     ) -> Result<()> {
-        if let Some(AheadChunk { rows, transformed, .. }) = first {
+        if let Some(PrefetchedChunk { rows, transformed, .. }) = first {
             self.join_chunk(cx, streams, rows, &transformed)?;
         }
         while !failed.load(Ordering::Relaxed)
@@ -213,16 +213,16 @@ impl Probing<'_> {
 
     fn probe_chunk(&self, cx: &JoinContext<'_>, streams: usize, range: Range<u64>) -> Result<()> {
         let rows = self.probe.rows(range.clone());
-        let unkeyed = self.outcome.keeps_probe_without_key();
+        let unkeyed = self.semantics.keeps_probe_without_key();
         // Copies overlap with other chunks' work only if there are several streams.
         let copy_in = match streams > 1 && self.columns_needed.load(Ordering::Relaxed) {
-            true => CopyIn::Ahead,
+            true => CopyIn::Prefetch,
             false => CopyIn::WhenNeeded,
         };
         let filter = self.filter.as_ref();
         let transform = || transform(cx, self.probe, rows, self.layout, self.task.row_layout, unkeyed, filter, copy_in);
         let transformed = match streams > 1 && only_copies(self.task, self.layout) {
-            true => self.turns.take(cx.device, cx.stream, transform)?.0,
+            true => self.copy_order.take(cx.device, cx.stream, transform)?.0,
             false => transform()?,
         };
         self.join_chunk(cx, streams, range, &transformed)
@@ -246,7 +246,7 @@ impl Probing<'_> {
         }
         let wave_rows = wave_rows(cx.device, self.held_back_bytes(cx.device), streams);
         let mut emitted = 0.0;
-        self.outcome.join_chunk(&emitter, &self.built, self.flags.as_ref(), transformed, wave_rows, &mut |rows| {
+        self.semantics.join_chunk(&emitter, &self.built, self.flags.as_ref(), transformed, wave_rows, &mut |rows| {
             self.emitted(rows);
             emitted += rows;
         })?;

@@ -19,8 +19,8 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use super::ahead::{Ahead, Probes};
 use super::batch_sizes::BatchSizes;
+use super::copy_order::CopyOrder;
 use super::count::RowCount;
 use super::deferred::DeferredPayload;
 use super::emit::{Emitter, SideRows};
@@ -28,11 +28,11 @@ use super::fused::Fused;
 use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, SharedBuild};
 use super::monitor::Monitor;
-use super::outcome::Outcome;
+use super::prefetch::{Prefetch, Probes};
 use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
+use super::semantics::JoinSemantics;
 use super::transform::{CopyIn, JoinContext, transform};
-use super::turns::Turns;
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
 use crate::columns::{KeyLayout, Role};
@@ -90,31 +90,35 @@ fn run_with_layout(
     let cx = JoinContext { device, stream: &stream, copies: &copies, arena, monitor };
     let fused = Fused::of(task, build, probe, &layout, device);
     let joins_at_once = fused.is_some();
-    let outcome = Outcome::new(task, build, probe, fused);
+    let semantics = JoinSemantics::new(task, build, probe, fused);
     let mut progress = Progress::new(&task.expected.stretches, monitor);
 
     let sizes =
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
     let deferred = DeferredPayload::of(task, build, probe, sizes, &cx);
-    let copy_in = if deferred.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
+    let copy_in = if deferred.is_some() { CopyIn::WhenNeeded } else { CopyIn::Prefetch };
     let columns_needed = !probe.shares || deferred.is_some();
-    let turns = Turns::default();
-    let (built, ahead) = where_primitives_run(device, || {
+    let copy_order = CopyOrder::default();
+    let (built, prefetch) = where_primitives_run(device, || {
         for _ in 0..SEEDS_MAX {
             let rows = build.rows(0..build.table.rows);
-            let unkeyed = outcome.keeps_build_without_key();
+            let unkeyed = semantics.keeps_build_without_key();
             let transformed = transform(&cx, build, rows, &layout, task.row_layout, unkeyed, None, copy_in)?;
-            let copy_in = if columns_needed { CopyIn::Ahead } else { CopyIn::WhenNeeded };
+            let copy_in = if columns_needed { CopyIn::Prefetch } else { CopyIn::WhenNeeded };
             let probes = Probes { task, build, probe, layout: &layout, copy_in };
-            let ahead =
-                Ahead::queue(&probes, &cx, &turns, deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come))?;
+            let prefetch = Prefetch::queue(
+                &probes,
+                &cx,
+                &copy_order,
+                deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come),
+            )?;
             progress.reach(Stretch::TransformBuild, 1.0);
             let repeats = task.expected.build_keys_repeat;
-            let adjacent = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
+            let adjacent = layout.is_hashed() || semantics.build_rows_kept.is_some() || (repeats && !joins_at_once);
             let built = BuildSide::new(transformed, task.dense_range, &layout, repeats, adjacent, &cx)?;
             let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &cx));
             if !layout.is_hashed() || where_values_lie(&layout, device, is_exact)? {
-                return Ok((built, ahead));
+                return Ok((built, prefetch));
             }
             layout = layout.clone().with_another_seed(rand::random());
         }
@@ -136,7 +140,7 @@ fn run_with_layout(
     };
 
     let emitter = Emitter { cx: &cx, task, layout: &layout, build, probe, sink, sizes, deferred: None };
-    let flags = match outcome.build_rows_kept {
+    let flags = match semantics.build_rows_kept {
         Some(_) => Some(device.new_flags(built.transformed.len(), &stream)?),
         None => None,
     };
@@ -147,7 +151,7 @@ fn run_with_layout(
     let probing = Probing {
         task,
         layout: &layout,
-        outcome: &outcome,
+        semantics: &semantics,
         build,
         probe,
         sink,
@@ -157,9 +161,9 @@ fn run_with_layout(
         built: SharedBuild::new(built),
         columns_needed: AtomicBool::new(columns_needed),
         deferred,
-        turns,
-        next_row: Mutex::new(ahead.next_row),
-        ahead,
+        copy_order,
+        next_row: Mutex::new(prefetch.next_row),
+        prefetch,
         progress: Mutex::new(ProbeProgress { inner: progress, transformed_rows: 0.0, emitted_rows: 0.0 }),
     };
     probing.run(&cx)?;
@@ -168,7 +172,7 @@ fn run_with_layout(
     if let Some(flags) = &flags {
         where_primitives_run(device, || {
             let mut reach = |share| progress.reach(Stretch::KeptBuild, share);
-            outcome.emit_kept_build(&emitter, &built.transformed, flags, &mut reach)
+            semantics.emit_kept_build(&emitter, &built.transformed, flags, &mut reach)
         })?;
     }
     device.synchronize(&stream)?;

@@ -107,7 +107,7 @@ impl Originals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyIn {
     /// With the keys, so that the columns cross the link while the device works on the keys.
-    Ahead,
+    Prefetch,
     /// When rows are gathered from them. Columns that the result shares with the table are then
     /// never copied in. If rows are moved, columns are copied ahead all the same.
     WhenNeeded,
@@ -177,7 +177,7 @@ pub(super) fn transform(
             }
             if let Some(came) = key_columns.fixed.get(&column) {
                 originals.insert(column, came.clone());
-            } else if copy_in == CopyIn::Ahead || row_layout != RowLayout::Original {
+            } else if copy_in == CopyIn::Prefetch || row_layout != RowLayout::Original {
                 originals.insert(column, copy_column(cx, cx.copies, &rows, column)?);
             }
         }
@@ -191,7 +191,7 @@ pub(super) fn transform(
     for column in input.text_columns() {
         if let Some(came) = key_columns.bytes.get(&column) {
             text.insert(column, came.clone());
-        } else if copy_in == CopyIn::Ahead || is_moved {
+        } else if copy_in == CopyIn::Prefetch || is_moved {
             text.insert(column, copy_text(cx, cx.copies, &rows, column)?);
         }
     }

@@ -26,7 +26,7 @@ fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
 }
 
 /// Rows that the kind of join emits, in terms of build and probe side.
-pub(super) struct Outcome {
+pub(super) struct JoinSemantics {
     /// Side of all emitted rows, for a semi or anti join.
     only: Option<Role>,
     /// Selects whether rows of the side in `only` survive for having a match, or for having none.
@@ -39,7 +39,7 @@ pub(super) struct Outcome {
     fused: Option<Fused>,
 }
 
-impl Outcome {
+impl JoinSemantics {
     pub(super) fn new(task: &Task, build: &SideInput, probe: &SideInput, fused: Option<Fused>) -> Self {
         let how = task.how;
         let role = |side| if side == build.side { Role::Build } else { Role::Probe };

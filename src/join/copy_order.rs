@@ -8,9 +8,9 @@ use crate::device::{Device, Event, Stream};
 
 /// Event of the last queued copies.
 #[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<Option<Event>>);
+pub(super) struct CopyOrder(Mutex<Option<Event>>);
 
-impl Turns {
+impl CopyOrder {
     /// Queues copies on a stream, behind the copies queued here before. Returns an event for their
     /// arrival. `queue` must queue only copies, because other callers wait until it returns. A
     /// device's thread that waits for its parts takes up other work, perhaps work of a caller that

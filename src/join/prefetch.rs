@@ -14,10 +14,10 @@ use std::ops::Range;
 use parking_lot::Mutex;
 
 use super::Task;
+use super::copy_order::CopyOrder;
 use super::inputs::SideInput;
 use super::probe::{chunk_row_bytes, even_chunk_rows, only_copies, streams_of, value_bytes};
 use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
-use super::turns::Turns;
 use crate::columns::KeyLayout;
 use crate::device::host::TableBytes;
 use crate::device::{Device, Stream};
@@ -30,14 +30,14 @@ const CHUNKS: usize = 2;
 
 /// Chunks that were queued before the build side was ready.
 #[derive(Default)]
-pub(super) struct Ahead {
-    chunks: Mutex<VecDeque<AheadChunk>>,
+pub(super) struct Prefetch {
+    chunks: Mutex<VecDeque<PrefetchedChunk>>,
     /// First row after the queued chunks.
     pub(super) next_row: u64,
 }
 
 /// Chunk whose copies were queued on its own stream.
-pub(super) struct AheadChunk {
+pub(super) struct PrefetchedChunk {
     pub(super) stream: Stream,
     pub(super) rows: Range<u64>,
     pub(super) transformed: TransformedSide,
@@ -52,7 +52,7 @@ pub(super) struct Probes<'a> {
     pub(super) copy_in: CopyIn,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Queues the copies of up to `CHUNKS` chunks behind the build side's copies on both of the
     /// context's streams. Queues none if a chunk needs a host wait before it is ready. Queues none
     /// if free memory is under twice the sum of the index, a chunk for each stream and `held_back`
@@ -60,39 +60,39 @@ impl Ahead {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn queue(of: &Probes<'_>, cx: &JoinContext<'_>, turns: &Turns, held_back: u64) -> Result<Self> {
-        let mut ahead = Self::default();
+    pub(super) fn queue(of: &Probes<'_>, cx: &JoinContext<'_>, copy_order: &CopyOrder, held_back: u64) -> Result<Self> {
+        let mut prefetch = Self::default();
         let (device, total) = (cx.device, of.probe.table.rows);
         let streams = streams_of(of.task, of.probe, device);
         let waits = of.probe.key_columns.iter().any(|&key| of.probe.has_nulls(key)) || of.layout.is_hashed();
         if streams <= 1 || waits || of.task.filter || !only_copies(of.task, of.layout) {
-            return Ok(ahead);
+            return Ok(prefetch);
         }
         let rows = even_chunk_rows(of.task, of.layout, total, streams);
         let chunks_rows = streams as u64 * rows;
         let chunks_bytes = chunks_rows * chunk_row_bytes(of.probe, of.layout) as u64
             + value_bytes(of.probe, of.layout, 0..total.min(chunks_rows));
         if device.memory().free_bytes() / 2 < held_back + of.index_bytes(device) + chunks_bytes {
-            return Ok(ahead);
+            return Ok(prefetch);
         }
         let of_build = [device.record_event(cx.stream)?, device.record_event(cx.copies)?];
-        let chunks = ahead.chunks.get_mut();
-        while chunks.len() < CHUNKS.min(streams) && ahead.next_row < total {
-            let range = ahead.next_row..total.min(ahead.next_row + rows);
+        let chunks = prefetch.chunks.get_mut();
+        while chunks.len() < CHUNKS.min(streams) && prefetch.next_row < total {
+            let range = prefetch.next_row..total.min(prefetch.next_row + rows);
             let stream = device.stream(cx.monitor.cancel().clone())?;
             of_build.iter().try_for_each(|queued| device.wait_event(queued, &stream))?;
-            match of.copy(cx, &stream, turns, range.clone()) {
-                Ok(transformed) => chunks.push_back(AheadChunk { stream, rows: range.clone(), transformed }),
+            match of.copy(cx, &stream, copy_order, range.clone()) {
+                Ok(transformed) => chunks.push_back(PrefetchedChunk { stream, rows: range.clone(), transformed }),
                 Err(Error::Exhausted(_)) => break,
                 Err(error) => return Err(error),
             }
-            ahead.next_row = range.end;
+            prefetch.next_row = range.end;
         }
-        Ok(ahead)
+        Ok(prefetch)
     }
 
     /// Takes the next queued chunk, if there is one.
-    pub(super) fn take(&self) -> Option<AheadChunk> {
+    pub(super) fn take(&self) -> Option<PrefetchedChunk> {
         self.chunks.lock().pop_front()
     }
 }
@@ -108,12 +108,18 @@ impl Probes<'_> {
         distinct.stays + repeated.stays + repeated.building.max(distinct.building) + scratch
     }
 
-    fn copy(&self, cx: &JoinContext<'_>, stream: &Stream, turns: &Turns, rows: Range<u64>) -> Result<TransformedSide> {
+    fn copy(
+        &self,
+        cx: &JoinContext<'_>,
+        stream: &Stream,
+        copy_order: &CopyOrder,
+        rows: Range<u64>,
+    ) -> Result<TransformedSide> {
         let own = JoinContext { stream, copies: stream, ..*cx };
         let rows = self.probe.rows(rows);
         // Every row has a key.
         let queue = || transform(&own, self.probe, rows, self.layout, self.task.row_layout, false, None, self.copy_in);
-        turns.take(cx.device, stream, queue).map(|(transformed, _)| transformed)
+        copy_order.take(cx.device, stream, queue).map(|(transformed, _)| transformed)
     }
 }
 
@@ -162,15 +168,15 @@ mod tests {
             arena: catalog.arena(),
             monitor: &monitor,
         };
-        let of = Probes { task: &task, build: &build, probe: &probe, layout: &layout, copy_in: CopyIn::Ahead };
-        let (turns, mut row) = (Turns::default(), 0);
-        let ahead = Ahead::queue(&of, &cx, &turns, 0).unwrap();
-        while let Some(chunk) = ahead.take() {
+        let of = Probes { task: &task, build: &build, probe: &probe, layout: &layout, copy_in: CopyIn::Prefetch };
+        let (copy_order, mut row) = (CopyOrder::default(), 0);
+        let prefetch = Prefetch::queue(&of, &cx, &copy_order, 0).unwrap();
+        while let Some(chunk) = prefetch.take() {
             assert_eq!((chunk.rows.start, chunk.transformed.len() as u64), (row, chunk.rows.end - chunk.rows.start));
             row = chunk.rows.end;
         }
-        assert_eq!(row, ahead.next_row);
-        assert_eq!(turns.last().is_some(), row > 0, "chunks after these cross the link behind them");
+        assert_eq!(row, prefetch.next_row);
+        assert_eq!(copy_order.last().is_some(), row > 0, "chunks after these cross the link behind them");
         row
     }
 
