@@ -26,8 +26,8 @@ use parking_lot::Mutex;
 
 use super::batch_sizes::BatchSizes;
 use super::copy_order::CopyOrder;
-use super::emit::{Emitter, Group, PartialBatch, SideRows, StoredPartialBatch};
 use super::inputs::SideInput;
+use super::materialize::{Group, Materializer, PartialBatch, SideRows, StoredPartialBatch};
 use super::transform::{JoinContext, TransformedSide, copy_column, copy_text};
 use super::{JoinKind, RowLayout, Task};
 use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Positions};
@@ -234,12 +234,12 @@ impl<'a> DeferredPayload<'a> {
     /// Errors of the device, the sink, and gathering.
     pub(super) fn complete_share(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &TransformedSide,
         streams_to_come: usize,
     ) -> Result<()> {
         let are_parts_coming = self.arriving.lock().asked_for == self.parts.len();
-        let is_ample = are_parts_coming && emitter.cx.arena.free_bytes() >= self.at_once_bytes;
+        let is_ample = are_parts_coming && materializer.cx.arena.free_bytes() >= self.at_once_bytes;
         if !is_ample || self.is_short.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -248,7 +248,7 @@ impl<'a> DeferredPayload<'a> {
             let others = waiting.len() - waiting.len().div_ceil(streams_to_come);
             waiting.split_off(others)
         };
-        self.complete_these(&share.iter().collect::<Vec<_>>(), emitter, build)
+        self.complete_these(&share.iter().collect::<Vec<_>>(), materializer, build)
     }
 
     /// True if no rows wait any more.
@@ -264,7 +264,7 @@ impl<'a> DeferredPayload<'a> {
     /// Errors of the device, the sink, and gathering.
     pub(super) fn complete(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &TransformedSide,
         stream: usize,
         streams: usize,
@@ -272,14 +272,14 @@ impl<'a> DeferredPayload<'a> {
         *self.spare.lock() = None;
         let waiting = self.waiting.lock().clone();
         let share: Vec<_> = waiting.iter().skip(stream).step_by(streams).collect();
-        self.complete_these(&share, emitter, build)
+        self.complete_these(&share, materializer, build)
     }
 
     /// Completes the rows that wait now, to give their memory back.
-    fn complete_early(&self, emitter: &Emitter<'_>, build: &TransformedSide) -> Result<()> {
+    fn complete_early(&self, materializer: &Materializer<'_>, build: &TransformedSide) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        self.complete_these(&waiting.iter().collect::<Vec<_>>(), emitter, build)?;
+        self.complete_these(&waiting.iter().collect::<Vec<_>>(), materializer, build)?;
         self.arriving.lock().there.clear();
         Ok(())
     }
@@ -287,10 +287,10 @@ impl<'a> DeferredPayload<'a> {
     fn complete_these(
         &self,
         waiting: &[&Arc<WaitingRows<StoredPartialBatch>>],
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &TransformedSide,
     ) -> Result<()> {
-        let JoinContext { device, stream, .. } = *emitter.cx;
+        let JoinContext { device, stream, .. } = *materializer.cx;
         let group_of = |part: usize| {
             waiting.iter().filter_map(move |rows| {
                 let range = rows.bounds[part]..rows.bounds[part + 1];
@@ -301,8 +301,8 @@ impl<'a> DeferredPayload<'a> {
         // A stream that completes rows early drops all parts, including the parts that are being
         // read here.
         let mut read = Vec::new();
-        let outcome = emitter.emit_deferred(&groups, self.rows_at_once, &mut |part| {
-            let part = self.part(part, build, emitter.cx)?;
+        let outcome = materializer.emit_deferred(&groups, self.rows_at_once, &mut |part| {
+            let part = self.part(part, build, materializer.cx)?;
             read.push(part.clone());
             Ok(part)
         });
@@ -363,14 +363,14 @@ impl<'a> DeferredChunk<'a> {
     /// Errors of the device, the sink, and gathering.
     pub(super) fn defer(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &TransformedSide,
         probe: &TransformedSide,
         pairs: &Pairs,
     ) -> Result<bool> {
         if !self.deferred.is_short.load(Ordering::Relaxed) {
             let mut queued = Vec::new();
-            match self.queue(emitter, build, probe, pairs, &mut queued) {
+            match self.queue(materializer, build, probe, pairs, &mut queued) {
                 Err(Error::Exhausted(_)) => self.deferred.is_short.store(true, Ordering::Relaxed),
                 outcome => {
                     // All of the pairs wait, or none.
@@ -380,10 +380,10 @@ impl<'a> DeferredChunk<'a> {
                 }
             }
         }
-        emitter.cx.device.synchronize(emitter.cx.stream)?;
-        self.finish(emitter)?;
-        self.deferred.complete_early(emitter, build)?;
-        self.deferred.bring_whole(build, emitter.cx)?;
+        materializer.cx.device.synchronize(materializer.cx.stream)?;
+        self.finish(materializer)?;
+        self.deferred.complete_early(materializer, build)?;
+        self.deferred.bring_whole(build, materializer.cx)?;
         Ok(false)
     }
 
@@ -391,21 +391,21 @@ impl<'a> DeferredChunk<'a> {
     /// longer than expected.
     fn queue(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &TransformedSide,
         probe: &TransformedSide,
         pairs: &Pairs,
         queued: &mut Vec<WaitingRows<PartialBatch>>,
     ) -> Result<()> {
-        let JoinContext { device, stream, .. } = *emitter.cx;
+        let JoinContext { device, stream, .. } = *materializer.cx;
         let rows = pairs.probe.len();
-        match self.partial_of(emitter, build, probe, pairs) {
+        match self.partial_of(materializer, build, probe, pairs) {
             Ok(rows) => queued.push(rows),
             Err(Error::Invalid(_)) if rows > 1 => {
                 for partial in [0..rows / 2, rows / 2..rows] {
                     let part = |of: &Positions| device.compose(of, &Positions::Range(partial.clone()), stream);
                     let pairs = Pairs { build: part(&pairs.build)?, probe: part(&pairs.probe)? };
-                    self.queue(emitter, build, probe, &pairs, queued)?;
+                    self.queue(materializer, build, probe, &pairs, queued)?;
                 }
             }
             Err(error) => return Err(error),
@@ -416,12 +416,12 @@ impl<'a> DeferredChunk<'a> {
     /// Queues the columns of the probe side of some pairs.
     fn partial_of(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &TransformedSide,
         probe: &TransformedSide,
         pairs: &Pairs,
     ) -> Result<WaitingRows<PartialBatch>> {
-        let JoinContext { device, stream, monitor, .. } = *emitter.cx;
+        let JoinContext { device, stream, monitor, .. } = *materializer.cx;
         let rows = pairs.probe.len();
         let deferred = self.deferred;
         let (split, bounds) = monitor.phase("expand", 24 * rows as u64, || {
@@ -432,7 +432,7 @@ impl<'a> DeferredChunk<'a> {
             let numbered = Pairs { build: numbers, probe: pairs.probe.clone() };
             device.split_pairs(&numbered, deferred.part_bits, deferred.parts.len(), stream)
         })?;
-        let partial = emitter.queue_partial(SideRows::Transformed(probe, split.probe), rows)?;
+        let partial = materializer.queue_partial(SideRows::Transformed(probe, split.probe), rows)?;
         Ok(WaitingRows { partial, build: split.build, bounds })
     }
 
@@ -440,11 +440,11 @@ impl<'a> DeferredChunk<'a> {
     /// its copies are done.
     ///
     /// # Errors
-    /// The errors of [`Emitter::finish_partial`].
-    pub(super) fn finish(&self, emitter: &Emitter<'_>) -> Result<()> {
+    /// The errors of [`Materializer::finish_partial`].
+    pub(super) fn finish(&self, materializer: &Materializer<'_>) -> Result<()> {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         let there = waiting.into_iter().map(|WaitingRows { partial, build, bounds }| {
-            Ok(Arc::new(WaitingRows { partial: emitter.finish_partial(partial)?, build, bounds }))
+            Ok(Arc::new(WaitingRows { partial: materializer.finish_partial(partial)?, build, bounds }))
         });
         let there = there.collect::<Result<Vec<_>>>()?;
         self.deferred.waiting.lock().extend(there);

@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
 use super::matching::BuildSide;
+use super::materialize::{Materializer, SideRows};
 use super::transform::{Order, TransformedSide, is_raw_key};
 use super::{JoinKind, RowLayout, Task};
 use crate::columns::KeyLayout;
@@ -80,13 +80,13 @@ impl Fused {
     /// Errors of the device and the sink.
     pub(super) fn join_wave(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         built: &BuildSide,
         probe: &TransformedSide,
         wave: Range<usize>,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<bool> {
-        let cx = emitter.cx;
+        let cx = materializer.cx;
         let (Order::Partitioned(build_side), Order::Partitioned(probe_side)) = (&built.transformed.order, &probe.order)
         else {
             return Ok(false);
@@ -110,9 +110,9 @@ impl Fused {
                 outcome => outcome,
             }
         };
-        if emitter.task.counts_rows {
+        if materializer.task.counts_rows {
             let Some(joined) = join(Wanted::Count)? else { return Ok(false) };
-            emitter.count(joined.pairs as usize, &mut |_| ())?;
+            materializer.count(joined.pairs as usize, &mut |_| ())?;
             emitted(rows);
             return Ok(true);
         }
@@ -136,7 +136,7 @@ impl Fused {
         let probe = probe.joined(columns.keys, columns.probe, cx)?;
         let all = || Positions::Range(0..pairs);
         let mut done = 0.0;
-        emitter.emit(
+        materializer.emit(
             &SideRows::Transformed(&build, all()),
             &SideRows::Transformed(&probe, all()),
             pairs,

@@ -35,21 +35,21 @@
 //!
 //! If only the number of rows is wanted, a wave ends with its matches (`count.rs`). If rows follow
 //! each other in the result as in their table, the result shares their columns with the table
-//! (`emit.rs`).
+//! (`materialize.rs`).
 //!
 //! A join arrives as a [`Task`]. This module does not ask which component chose the task, and why.
 //! It knows of tables, devices, columns and memory, and nothing of plans, jobs, queues or the wire.
 
 mod batch_sizes;
+mod column_gather;
 mod copy_order;
 mod count;
 mod deferred;
-mod emit;
 mod fused;
-mod gatherer;
 mod inputs;
 mod kind;
 mod matching;
+mod materialize;
 mod monitor;
 mod prefetch;
 mod probe;

@@ -20,9 +20,9 @@ use parking_lot::Mutex;
 use super::batch_sizes::BatchSizes;
 use super::copy_order::CopyOrder;
 use super::deferred::{DeferredChunk, DeferredPayload};
-use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
 use super::matching::SharedBuild;
+use super::materialize::{Materializer, SideRows};
 use super::prefetch::{Prefetch, PrefetchedChunk};
 use super::progress::{Progress, Stretch};
 use super::run::{CHUNK_ROWS_MIN, where_primitives_run};
@@ -120,8 +120,8 @@ impl Probing<'_> {
             }
             // The link stays busy both ways, while other streams work on their last chunk.
             deferred.copy_deferred(self.copy_order.last().as_ref(), cx)?;
-            let (emitter, to_come) = (self.emitter(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
-            deferred.complete_share(&emitter, &self.built.current().transformed, to_come)
+            let (materializer, to_come) = (self.materializer(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
+            deferred.complete_share(&materializer, &self.built.current().transformed, to_come)
         })?;
         if deferred.is_complete() {
             return Ok(());
@@ -186,12 +186,16 @@ impl Probing<'_> {
     /// Completes one stream's share of the rows that wait for columns of the build side.
     fn complete_late(&self, cx: &JoinContext<'_>, number: usize, streams: usize) -> Result<()> {
         let Some(deferred) = &self.deferred else { return Ok(()) };
-        deferred.complete(&self.emitter(cx, None), &self.built.current().transformed, number, streams)
+        deferred.complete(&self.materializer(cx, None), &self.built.current().transformed, number, streams)
     }
 
-    fn emitter<'e>(&'e self, cx: &'e JoinContext<'_>, deferred: Option<&'e DeferredChunk<'e>>) -> Emitter<'e> {
+    fn materializer<'e>(
+        &'e self,
+        cx: &'e JoinContext<'_>,
+        deferred: Option<&'e DeferredChunk<'e>>,
+    ) -> Materializer<'e> {
         let Self { task, layout, build, probe, sink, sizes, .. } = *self;
-        Emitter { cx, task, layout, build, probe, sink, sizes, deferred }
+        Materializer { cx, task, layout, build, probe, sink, sizes, deferred }
     }
 
     fn next_chunk(&self, device: &dyn Device, streams: usize) -> Option<Range<u64>> {
@@ -238,19 +242,26 @@ impl Probing<'_> {
     ) -> Result<()> {
         let chunk_rows = (range.end - range.start) as f64;
         let deferred = self.deferred.as_ref().map(DeferredChunk::new);
-        let emitter = self.emitter(cx, deferred.as_ref());
+        let materializer = self.materializer(cx, deferred.as_ref());
         self.transformed(chunk_rows);
         if let Some(unkeyed) = &transformed.unkeyed {
             let rows = SideRows::Numbered(transformed, unkeyed.clone());
-            emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
+            materializer.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
         }
         let wave_rows = wave_rows(cx.device, self.held_back_bytes(cx.device), streams);
         let mut emitted = 0.0;
-        self.semantics.join_chunk(&emitter, &self.built, self.flags.as_ref(), transformed, wave_rows, &mut |rows| {
-            self.emitted(rows);
-            emitted += rows;
-        })?;
-        deferred.as_ref().map_or(Ok(()), |deferred| deferred.finish(&emitter))?;
+        self.semantics.join_chunk(
+            &materializer,
+            &self.built,
+            self.flags.as_ref(),
+            transformed,
+            wave_rows,
+            &mut |rows| {
+                self.emitted(rows);
+                emitted += rows;
+            },
+        )?;
+        deferred.as_ref().map_or(Ok(()), |deferred| deferred.finish(&materializer))?;
         self.columns_needed.store(transformed.used_originals(), Ordering::Relaxed);
         // Rows without a key take part in no wave.
         self.emitted(chunk_rows - emitted);

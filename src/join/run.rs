@@ -23,10 +23,10 @@ use super::batch_sizes::BatchSizes;
 use super::copy_order::CopyOrder;
 use super::count::RowCount;
 use super::deferred::DeferredPayload;
-use super::emit::{Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, SharedBuild};
+use super::materialize::{Materializer, SideRows};
 use super::monitor::Monitor;
 use super::prefetch::{Prefetch, Probes};
 use super::probe::{ProbeProgress, Probing};
@@ -139,14 +139,14 @@ fn run_with_layout(
         false => None,
     };
 
-    let emitter = Emitter { cx: &cx, task, layout: &layout, build, probe, sink, sizes, deferred: None };
+    let materializer = Materializer { cx: &cx, task, layout: &layout, build, probe, sink, sizes, deferred: None };
     let flags = match semantics.build_rows_kept {
         Some(_) => Some(device.new_flags(built.transformed.len(), &stream)?),
         None => None,
     };
     if let Some(unkeyed) = &built.transformed.unkeyed {
         let rows = SideRows::Numbered(&built.transformed, unkeyed.clone());
-        where_primitives_run(device, || emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
+        where_primitives_run(device, || materializer.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
     }
     let probing = Probing {
         task,
@@ -172,7 +172,7 @@ fn run_with_layout(
     if let Some(flags) = &flags {
         where_primitives_run(device, || {
             let mut reach = |share| progress.reach(Stretch::KeptBuild, share);
-            semantics.emit_kept_build(&emitter, &built.transformed, flags, &mut reach)
+            semantics.emit_kept_build(&materializer, &built.transformed, flags, &mut reach)
         })?;
     }
     device.synchronize(&stream)?;

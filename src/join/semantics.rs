@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::Task;
 use super::deferred::pairs_at_once;
-use super::emit::{Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::SideInput;
 use super::matching::{BuildSide, SharedBuild, waves};
+use super::materialize::{Materializer, SideRows};
 use super::run::where_values_lie;
 use super::transform::{JoinContext, TransformedSide};
 use super::verify::exact_matches;
@@ -65,18 +65,18 @@ impl JoinSemantics {
     /// `flags` say. Calls `done` with the share of the rows that has left.
     pub(super) fn emit_kept_build(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &TransformedSide,
         flags: &DeviceBuffer,
         done: &mut dyn FnMut(f64),
     ) -> Result<()> {
-        let JoinContext { device, stream, monitor, .. } = *emitter.cx;
+        let JoinContext { device, stream, monitor, .. } = *materializer.cx;
         let Some(which) = self.build_rows_kept else { return Ok(()) };
         let positions = monitor.phase("match", 0, || device.select_flags(flags, build.len(), which, stream))?;
         let rows = positions.len();
         // A list of all positions is the same as their range.
         let positions = if rows == build.len() { Positions::Range(0..rows) } else { positions };
-        emitter.emit(&SideRows::Transformed(build, positions), &SideRows::Missing, rows, &mut |emitted| {
+        materializer.emit(&SideRows::Transformed(build, positions), &SideRows::Missing, rows, &mut |emitted| {
             done(emitted as f64 / rows as f64);
         })
     }
@@ -85,18 +85,18 @@ impl JoinSemantics {
     /// Calls `emitted` after each batch with the number of further probe rows that are done.
     pub(super) fn join_chunk(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &SharedBuild,
         flags: Option<&DeviceBuffer>,
         probe: &TransformedSide,
         wave_rows: usize,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<()> {
-        let cx = emitter.cx;
+        let cx = materializer.cx;
         let mut built = build.current();
         let mut join_wave = |wave: Range<usize>| -> Result<()> {
             if let Some(fused) = &self.fused
-                && fused.join_wave(emitter, &built, probe, wave.clone(), emitted)?
+                && fused.join_wave(materializer, &built, probe, wave.clone(), emitted)?
             {
                 return Ok(());
             }
@@ -106,14 +106,14 @@ impl JoinSemantics {
                     None => built = build.grouped(&built, cx)?,
                 }
             };
-            if emitter.layout.is_hashed() {
-                let compare = || exact_matches(matches, &built, probe, emitter.layout, cx);
+            if materializer.layout.is_hashed() {
+                let compare = || exact_matches(matches, &built, probe, materializer.layout, cx);
                 let compare = || cx.monitor.phase("compare keys", 0, compare);
-                matches = where_values_lie(emitter.layout, cx.device, compare)?;
+                matches = where_values_lie(materializer.layout, cx.device, compare)?;
             }
             let rows = matches.rows.len() as f64;
             let mut of_wave = 0.0;
-            self.emit_wave(emitter, &built, probe, &matches, flags, &mut |share| {
+            self.emit_wave(materializer, &built, probe, &matches, flags, &mut |share| {
                 emitted(share * rows - of_wave);
                 of_wave = share * rows;
             })?;
@@ -147,25 +147,25 @@ impl JoinSemantics {
     /// left.
     fn emit_wave(
         &self,
-        emitter: &Emitter<'_>,
+        materializer: &Materializer<'_>,
         build: &BuildSide,
         probe: &TransformedSide,
         matches: &Matches,
         flags: Option<&DeviceBuffer>,
         done: &mut dyn FnMut(f64),
     ) -> Result<()> {
-        let JoinContext { device, stream, monitor, .. } = *emitter.cx;
+        let JoinContext { device, stream, monitor, .. } = *materializer.cx;
         let match_bytes = 8 * matches.rows.len() as u64;
         if let Some(flags) = flags {
             monitor.phase("match", match_bytes, || device.mark_build(matches, flags, stream))?;
         }
         match self.only {
             Some(Role::Build) => Ok(()),
-            Some(Role::Probe) if emitter.task.counts_rows => {
-                emitter.count(self.only_which_rows(matches), &mut |_| done(1.0))
+            Some(Role::Probe) if materializer.task.counts_rows => {
+                materializer.count(self.only_which_rows(matches), &mut |_| done(1.0))
             }
-            None if emitter.task.counts_rows => {
-                emitter.count(matches.pair_count(self.unmatched()) as usize, &mut |_| done(1.0))
+            None if materializer.task.counts_rows => {
+                materializer.count(matches.pair_count(self.unmatched()) as usize, &mut |_| done(1.0))
             }
             Some(Role::Probe) => {
                 let select = || device.select_matches(matches, self.only_which, stream);
@@ -174,32 +174,32 @@ impl JoinSemantics {
                     false => monitor.phase("match", match_bytes, select)?,
                 };
                 let rows = positions.len();
-                emitter.emit(&SideRows::Missing, &SideRows::Transformed(probe, positions), rows, &mut |emitted| {
+                materializer.emit(&SideRows::Missing, &SideRows::Transformed(probe, positions), rows, &mut |emitted| {
                     done(emitted as f64 / rows as f64);
                 })
             }
             None => {
                 let unmatched = self.unmatched();
                 let pairs_total = matches.pair_count(unmatched);
-                let pairs_min = match emitter.deferred {
-                    Some(_) => pairs_at_once(emitter.probe.text_mean_bytes(), device.info().gather_bytes),
+                let pairs_min = match materializer.deferred {
+                    Some(_) => pairs_at_once(materializer.probe.text_mean_bytes(), device.info().gather_bytes),
                     None => 0,
                 };
-                let at_once = expanded_pairs(device, emitter.sizes.gather_rows.max(pairs_min));
+                let at_once = expanded_pairs(device, materializer.sizes.gather_rows.max(pairs_min));
                 for start in (0..pairs_total).step_by(at_once) {
                     let range = start..pairs_total.min(start + at_once as u64);
                     let rows = (range.end - range.start) as usize;
                     let pairs = monitor
                         .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
                     debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
-                    if let Some(deferred) = emitter.deferred
-                        && deferred.defer(emitter, &build.transformed, probe, &pairs)?
+                    if let Some(deferred) = materializer.deferred
+                        && deferred.defer(materializer, &build.transformed, probe, &pairs)?
                     {
                         continue;
                     }
                     let build = SideRows::Transformed(&build.transformed, pairs.build);
                     let probe = SideRows::Transformed(probe, pairs.probe);
-                    emitter.emit(&build, &probe, rows, &mut |emitted| {
+                    materializer.emit(&build, &probe, rows, &mut |emitted| {
                         done((start + emitted as u64) as f64 / pairs_total as f64);
                     })?;
                 }

@@ -4,7 +4,7 @@
 //! A column of the result comes from the first of these places that applies:
 //!
 //! 1. The table already has it, if the result has the side's rows one after the other in table
-//!    order. The result then shares the column (`emit.rs`).
+//!    order. The result then shares the column (`materialize.rs`).
 //! 2. It was *carried*: moved with the keys (gather from transformed relation, GFTR: Wu et al.
 //!    2024, section 4.2).
 //! 3. It is stored on the device as it was copied in, and is gathered by row number (gather from

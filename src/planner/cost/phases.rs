@@ -416,7 +416,7 @@ impl Model<'_> {
     }
 
     /// True if the result is expected to share the columns of the probe side with its table. Each
-    /// probe row must be in the result once, and stay in its place (`join/emit.rs`).
+    /// probe row must be in the result once, and stay in its place (`join/materialize.rs`).
     pub(super) fn is_probe_shared(&self) -> bool {
         /// Share of matched rows that counts as all of them. If a sketch finds all values of one
         /// side in the other, the share is 1. One unmatched row in a thousand would leave hardly a

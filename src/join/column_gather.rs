@@ -9,8 +9,8 @@ use arrow::compute::{CastOptions, cast_with_options, is_null};
 use arrow::datatypes::{DataType, FieldRef, UInt32Type};
 
 use super::batch_sizes::BatchSizes;
-use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
+use super::materialize::{Materializer, SideRows};
 use super::run::beside;
 use super::transform::{JoinContext, is_raw_key};
 use crate::columns::{
@@ -23,7 +23,7 @@ use crate::memory::{Arena, Held};
 use crate::{Error, Result};
 
 /// Column on its way. Device columns are complete only after the work queued for them is done.
-pub(super) enum Pending {
+pub(super) enum PendingColumn {
     /// Stored in the table, one array per stretch.
     Shared(Vec<ArrayRef>),
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
@@ -35,29 +35,31 @@ pub(super) enum Pending {
     /// 32-bit keys.
     Encoded(ArrayRef),
     /// Values of the first column, or of the second where the first is null.
-    Either(Box<Pending>, Box<Pending>),
+    Either(Box<PendingColumn>, Box<PendingColumn>),
 }
 
 /// Makes the arrays of a batch from gathered columns.
-pub(super) struct Finisher<'a> {
+pub(super) struct ArrayAssembler<'a> {
     pub(super) arena: &'a Arena,
     /// Reservations for values taken out of their dictionaries, which makes them many times as
     /// large.
     pub(super) paid: Vec<Held>,
 }
 
-impl Finisher<'_> {
-    pub(super) fn finish(&mut self, column: Pending, field: &FieldRef) -> Result<ArrayRef> {
+impl ArrayAssembler<'_> {
+    pub(super) fn finish(&mut self, column: PendingColumn, field: &FieldRef) -> Result<ArrayRef> {
         let array = match column {
-            Pending::Shared(_) | Pending::Left(_) => unreachable!("it is what the result shows"),
-            Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
-            Pending::TextFromDevice(column, data_type) => bytes_array(&data_type, column)?,
-            Pending::Ready(array) => array,
-            Pending::Encoded(array) if matches!(field.data_type(), DataType::Dictionary(..)) => {
+            PendingColumn::Shared(_) | PendingColumn::Left(_) => unreachable!("it is what the result shows"),
+            PendingColumn::FromDevice(column, data_type, dictionary) => {
+                fixed_array(&data_type, column, dictionary.as_ref())?
+            }
+            PendingColumn::TextFromDevice(column, data_type) => bytes_array(&data_type, column)?,
+            PendingColumn::Ready(array) => array,
+            PendingColumn::Encoded(array) if matches!(field.data_type(), DataType::Dictionary(..)) => {
                 return with_wanted_keys(array.as_dictionary::<UInt32Type>(), field.data_type());
             }
-            Pending::Encoded(array) => array,
-            Pending::Either(first, second) => {
+            PendingColumn::Encoded(array) => array,
+            PendingColumn::Either(first, second) => {
                 // Dictionaries of two sides have to become one, by their values.
                 let plain = match field.data_type() {
                     DataType::Dictionary(_, values) => {
@@ -96,19 +98,19 @@ impl Finisher<'_> {
 
 /// Both sides of the rows that are being gathered.
 pub(super) struct Sides<'a> {
-    pub(super) build: Gatherer<'a>,
-    pub(super) probe: Gatherer<'a>,
+    pub(super) build: ColumnGather<'a>,
+    pub(super) probe: ColumnGather<'a>,
 }
 
 impl<'a> Sides<'a> {
-    pub(super) fn of(&self, role: Role) -> &Gatherer<'a> {
+    pub(super) fn of(&self, role: Role) -> &ColumnGather<'a> {
         match role {
             Role::Build => &self.build,
             Role::Probe => &self.probe,
         }
     }
 
-    pub(super) fn of_mut(&mut self, role: Role) -> &mut Gatherer<'a> {
+    pub(super) fn of_mut(&mut self, role: Role) -> &mut ColumnGather<'a> {
         match role {
             Role::Build => &mut self.build,
             Role::Probe => &mut self.probe,
@@ -118,8 +120,8 @@ impl<'a> Sides<'a> {
 
 /// Gathers columns of one side for one batch. Looks up row numbers once, and only if a column needs
 /// them.
-pub(super) struct Gatherer<'a> {
-    emitter: &'a Emitter<'a>,
+pub(super) struct ColumnGather<'a> {
+    materializer: &'a Materializer<'a>,
     pub(super) input: &'a SideInput,
     pub(super) rows: SideRows<'a>,
     pub(super) count: usize,
@@ -136,10 +138,15 @@ pub(super) struct Gatherer<'a> {
     pub(super) gathered: BTreeMap<usize, HostColumn>,
 }
 
-impl<'a> Gatherer<'a> {
-    pub(super) fn new(emitter: &'a Emitter<'a>, input: &'a SideInput, rows: SideRows<'a>, count: usize) -> Self {
+impl<'a> ColumnGather<'a> {
+    pub(super) fn new(
+        materializer: &'a Materializer<'a>,
+        input: &'a SideInput,
+        rows: SideRows<'a>,
+        count: usize,
+    ) -> Self {
         Self {
-            emitter,
+            materializer,
             input,
             rows,
             count,
@@ -182,12 +189,12 @@ impl<'a> Gatherer<'a> {
         self.input.shares && data_type == field.data_type() && lies_by_row(data_type)
     }
 
-    pub(super) fn share(&self, column: usize) -> Pending {
+    pub(super) fn share(&self, column: usize) -> PendingColumn {
         let (SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
             unreachable!("a missing side lies nowhere")
         };
         let stretches = self.stretches.iter().flatten();
-        Pending::Shared(stretches.map(|stretch| transformed.rows.lying(column, stretch)).collect())
+        PendingColumn::Shared(stretches.map(|stretch| transformed.rows.lying(column, stretch)).collect())
     }
 
     /// Returns the bytes per value that the device moves, for text on average. Returns 0 for a
@@ -210,10 +217,10 @@ impl<'a> Gatherer<'a> {
             return Ok(());
         };
         if self.input.movable(column).is_some() && self.moved(column).is_none() {
-            transformed.original(column, self.emitter.cx)?;
+            transformed.original(column, self.materializer.cx)?;
         }
         if self.input.text(column).is_some() {
-            transformed.original_text(column, self.emitter.cx)?;
+            transformed.original_text(column, self.materializer.cx)?;
         }
         Ok(())
     }
@@ -221,7 +228,7 @@ impl<'a> Gatherer<'a> {
     /// Returns a column that the device has in transformed order.
     fn moved(&self, column: usize) -> Option<Column> {
         let SideRows::Transformed(transformed, _) = &self.rows else { return None };
-        match is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.row_layout) {
+        match is_raw_key(self.materializer.layout, self.input, column, self.materializer.task.row_layout) {
             true => Some(transformed.transformed_keys().as_column()),
             false => transformed.carried(column).cloned(),
         }
@@ -243,33 +250,33 @@ impl<'a> Gatherer<'a> {
         validity.filter(|_| !has_none)
     }
 
-    pub(super) fn gather(&mut self, column: usize) -> Result<Pending> {
-        let JoinContext { device, stream, arena, .. } = *self.emitter.cx;
+    pub(super) fn gather(&mut self, column: usize) -> Result<PendingColumn> {
+        let JoinContext { device, stream, arena, .. } = *self.materializer.cx;
         let data_type = self.input.table.schema.field(column).data_type().clone();
         if let Some(gathered) = self.gathered.get(&column) {
             let movable = self.input.movable(column).expect("the device has moved it");
-            return Ok(Pending::FromDevice(gathered.clone(), data_type, movable.dictionary.clone()));
+            return Ok(PendingColumn::FromDevice(gathered.clone(), data_type, movable.dictionary.clone()));
         }
         let transformed = match &self.rows {
-            SideRows::Missing => return Ok(Pending::Ready(new_null_array(&data_type, self.count))),
+            SideRows::Missing => return Ok(PendingColumn::Ready(new_null_array(&data_type, self.count))),
             SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
         };
         if let Some(text) = self.input.text(column) {
-            let mut original = transformed.original_text(column, self.emitter.cx)?;
+            let mut original = transformed.original_text(column, self.materializer.cx)?;
             original.validity = self.needed(original.validity, column);
             let numbers = self.row_numbers()?;
             let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
             let gathered =
                 device.gather_bytes_to_host(&original, &numbers, text.offset_width, bytes_max, arena, stream)?;
-            return Ok(Pending::TextFromDevice(gathered, data_type));
+            return Ok(PendingColumn::TextFromDevice(gathered, data_type));
         }
         assert!(self.input.movable(column).is_none(), "columns that the device moves are gathered together");
         let numbers = self.row_numbers_on_host()?;
         let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
         let array = beside(device, || gather_on_host(&transformed.rows, column, numbers, arena))?;
         Ok(match data_type {
-            DataType::Dictionary(..) => Pending::Encoded(array),
-            _ => Pending::Ready(array),
+            DataType::Dictionary(..) => PendingColumn::Encoded(array),
+            _ => PendingColumn::Ready(array),
         })
     }
 
@@ -286,7 +293,7 @@ impl<'a> Gatherer<'a> {
         if let (Some(moved), SideRows::Transformed(_, positions)) = (self.moved(column), &self.rows) {
             return Ok(Some((moved, positions.clone())));
         }
-        let mut original = transformed.original(column, self.emitter.cx)?;
+        let mut original = transformed.original(column, self.materializer.cx)?;
         original.validity = self.needed(original.validity, column);
         Ok(Some((original, self.row_numbers()?)))
     }
@@ -301,7 +308,7 @@ impl<'a> Gatherer<'a> {
             SideRows::Transformed(transformed, positions) => {
                 assert!(transformed.numbered, "the row_layout carried no row numbers, and a column needs them");
                 match &transformed.to_rows {
-                    Some(map) => self.emitter.cx.device.compose(map, positions, self.emitter.cx.stream)?,
+                    Some(map) => self.materializer.cx.device.compose(map, positions, self.materializer.cx.stream)?,
                     None => positions.clone(),
                 }
             }
@@ -315,7 +322,7 @@ impl<'a> Gatherer<'a> {
             return Ok(numbers.clone());
         }
         let numbers = self.row_numbers()?;
-        let cx = self.emitter.cx;
+        let cx = self.materializer.cx;
         let on_host = cx.device.positions_to_host(&numbers, cx.arena, cx.stream)?;
         self.row_numbers_on_host = Some(on_host.clone());
         Ok(on_host)

@@ -15,8 +15,8 @@ use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 
 use super::batch_sizes::BatchSizes;
+use super::column_gather::{ArrayAssembler, ColumnGather, PendingColumn, Sides};
 use super::deferred::DeferredChunk;
-use super::gatherer::{Finisher, Gatherer, Pending, Sides};
 use super::inputs::SideInput;
 use super::transform::{JoinContext, TransformedSide};
 use super::{BatchSink, OutputSource, Side, Task};
@@ -48,7 +48,7 @@ impl<'a> SideRows<'a> {
 }
 
 /// Makes batches of the result.
-pub(super) struct Emitter<'a> {
+pub(super) struct Materializer<'a> {
     pub(super) cx: &'a JoinContext<'a>,
     pub(super) task: &'a Task,
     pub(super) layout: &'a KeyLayout,
@@ -76,7 +76,7 @@ impl Source {
 
 /// Rows processed at once: some of the rows emitted together, or of the rows that wait for the same
 /// part of the build side.
-struct Piece {
+struct RowSlice {
     part: usize,
     range: Range<usize>,
 }
@@ -84,14 +84,14 @@ struct Piece {
 /// Columns of the probe side, for rows whose columns of the build side come later.
 pub(super) struct PartialBatch {
     /// Source of each column of the result, and its values if it has any yet.
-    columns: Vec<(Role, usize, Option<Pending>)>,
+    columns: Vec<(Role, usize, Option<PendingColumn>)>,
 }
 
 /// [`PartialBatch`] in host memory. The rows are in the order in which they were queued.
 pub(super) struct StoredPartialBatch {
     /// Source of each column of the result, and its values if it has any yet.
     columns: Vec<(Role, usize, Option<ArrayRef>)>,
-    /// Reservations from [`Finisher::paid`].
+    /// Reservations from [`ArrayAssembler::paid`].
     _paid: Vec<Held>,
 }
 
@@ -111,12 +111,12 @@ struct InFlight {
     range: Range<usize>,
     /// Lengths of the stretches that make up the rows, one batch after the other.
     stretches: Vec<usize>,
-    columns: Vec<Pending>,
+    columns: Vec<PendingColumn>,
     /// Marks when the columns are complete.
     complete: Event,
 }
 
-impl Emitter<'_> {
+impl Materializer<'_> {
     /// Emits `rows` rows with the two sides side by side. Any number of rows takes device and host
     /// memory for a few batches at a time. A job that is stopped stops between two batches. Calls
     /// `emitted` after each batch with the number of rows that have left.
@@ -157,7 +157,7 @@ impl Emitter<'_> {
         let pieces_of = |(part, groups): (usize, &&[Group<'_>])| pieces(part, rows_of(groups), rows_at_once);
         let pieces = parts.iter().enumerate().flat_map(pieces_of);
         let mut current = None;
-        let mut queue = |piece: &Piece| {
+        let mut queue = |piece: &RowSlice| {
             let groups = parts[piece.part];
             let number = groups[0].part;
             let transformed = match current.take() {
@@ -172,8 +172,8 @@ impl Emitter<'_> {
 
     fn emit_pieces(
         &self,
-        mut pieces: impl Iterator<Item = Piece>,
-        queue: &mut dyn FnMut(&Piece) -> Result<InFlight>,
+        mut pieces: impl Iterator<Item = RowSlice>,
+        queue: &mut dyn FnMut(&RowSlice) -> Result<InFlight>,
         emitted: &mut dyn FnMut(usize),
     ) -> Result<()> {
         // If copies overlap with everything else, the next rows are queued before the host waits
@@ -183,7 +183,7 @@ impl Emitter<'_> {
         // Time since which there is no memory for the next rows.
         let mut short_since = None;
         // Halves of pieces that were too large, the next one last.
-        let mut parts: Vec<Piece> = Vec::new();
+        let mut parts: Vec<RowSlice> = Vec::new();
         while let Some(piece) = parts.pop().or_else(|| pieces.next()) {
             match queue(&piece) {
                 Ok(queued) => {
@@ -237,9 +237,9 @@ impl Emitter<'_> {
     /// Waits for queued rows, and pushes them.
     fn push(&self, in_flight: InFlight, emitted: &mut dyn FnMut(usize)) -> Result<()> {
         let InFlight { range, stretches, columns, complete } = in_flight;
-        let shared: Vec<bool> = columns.iter().map(|column| matches!(column, Pending::Shared(_))).collect();
+        let shared: Vec<bool> = columns.iter().map(|column| matches!(column, PendingColumn::Shared(_))).collect();
         // Holds reservations until the sink has the batches.
-        let mut finisher = Finisher { arena: self.cx.arena, paid: Vec::new() };
+        let mut assembler = ArrayAssembler { arena: self.cx.arena, paid: Vec::new() };
         // One array for each stretch, or one for all.
         let columns = self.cx.monitor.phase("gather", 0, || {
             self.cx.device.wait(&complete, self.cx.stream)?;
@@ -247,8 +247,8 @@ impl Emitter<'_> {
                 .into_iter()
                 .zip(self.task.schema.fields())
                 .map(|(column, field)| match column {
-                    Pending::Shared(arrays) | Pending::Left(arrays) => Ok(arrays),
-                    gathered => Ok(vec![finisher.finish(gathered, field)?]),
+                    PendingColumn::Shared(arrays) | PendingColumn::Left(arrays) => Ok(arrays),
+                    gathered => Ok(vec![assembler.finish(gathered, field)?]),
                 })
                 .collect::<Result<Vec<Vec<ArrayRef>>>>()
         })?;
@@ -281,8 +281,8 @@ impl Emitter<'_> {
         let rows = range.len();
         let mut sides = self.cx.monitor.phase("gather", 0, || {
             Ok(Sides {
-                build: Gatherer::new(self, self.build, build.part(range, self.cx)?, rows),
-                probe: Gatherer::new(self, self.probe, probe.part(range, self.cx)?, rows),
+                build: ColumnGather::new(self, self.build, build.part(range, self.cx)?, rows),
+                probe: ColumnGather::new(self, self.probe, probe.part(range, self.cx)?, rows),
             })
         })?;
         if [&sides.build, &sides.probe].iter().all(|side| !side.is_missing() && !side.may_miss()) {
@@ -328,7 +328,7 @@ impl Emitter<'_> {
                 };
                 let first = take(first)?;
                 columns.push(match otherwise {
-                    Some(otherwise) => Pending::Either(Box::new(first), Box::new(take(otherwise)?)),
+                    Some(otherwise) => PendingColumn::Either(Box::new(first), Box::new(take(otherwise)?)),
                     None => first,
                 });
             }
@@ -342,7 +342,7 @@ impl Emitter<'_> {
     /// # Errors
     /// Errors of the device, and [`Error::Exhausted`] when the arena is full.
     pub(super) fn queue_partial(&self, probe: SideRows<'_>, rows: usize) -> Result<PartialBatch> {
-        let mut side = Gatherer::new(self, self.probe, probe, rows);
+        let mut side = ColumnGather::new(self, self.probe, probe, rows);
         side.are_matched = true;
         let givers = || self.task.output.iter().map(|output| self.giver(output.source));
         for (_, column) in givers().filter(|&(role, _)| role == Role::Probe) {
@@ -368,14 +368,14 @@ impl Emitter<'_> {
     /// [`Error::Exhausted`] when there is no host memory for values that have to leave their
     /// dictionary.
     pub(super) fn finish_partial(&self, partial: PartialBatch) -> Result<StoredPartialBatch> {
-        let mut finisher = Finisher { arena: self.cx.arena, paid: Vec::new() };
+        let mut assembler = ArrayAssembler { arena: self.cx.arena, paid: Vec::new() };
         let columns =
             partial.columns.into_iter().zip(self.task.schema.fields()).map(|((role, column, there), field)| {
-                let there = there.map(|there| finisher.finish(there, field)).transpose()?;
+                let there = there.map(|there| assembler.finish(there, field)).transpose()?;
                 Ok((role, column, there))
             });
         let columns = columns.collect::<Result<_>>()?;
-        Ok(StoredPartialBatch { columns, _paid: finisher.paid })
+        Ok(StoredPartialBatch { columns, _paid: assembler.paid })
     }
 
     /// Queues the columns of the build side, next to the columns of the probe side that have left.
@@ -387,7 +387,7 @@ impl Emitter<'_> {
         let lists: Vec<_> = taken.iter().map(|(group, rows)| (group.build, rows.clone())).collect();
         let numbers = monitor.phase("gather", 0, || device.concat(&lists, stream))?;
         let rows_of_part = SideRows::Numbered(part, numbers);
-        let mut side = Gatherer::new(self, self.build, rows_of_part, rows);
+        let mut side = ColumnGather::new(self, self.build, rows_of_part, rows);
         side.are_matched = true;
         for (_, column, _) in groups[0].partial.columns.iter().filter(|(role, ..)| *role == Role::Build) {
             side.ask_for(*column)?;
@@ -404,7 +404,7 @@ impl Emitter<'_> {
                     let there = group.partial.columns[at].2.as_ref().expect("columns of the probe side have left");
                     there.slice(rows.start, rows.len())
                 };
-                Ok(Pending::Left(taken.iter().map(left).collect()))
+                Ok(PendingColumn::Left(taken.iter().map(left).collect()))
             });
             let columns = columns.collect::<Result<_>>()?;
             let complete = device.record_event(stream)?;
@@ -415,7 +415,7 @@ impl Emitter<'_> {
 
     /// Gathers the columns asked for that the device moves. One copy takes several columns across a
     /// link.
-    fn gather_moved(&self, sides: &mut [&mut Gatherer<'_>]) -> Result<()> {
+    fn gather_moved(&self, sides: &mut [&mut ColumnGather<'_>]) -> Result<()> {
         let JoinContext { device, stream, arena, monitor, .. } = *self.cx;
         // The columns' memory may have to be mapped first, which takes a while.
         monitor.cancel().check()?;
@@ -462,7 +462,7 @@ impl Emitter<'_> {
             Role::Probe => (&sides.probe, &sides.build),
             Role::Build => (&sides.build, &sides.probe),
         };
-        let of = |gatherer: &Gatherer<'_>| (gatherer.input.role, key.column(gatherer.input.side));
+        let of = |side: &ColumnGather<'_>| (side.input.role, key.column(side.input.side));
         match () {
             () if first.is_missing() => Source { first: of(second), otherwise: None },
             () if !first.may_miss() => Source { first: of(first), otherwise: None },
@@ -472,7 +472,7 @@ impl Emitter<'_> {
     }
 }
 
-impl Piece {
+impl RowSlice {
     /// Returns the second half, and the first half.
     fn halves(&self) -> [Self; 2] {
         let (part, Range { start, end }) = (self.part, self.range.clone());
@@ -482,8 +482,8 @@ impl Piece {
 }
 
 /// Divides `rows` rows of a part into pieces of `at_once` rows.
-fn pieces(part: usize, rows: usize, at_once: usize) -> impl Iterator<Item = Piece> {
-    (0..rows).step_by(at_once).map(move |start| Piece { part, range: start..rows.min(start + at_once) })
+fn pieces(part: usize, rows: usize, at_once: usize) -> impl Iterator<Item = RowSlice> {
+    (0..rows).step_by(at_once).map(move |start| RowSlice { part, range: start..rows.min(start + at_once) })
 }
 
 /// Returns the groups that overlap a range of all their rows, and the overlapping rows of each.
