@@ -539,7 +539,7 @@ impl Bench<'_> {
 
     /// Measures the primitives of a `radix-hash` join together. Each side has 4-byte keys and a
     /// 4-byte payload. The key and both payloads of every match are written to host memory, in
-    /// waves.
+    /// probe batches.
     fn radix_join(&self) {
         if !self.wants("radix_join") {
             return;
@@ -565,7 +565,7 @@ impl Bench<'_> {
             let mut start = 0;
             while start < 1 << bits {
                 let mut end = start + 1;
-                while end < 1 << bits && bounds[end + 1] - bounds[start] <= device.info().wave_rows {
+                while end < 1 << bits && bounds[end + 1] - bounds[start] <= device.info().probe_batch_rows {
                     end += 1;
                 }
                 let matches = match device.match_partitions(&build, &probe, start..end, stream).unwrap() {

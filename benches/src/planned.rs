@@ -44,7 +44,7 @@ fn device(target: &Target) -> Value {
         "partition_rows": target.partition_rows,
         "pass_bits_max": target.pass_bits_max,
         "streams": target.streams,
-        "wave_rows": target.wave_rows,
+        "probe_batch_rows": target.probe_batch_rows,
         "row_scratch_bytes": target.row_scratch_bytes,
         "works_on_text": target.works_on_text,
         "rates": target.rates,

@@ -41,26 +41,26 @@ pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena
     let arrays: Vec<&ArrayRef> = rows.column(column).collect();
     let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
     let place = |at: usize| (numbers[at] != NO_ROW).then(|| index.find(numbers[at] as usize));
-    let stretches = |rows: Range<usize>| stretches(&numbers[rows], &index, |array| arrays[array].null_count() > 0);
-    gather_places(&arrays, data_type, numbers.len(), place, stretches, arena)
+    let slices = |rows: Range<usize>| slices(&numbers[rows], &index, |array| arrays[array].null_count() > 0);
+    gather_places(&arrays, data_type, numbers.len(), place, slices, arena)
 }
 
 /// Gathers the value at the place (array, index) of each of `count` rows. A row without a place
-/// gives a null. `stretches` returns stretches for rows that mostly follow each other, if that is
+/// gives a null. `slices` returns slices for rows that mostly follow each other, if that is
 /// known.
 fn gather_places(
     arrays: &[&ArrayRef],
     data_type: &DataType,
     count: usize,
     place: impl Fn(usize) -> Option<(usize, usize)> + Sync,
-    stretches: impl Fn(Range<usize>) -> Option<Vec<Stretch>> + Sync,
+    slices: impl Fn(Range<usize>) -> Option<Vec<ArraySlice>> + Sync,
     arena: &Arena,
 ) -> Result<ArrayRef> {
     match data_type {
-        DataType::Utf8 => gather_bytes::<GenericStringType<i32>>(arrays, count, place, stretches, arena),
-        DataType::LargeUtf8 => gather_bytes::<GenericStringType<i64>>(arrays, count, place, stretches, arena),
-        DataType::Binary => gather_bytes::<GenericBinaryType<i32>>(arrays, count, place, stretches, arena),
-        DataType::LargeBinary => gather_bytes::<GenericBinaryType<i64>>(arrays, count, place, stretches, arena),
+        DataType::Utf8 => gather_bytes::<GenericStringType<i32>>(arrays, count, place, slices, arena),
+        DataType::LargeUtf8 => gather_bytes::<GenericStringType<i64>>(arrays, count, place, slices, arena),
+        DataType::Binary => gather_bytes::<GenericBinaryType<i32>>(arrays, count, place, slices, arena),
+        DataType::LargeBinary => gather_bytes::<GenericBinaryType<i64>>(arrays, count, place, slices, arena),
         _ => {
             let runs: Vec<Run> = (0..count).map(|row| Run::of_row(place(row))).collect();
             gather_runs(arrays, data_type, &runs, arena)
@@ -102,7 +102,7 @@ fn gather_bytes<T: ByteArrayType>(
     arrays: &[&ArrayRef],
     count: usize,
     place: impl Fn(usize) -> Option<(usize, usize)> + Sync,
-    stretches: impl Fn(Range<usize>) -> Option<Vec<Stretch>> + Sync,
+    slices: impl Fn(Range<usize>) -> Option<Vec<ArraySlice>> + Sync,
     arena: &Arena,
 ) -> Result<ArrayRef>
 where
@@ -114,9 +114,9 @@ where
         let array = arrays[array];
         (!array.is_null(at)).then(|| AsRef::<[u8]>::as_ref(array.value(at)))
     };
-    let bytes_of = |stretch: &Stretch| {
-        let offsets = arrays[stretch.array].value_offsets();
-        offsets[stretch.rows.start].as_usize()..offsets[stretch.rows.end].as_usize()
+    let bytes_of = |slice: &ArraySlice| {
+        let offsets = arrays[slice.array].value_offsets();
+        offsets[slice.rows.start].as_usize()..offsets[slice.rows.end].as_usize()
     };
 
     // Find the values of each task and the bytes that it writes, so that tasks know where to start.
@@ -125,9 +125,9 @@ where
         .into_par_iter()
         .map(|task| {
             let rows = task * TASK_ROWS..count.min((task + 1) * TASK_ROWS);
-            if let Some(stretches) = stretches(rows.clone()) {
-                let length = stretches.iter().map(|stretch| bytes_of(stretch).len()).sum();
-                return (Found::Stretches(stretches), length);
+            if let Some(slices) = slices(rows.clone()) {
+                let length = slices.iter().map(|slice| bytes_of(slice).len()).sum();
+                return (Found::Slices(slices), length);
             }
             let values: Vec<_> = rows.map(&value).collect();
             let length = values.iter().map(|value| value.map_or(0, <[u8]>::len)).sum();
@@ -163,14 +163,14 @@ where
         .map(|((((start, piece), ends), bits), (found, _))| {
             let (mut written, mut nulls) = (0, 0);
             match found {
-                Found::Stretches(stretches) => {
+                Found::Slices(slices) => {
                     bits.fill(u8::MAX);
                     let mut ends = ends.iter_mut();
-                    for stretch in stretches {
-                        let (array, lying) = (arrays[stretch.array], bytes_of(&stretch));
+                    for slice in slices {
+                        let (array, lying) = (arrays[slice.array], bytes_of(&slice));
                         piece[written..written + lying.len()].copy_from_slice(&array.value_data()[lying.clone()]);
                         // The total fits in the offset type, so each offset fits, too.
-                        let offsets = &array.value_offsets()[stretch.rows.start + 1..=stretch.rows.end];
+                        let offsets = &array.value_offsets()[slice.rows.start + 1..=slice.rows.end];
                         for (offset, end) in offsets.iter().zip(ends.by_ref()) {
                             *end = T::Offset::usize_as(start + written + offset.as_usize() - lying.start);
                         }
@@ -204,30 +204,30 @@ enum Found<'a> {
     /// At any places.
     Values(Vec<Option<&'a [u8]>>),
     /// Consecutive, for many rows at a time. No value is null.
-    Stretches(Vec<Stretch>),
+    Slices(Vec<ArraySlice>),
 }
 
 /// Consecutive rows of an array.
-struct Stretch {
+struct ArraySlice {
     array: usize,
     rows: Range<usize>,
 }
 
-/// Returns no stretches, for rows in unknown order.
-fn anywhere(_: Range<usize>) -> Option<Vec<Stretch>> {
+/// Returns no slices, for rows in unknown order.
+fn anywhere(_: Range<usize>) -> Option<Vec<ArraySlice>> {
     None
 }
 
-/// Returns the stretches of numbered rows, if all rows exist, none is null, and most follow each
+/// Returns the slices of numbered rows, if all rows exist, none is null, and most follow each
 /// other.
-fn stretches(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> bool) -> Option<Vec<Stretch>> {
-    /// Least rows per stretch on average, because a copy takes as long as several single rows.
+fn slices(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> bool) -> Option<Vec<ArraySlice>> {
+    /// Least rows per slice on average, because a copy takes as long as several single rows.
     const ROWS_MIN: usize = 4;
-    let mut stretches = Vec::new();
+    let mut slices = Vec::new();
     let mut at = 0;
     while at < numbers.len() {
         let number = numbers[at];
-        if number == NO_ROW || stretches.len() > at / ROWS_MIN + ROWS_MIN {
+        if number == NO_ROW || slices.len() > at / ROWS_MIN + ROWS_MIN {
             return None;
         }
         let (array, start) = index.find(number as usize);
@@ -237,10 +237,10 @@ fn stretches(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> b
         let most = (index.len_of(array) - start).min(numbers.len() - at);
         let followed = numbers[at..at + most].iter().zip(number..);
         let len = followed.take_while(|&(&found, expected)| found == expected).count();
-        stretches.push(Stretch { array, rows: start..start + len });
+        slices.push(ArraySlice { array, rows: start..start + len });
         at += len;
     }
-    Some(stretches)
+    Some(slices)
 }
 
 /// Gathers dictionary columns whose batches do not share a dictionary, with 32-bit keys. The

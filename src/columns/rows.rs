@@ -77,26 +77,26 @@ impl Rows {
         self.column(index).any(|array| array.null_count() > 0)
     }
 
-    /// Returns the stretches of some rows: one for each batch that has any of them.
-    pub fn stretches(&self, range: Range<usize>) -> Vec<Stretch> {
-        let mut stretches = Vec::new();
+    /// Returns the slices of some rows: one for each batch that has any of them.
+    pub fn slices(&self, range: Range<usize>) -> Vec<BatchSlice> {
+        let mut slices = Vec::new();
         let mut batch_start = 0;
         for (batch, rows) in self.batches.iter().map(RecordBatch::num_rows).enumerate() {
             let (start, end) = (range.start.max(batch_start), range.end.min(batch_start + rows));
             if start < end {
-                stretches.push(Stretch { batch, rows: start - batch_start..end - batch_start });
+                slices.push(BatchSlice { batch, rows: start - batch_start..end - batch_start });
             }
             batch_start += rows;
             if batch_start >= range.end {
                 break;
             }
         }
-        stretches
+        slices
     }
 
-    /// Returns a stretch of a column without copying it.
-    pub fn lying(&self, index: usize, stretch: &Stretch) -> ArrayRef {
-        self.batches[stretch.batch].column(index).slice(stretch.rows.start, stretch.rows.len())
+    /// Returns a slice of a column without copying it.
+    pub fn lying(&self, index: usize, slice: &BatchSlice) -> ArrayRef {
+        self.batches[slice.batch].column(index).slice(slice.rows.start, slice.rows.len())
     }
 
     /// Copies a fixed-width column to a device.
@@ -177,7 +177,7 @@ impl Rows {
 
 /// Consecutive rows of one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct BatchSlice {
     batch: usize,
     /// Rows of the batch.
     pub rows: Range<usize>,
@@ -387,11 +387,11 @@ mod tests {
                 assert_eq!(rows.len() as u64, end - start);
                 // Any range of those rows, without a copy.
                 for part in (0..=rows.len()).flat_map(|from| (from..=rows.len()).map(move |to| from..to)) {
-                    let stretches = rows.stretches(part.clone());
-                    assert!(stretches.iter().all(|stretch| !stretch.rows.is_empty()));
-                    let lying: Vec<i32> = stretches
+                    let slices = rows.slices(part.clone());
+                    assert!(slices.iter().all(|slice| !slice.rows.is_empty()));
+                    let lying: Vec<i32> = slices
                         .iter()
-                        .flat_map(|stretch| rows.lying(0, stretch).as_primitive::<Int32Type>().values().to_vec())
+                        .flat_map(|slice| rows.lying(0, slice).as_primitive::<Int32Type>().values().to_vec())
                         .collect();
                     assert_eq!(lying, values[part]);
                 }

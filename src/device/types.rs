@@ -74,9 +74,9 @@ pub struct DeviceInfo {
     /// Rows per morsel, which one thread takes at a time. Other threads idle if there are no more
     /// rows. 1 if rows are shared out one by one.
     pub morsel_rows: usize,
-    /// Probe rows that one wave of matching and gathering should cover. Intermediate data then
-    /// stays in cache (host), or launches stay few (GPU).
-    pub wave_rows: usize,
+    /// Probe rows that one probe batch of matching and gathering should cover. Intermediate data
+    /// then stays in cache (host), or launches stay few (GPU).
+    pub probe_batch_rows: usize,
     /// Bytes of the result that should be gathered at once. About one message while the bytes are
     /// in cache (host), more if each call and each copy has a cost (GPU).
     pub gather_bytes: usize,

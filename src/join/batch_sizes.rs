@@ -48,11 +48,11 @@ impl BatchSizes {
         rows.clamp(self.gather_rows, self.rows_max.max(self.gather_rows))
     }
 
-    /// Returns the least mean length, in rows, of the stretches of a table that a result shares.
-    /// The first and the last stretch gathered at once do not count. Batches of less than a quarter
+    /// Returns the least mean length, in rows, of the slices of a table that a result shares.
+    /// The first and the last slice gathered at once do not count. Batches of less than a quarter
     /// of a message would be merged on their way to the client, which costs as much as gathering
     /// them.
-    pub(crate) fn stretch_rows_min(&self) -> usize {
+    pub(crate) fn slice_rows_min(&self) -> usize {
         self.batch_rows.div_ceil(4)
     }
 }

@@ -14,7 +14,7 @@ use super::materialize::{Materializer, SideRows};
 use super::run::beside;
 use super::transform::{JoinContext, is_raw_key};
 use crate::columns::{
-    Role, Stretch, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row,
+    BatchSlice, Role, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row,
     with_wanted_keys,
 };
 use crate::device::{Column, Device, DeviceBuffer, HostBytes, HostColumn, Positions};
@@ -24,12 +24,12 @@ use crate::{Error, Result};
 
 /// Column on its way. Device columns are complete only after the work queued for them is done.
 pub(super) enum PendingColumn {
-    /// Stored in the table, one array per stretch.
+    /// Stored in the table, one array per slice.
     Shared(Vec<ArrayRef>),
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
     TextFromDevice(HostBytes, DataType),
     Ready(ArrayRef),
-    /// Left the device before, one array per stretch.
+    /// Left the device before, one array per slice.
     Left(Vec<ArrayRef>),
     /// Gathered from batches that share no dictionary. The array has its own dictionary, with
     /// 32-bit keys.
@@ -129,9 +129,9 @@ pub(super) struct ColumnGather<'a> {
     pub(super) are_matched: bool,
     row_numbers: Option<Positions>,
     row_numbers_on_host: Option<arrow::buffer::Buffer>,
-    /// Stretches of the table that hold the rows, if the rows follow each other there as they do
+    /// Slices of the table that hold the rows, if the rows follow each other there as they do
     /// here, and the result may share them.
-    pub(super) stretches: Option<Vec<Stretch>>,
+    pub(super) slices: Option<Vec<BatchSlice>>,
     /// Wanted columns that were not gathered yet.
     pub(super) asked_for: BTreeSet<usize>,
     /// Wanted columns that the device moves, on their way.
@@ -153,16 +153,16 @@ impl<'a> ColumnGather<'a> {
             are_matched: false,
             row_numbers: None,
             row_numbers_on_host: None,
-            stretches: None,
+            slices: None,
             asked_for: BTreeSet::new(),
             gathered: BTreeMap::new(),
         }
     }
 
-    /// Finds the stretches of the table that hold the rows, if the rows are there in the wanted
+    /// Finds the slices of the table that hold the rows, if the rows are there in the wanted
     /// order. Returns false if the table's batches are so small that the result's batches would be
     /// fragments.
-    pub(super) fn find_stretches(&mut self, sizes: BatchSizes) -> bool {
+    pub(super) fn find_slices(&mut self, sizes: BatchSizes) -> bool {
         let (SideRows::Transformed(transformed, Positions::Range(range))
         | SideRows::Numbered(transformed, Positions::Range(range))) = &self.rows
         else {
@@ -171,14 +171,14 @@ impl<'a> ColumnGather<'a> {
         if !transformed.lies_in_order() {
             return false;
         }
-        let stretches = transformed.rows.stretches(range.clone());
-        // The first and the last stretch are cut where these rows begin and end, however long the
+        let slices = transformed.rows.slices(range.clone());
+        // The first and the last slice are cut where these rows begin and end, however long the
         // batches of the table are.
-        let whole = stretches.len().saturating_sub(2);
-        if range.len() < whole * sizes.stretch_rows_min() {
+        let whole = slices.len().saturating_sub(2);
+        if range.len() < whole * sizes.slice_rows_min() {
             return false;
         }
-        self.stretches = Some(stretches);
+        self.slices = Some(slices);
         true
     }
 
@@ -193,8 +193,8 @@ impl<'a> ColumnGather<'a> {
         let (SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
             unreachable!("a missing side lies nowhere")
         };
-        let stretches = self.stretches.iter().flatten();
-        PendingColumn::Shared(stretches.map(|stretch| transformed.rows.lying(column, stretch)).collect())
+        let slices = self.slices.iter().flatten();
+        PendingColumn::Shared(slices.map(|slice| transformed.rows.lying(column, slice)).collect())
     }
 
     /// Returns the bytes per value that the device moves, for text on average. Returns 0 for a

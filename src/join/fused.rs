@@ -2,16 +2,17 @@
 //! carried columns come out side by side.
 //!
 //! ```text
-//!   wave ─► join_partitions ─┬─ a count
+//!   probe batch ─► join_partitions ─┬─ a count
 //!                            ├─ rows of both sides, in the order of the batches ─► batches
 //!                            ├─ more rows than the room ─► again, with room for them
 //!                            └─ too many for the device's memory, or partitions too skewed
 //!                               ─► match, expand, gather
 //! ```
 //!
-//! The first wave takes room for as many pairs per probe row as statistics expect. Each later wave
-//! takes room for as many as the wave before had. The first run of a wave returns the number of
-//! pairs, whatever the room was. A guess that is too small costs a second run and loses no row.
+//! The first probe batch takes room for as many pairs per probe row as statistics expect. Each
+//! later probe batch takes room for as many as the probe batch before had. The first run of a probe
+//! batch returns the number of pairs, whatever the room was. A guess that is too small costs a
+//! second run and loses no row.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,20 +32,21 @@ use crate::{Error, Result};
 pub(super) struct Fused {
     /// True if a column of the result is made from the keys.
     keys: bool,
-    /// Pairs per probe row of the last wave, or the expected number before the first wave.
+    /// Pairs per probe row of the last probe batch, or the expected number before the first probe
+    /// batch.
     pairs_per_row: Mutex<f64>,
-    /// True if the device gave up a wave. It would give up the next waves too, because the build
-    /// side is the same.
+    /// True if the device gave up a probe batch. It would give up the next probe batches too,
+    /// because the build side is the same.
     gave_up: AtomicBool,
 }
 
-/// Room beyond the guess, because waves differ.
+/// Room beyond the guess, because probe batches differ.
 const SLACK: f64 = 1.02;
 
 /// Room beyond the expected pairs, because statistics err.
 const EXPECTED_SLACK: f64 = 1.1;
 
-/// Divisor of free memory: the pairs of a wave take at most this share of it.
+/// Divisor of free memory: the pairs of a probe batch take at most this share of it.
 const FREE_SHARE: u64 = 4;
 
 impl Fused {
@@ -73,17 +75,17 @@ impl Fused {
         })
     }
 
-    /// Joins a wave of partitions. Returns false if the wave has to be matched, and nothing of it
-    /// was emitted.
+    /// Joins a probe batch of partitions. Returns false if the probe batch has to be matched, and
+    /// nothing of it was emitted.
     ///
     /// # Errors
     /// Errors of the device and the sink.
-    pub(super) fn join_wave(
+    pub(super) fn join_probe_batch(
         &self,
         materializer: &Materializer<'_>,
         built: &BuildSide,
         probe: &TransformedSide,
-        wave: Range<usize>,
+        probe_batch: Range<usize>,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<bool> {
         let cx = materializer.cx;
@@ -94,14 +96,14 @@ impl Fused {
         if self.gave_up.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        let rows = probe_side.bounds.rows_of(wave.clone())?.len() as f64;
+        let rows = probe_side.bounds.rows_of(probe_batch.clone())?.len() as f64;
         let key_bytes = build_side.keys.width.bytes();
         let carried = build_side.carried.iter().chain(&probe_side.carried);
         let row_bytes = carried.map(|column| column.width.bytes()).sum::<usize>() + key_bytes;
         let join = |wanted| {
-            let join = || cx.device.join_partitions(build_side, probe_side, wave.clone(), wanted, cx.stream);
+            let join = || cx.device.join_partitions(build_side, probe_side, probe_batch.clone(), wanted, cx.stream);
             match cx.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join) {
-                // Matching a wave takes less memory.
+                // Matching a probe batch takes less memory.
                 Err(Error::Exhausted(_)) => Ok(None),
                 Ok(None) => {
                     self.gave_up.store(true, Ordering::Relaxed);

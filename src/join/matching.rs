@@ -1,5 +1,5 @@
-//! Matching: a build side that is ready to be probed, and the waves in which a probe chunk is
-//! matched against it.
+//! Matching: a build side that is ready to be probed, and the probe batches in which a probe chunk
+//! is matched against it.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -28,8 +28,8 @@ pub(super) struct BuildSide {
 impl BuildSide {
     /// Indexes a transformed build side. `dense` has the smallest and the largest key, if the keys
     /// are worth an array of that extent. `repeats` is true if some key is expected to occur twice.
-    /// `adjacent` is true if equal keys must be adjacent before the first wave, because marks or
-    /// comparisons refer to positions that may not move later.
+    /// `adjacent` is true if equal keys must be adjacent before the first probe batch, because
+    /// marks or comparisons refer to positions that may not move later.
     pub(super) fn new(
         mut transformed: TransformedSide,
         dense: Option<(u128, u128)>,
@@ -117,31 +117,33 @@ impl BuildSide {
         Ok(Self { transformed, table: self.table.clone(), grouping_bytes: OnceLock::new() })
     }
 
-    /// Matches one wave of a probe chunk. Returns `None` if build keys repeat, and must be
+    /// Matches one probe batch of a probe chunk. Returns `None` if build keys repeat, and must be
     /// [grouped](Self::grouped) first.
-    pub(super) fn match_wave(
+    pub(super) fn match_probe_batch(
         &self,
         probe: &TransformedSide,
-        wave: Range<usize>,
+        probe_batch: Range<usize>,
         cx: &JoinContext<'_>,
     ) -> Result<Option<Matches>> {
         let (device, stream) = (cx.device, cx.stream);
         let key_bytes = probe.transformed_keys().width.bytes();
-        let wave_bytes = |rows: usize| (rows * (2 * key_bytes + 8)) as u64;
+        let probe_batch_bytes = |rows: usize| (rows * (2 * key_bytes + 8)) as u64;
         let matches = match (&self.transformed.order, &probe.order) {
             (Order::Original(_), Order::Original(keys)) => {
                 let table = self.table.as_ref().expect("a build side as it lies has a table");
-                cx.monitor.phase("match", wave_bytes(wave.len()), || device.probe_table(table, keys, wave, stream))?
+                cx.monitor.phase("match", probe_batch_bytes(probe_batch.len()), || {
+                    device.probe_table(table, keys, probe_batch, stream)
+                })?
             }
             (Order::Sorted(build), Order::Sorted(sorted)) => {
-                cx.monitor.phase("match", wave_bytes(wave.len()), || {
-                    device.match_sorted(&build.keys, &sorted.keys, wave, stream)
+                cx.monitor.phase("match", probe_batch_bytes(probe_batch.len()), || {
+                    device.match_sorted(&build.keys, &sorted.keys, probe_batch, stream)
                 })?
             }
             (Order::Partitioned(build), Order::Partitioned(partitions)) => {
-                let rows = partitions.bounds.rows_of(wave.clone())?.len();
-                let found = cx.monitor.phase("match", wave_bytes(rows), || {
-                    device.match_partitions(build, partitions, wave.clone(), stream)
+                let rows = partitions.bounds.rows_of(probe_batch.clone())?.len();
+                let found = cx.monitor.phase("match", probe_batch_bytes(rows), || {
+                    device.match_partitions(build, partitions, probe_batch.clone(), stream)
                 })?;
                 match found {
                     PartitionMatches::Matched(matches) => matches,
@@ -173,7 +175,8 @@ impl SharedBuild {
     /// Returns the build side with equal keys adjacent. Groups it, unless another stream has done
     /// so since `seen` was taken.
     pub(super) fn grouped(&self, seen: &Arc<BuildSide>, cx: &JoinContext<'_>) -> Result<Arc<BuildSide>> {
-        // Earlier waves of this stream may still read the build side that is about to be dropped.
+        // Earlier probe batches of this stream may still read the build side that is about to be
+        // dropped.
         cx.device.synchronize(cx.stream)?;
         let mut current = self.0.lock();
         if !Arc::ptr_eq(&current, seen) {
@@ -190,29 +193,32 @@ impl SharedBuild {
     }
 }
 
-/// Divides a probe chunk into waves: ranges of rows, or of partitions, of about `wave_rows` probe
-/// rows each. May wait for the bounds of partitions.
-pub(super) fn waves(probe: &TransformedSide, wave_rows: usize) -> Result<Vec<Range<usize>>> {
+/// Divides a probe chunk into probe batches: ranges of rows, or of partitions, of about
+/// `probe_batch_rows` probe rows each. May wait for the bounds of partitions.
+pub(super) fn probe_batches(probe: &TransformedSide, probe_batch_rows: usize) -> Result<Vec<Range<usize>>> {
     let Order::Partitioned(partitions) = &probe.order else {
         let rows = probe.len();
-        return Ok((0..rows).step_by(wave_rows).map(|start| start..rows.min(start + wave_rows)).collect());
+        return Ok((0..rows)
+            .step_by(probe_batch_rows)
+            .map(|start| start..rows.min(start + probe_batch_rows))
+            .collect());
     };
     let count = partitions.bounds.partitions();
-    if partitions.bounds.rows() <= wave_rows {
+    if partitions.bounds.rows() <= probe_batch_rows {
         return Ok(std::iter::once(0..count).collect());
     }
     let bounds = partitions.bounds.get()?;
-    let mut waves = Vec::new();
+    let mut probe_batches = Vec::new();
     let mut start = 0;
     while start < count {
         let mut end = start + 1;
-        while end < count && bounds[end + 1] - bounds[start] <= wave_rows {
+        while end < count && bounds[end + 1] - bounds[start] <= probe_batch_rows {
             end += 1;
         }
-        waves.push(start..end);
+        probe_batches.push(start..end);
         start = end;
     }
-    Ok(waves)
+    Ok(probe_batches)
 }
 
 /// Builds the perfect-hash table if the keys are dense, as expected, and else the general table.

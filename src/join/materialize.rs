@@ -1,7 +1,7 @@
 //! Turns matched rows into batches of the result.
 //!
 //! The device or the host gathers most columns, and writes them to the result's own memory. Some
-//! joins have each row of a stretch of the probe side in the result once, for example if every
+//! joins have each row of a slice of the probe side in the result once, for example if every
 //! order line has its order. The table then stores the columns of that side as the result needs
 //! them, and the result shares them: they cross no link, and are not written again. Batches of the
 //! result then end where the batches of the table do.
@@ -109,8 +109,8 @@ pub(super) struct Group<'a> {
 /// Rows whose columns are queued.
 struct InFlight {
     range: Range<usize>,
-    /// Lengths of the stretches that make up the rows, one batch after the other.
-    stretches: Vec<usize>,
+    /// Lengths of the slices that make up the rows, one batch after the other.
+    slices: Vec<usize>,
     columns: Vec<PendingColumn>,
     /// Marks when the columns are complete.
     complete: Event,
@@ -236,11 +236,11 @@ impl Materializer<'_> {
 
     /// Waits for queued rows, and pushes them.
     fn push(&self, in_flight: InFlight, emitted: &mut dyn FnMut(usize)) -> Result<()> {
-        let InFlight { range, stretches, columns, complete } = in_flight;
+        let InFlight { range, slices, columns, complete } = in_flight;
         let shared: Vec<bool> = columns.iter().map(|column| matches!(column, PendingColumn::Shared(_))).collect();
         // Holds reservations until the sink has the batches.
         let mut assembler = ArrayAssembler { arena: self.cx.arena, paid: Vec::new() };
-        // One array for each stretch, or one for all.
+        // One array for each slice, or one for all.
         let columns = self.cx.monitor.phase("gather", 0, || {
             self.cx.device.wait(&complete, self.cx.stream)?;
             columns
@@ -253,12 +253,12 @@ impl Materializer<'_> {
                 .collect::<Result<Vec<Vec<ArrayRef>>>>()
         })?;
         let mut start = 0;
-        for (number, &rows) in stretches.iter().enumerate() {
-            let of_stretch = |arrays: &Vec<ArrayRef>| match stretches.len() == arrays.len() {
+        for (number, &rows) in slices.iter().enumerate() {
+            let of_slice = |arrays: &Vec<ArrayRef>| match slices.len() == arrays.len() {
                 true => arrays[number].clone(),
                 false => arrays[0].slice(start, rows),
             };
-            let batch = batch_of(&self.task.schema, columns.iter().map(of_stretch).collect(), rows)?;
+            let batch = batch_of(&self.task.schema, columns.iter().map(of_slice).collect(), rows)?;
             for from in (0..rows).step_by(self.sizes.batch_rows) {
                 self.cx.monitor.cancel().check()?;
                 let length = self.sizes.batch_rows.min(rows - from);
@@ -294,10 +294,10 @@ impl Materializer<'_> {
         let shared_side = [Role::Probe, Role::Build].into_iter().find(|&role| {
             let side = sides.of(role);
             sources.iter().zip(fields).any(|(source, field)| source.is_of(role, |column| side.may_share(column, field)))
-                && sides.of_mut(role).find_stretches(self.sizes)
+                && sides.of_mut(role).find_slices(self.sizes)
         });
-        let stretches = match shared_side.and_then(|role| sides.of(role).stretches.as_ref()) {
-            Some(stretches) => stretches.iter().map(|stretch| stretch.rows.len()).collect(),
+        let slices = match shared_side.and_then(|role| sides.of(role).slices.as_ref()) {
+            Some(slices) => slices.iter().map(|slice| slice.rows.len()).collect(),
             None => vec![rows],
         };
         let is_shared = |source: &Source, field: &FieldRef| {
@@ -333,7 +333,7 @@ impl Materializer<'_> {
                 });
             }
             let complete = self.cx.device.record_event(self.cx.stream)?;
-            Ok(InFlight { range: range.clone(), stretches, columns, complete })
+            Ok(InFlight { range: range.clone(), slices, columns, complete })
         })
     }
 
@@ -408,8 +408,8 @@ impl Materializer<'_> {
             });
             let columns = columns.collect::<Result<_>>()?;
             let complete = device.record_event(stream)?;
-            let stretches = taken.iter().map(|(_, rows)| rows.len()).collect();
-            Ok(InFlight { range: range.clone(), stretches, columns, complete })
+            let slices = taken.iter().map(|(_, rows)| rows.len()).collect();
+            Ok(InFlight { range: range.clone(), slices, columns, complete })
         })
     }
 

@@ -1,7 +1,7 @@
 //! Strategies: joins composed of a device's primitives, each written once for every kind of device.
 //!
-//! Every strategy transforms both sides, matches probe rows with build rows in waves, and turns the
-//! matches of each wave into batches of the result:
+//! Every strategy transforms both sides, matches probe rows with build rows in probe batches, and
+//! turns the matches of each probe batch into batches of the result:
 //!
 //! ```text
 //!                     build side                      probe side, a chunk at a time
@@ -11,7 +11,7 @@
 //!   sort-merge        sorted, columns carried         sorted, columns carried
 //!   sort-merge-gfur   sorted, rows carried            sorted, rows carried
 //!
-//!   each wave: match ─► expand ─► gather straight into the arena ─► push to the sink
+//!   each probe batch: match ─► expand ─► gather straight into the arena ─► push to the sink
 //! ```
 //!
 //! [`TaskSide::carried`] names the carried columns of each side. A strategy that was asked for by
@@ -33,9 +33,9 @@
 //! the link last (`deferred.rs`). The first chunks of the probe side are on their way before the
 //! build side is ready (`prefetch.rs`).
 //!
-//! If only the number of rows is wanted, a wave ends with its matches (`count.rs`). If rows follow
-//! each other in the result as in their table, the result shares their columns with the table
-//! (`materialize.rs`).
+//! If only the number of rows is wanted, a probe batch ends with its matches (`count.rs`). If rows
+//! follow each other in the result as in their table, the result shares their columns with the
+//! table (`materialize.rs`).
 //!
 //! A join arrives as a [`Task`]. This module does not ask which component chose the task, and why.
 //! It knows of tables, devices, columns and memory, and nothing of plans, jobs, queues or the wire.
@@ -75,7 +75,7 @@ pub(crate) use run::CHUNK_ROWS_MIN;
 pub use run::run;
 pub use strategy::Strategy;
 pub(crate) use task::OVERLAPPED_CHUNK_ROWS_MIN;
-pub use task::{Expected, JoinKey, OutputColumn, OutputSource, RowLayout, Stretches, Task, TaskSide};
+pub use task::{Expected, JoinKey, OutputColumn, OutputSource, RowLayout, StageSeconds, Task, TaskSide};
 
 use crate::Result;
 

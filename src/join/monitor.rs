@@ -15,7 +15,7 @@ use crate::device::{CancelFlag, in_phase};
 pub struct PhaseRecord {
     /// Name of the phase, such as `partition build`, `match` or `gather`.
     pub name: Cow<'static, str>,
-    /// Wall-clock seconds, all waves together.
+    /// Wall-clock seconds, all probe batches together.
     pub seconds: f64,
     /// Bytes that had to be read and written.
     pub bytes: u64,

@@ -24,7 +24,7 @@ use super::inputs::SideInput;
 use super::matching::SharedBuild;
 use super::materialize::{Materializer, SideRows};
 use super::prefetch::{Prefetch, PrefetchedChunk};
-use super::progress::{Progress, Stretch};
+use super::progress::{Progress, Stage};
 use super::run::{CHUNK_ROWS_MIN, where_primitives_run};
 use super::semantics::JoinSemantics;
 use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
@@ -248,14 +248,14 @@ impl Probing<'_> {
             let rows = SideRows::Numbered(transformed, unkeyed.clone());
             materializer.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
         }
-        let wave_rows = wave_rows(cx.device, self.held_back_bytes(cx.device), streams);
+        let probe_batch_rows = probe_batch_rows(cx.device, self.held_back_bytes(cx.device), streams);
         let mut emitted = 0.0;
         self.semantics.join_chunk(
             &materializer,
             &self.built,
             self.flags.as_ref(),
             transformed,
-            wave_rows,
+            probe_batch_rows,
             &mut |rows| {
                 self.emitted(rows);
                 emitted += rows;
@@ -263,7 +263,7 @@ impl Probing<'_> {
         )?;
         deferred.as_ref().map_or(Ok(()), |deferred| deferred.finish(&materializer))?;
         self.columns_needed.store(transformed.used_originals(), Ordering::Relaxed);
-        // Rows without a key take part in no wave.
+        // Rows without a key take part in no probe batch.
         self.emitted(chunk_rows - emitted);
         Ok(())
     }
@@ -278,14 +278,14 @@ impl Probing<'_> {
         let mut progress = self.progress.lock();
         progress.transformed_rows += rows;
         let share = progress.transformed_rows / self.probe.table.rows as f64;
-        progress.inner.reach(Stretch::TransformProbe, share);
+        progress.inner.reach(Stage::TransformProbe, share);
     }
 
     fn emitted(&self, rows: f64) {
         let mut progress = self.progress.lock();
         progress.emitted_rows += rows;
         let share = progress.emitted_rows / self.probe.table.rows as f64;
-        progress.inner.reach(Stretch::Results, share);
+        progress.inner.reach(Stage::Results, share);
     }
 }
 
@@ -359,11 +359,11 @@ fn chunk_rows(
     rows
 }
 
-/// Returns the wave size that the device prefers, limited to an eighth of a stream's share of free
-/// memory. Matches, pairs and row numbers take about 64 bytes per row.
-fn wave_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
+/// Returns the probe batch size that the device prefers, limited to an eighth of a stream's share
+/// of free memory. Matches, pairs and row numbers take about 64 bytes per row.
+fn probe_batch_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
     let fit = (device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 8 / 64) as usize;
-    device.info().wave_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
+    device.info().probe_batch_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
 }
 
 #[cfg(test)]

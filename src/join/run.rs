@@ -1,19 +1,19 @@
 //! The one loop that every strategy runs. It transforms the build side, then transforms the probe
-//! side chunk by chunk, matches it in waves, and emits.
+//! side chunk by chunk, matches it in probe batches, and emits.
 //!
 //! ```text
 //!   build side ─► transform ─► index ─► (compare runs; hash again if two differ) ─► (filter)
-//!   probe side ─► chunk ─► (filter) ─► transform ─► wave ─► match ─► (compare) ─► pairs ─► batches
-//!                   ▲                              │                              │
-//!                   └───────── next chunk ─────────┴──── next wave ◄──────────────┘
+//!   probe side ─► chunk ─► (filter) ─► transform ─► probe batch ─► match ─► (compare) ─► pairs ─► batches
+//!                   ▲                                    │                                    │
+//!                   └──────────── next chunk ────────────┴───────── next probe batch ◄────────┘
 //!   at the end: build rows that the kind of join keeps for having a match, or for having none
 //!   compare: for hashed keys only
 //! ```
 //!
 //! Chunks, and the streams that work on them, are in `probe.rs`. A chunk fits in device memory next
 //! to the build side. On a device with one stream, a chunk is most often all of the probe side. A
-//! wave is small enough to keep the intermediate results of matching small: in cache on a host
-//! device.
+//! probe batch is small enough to keep the intermediate results of matching small: in cache on a
+//! host device.
 
 use std::sync::atomic::AtomicBool;
 
@@ -30,7 +30,7 @@ use super::materialize::{Materializer, SideRows};
 use super::monitor::Monitor;
 use super::prefetch::{Prefetch, Probes};
 use super::probe::{ProbeProgress, Probing};
-use super::progress::{Progress, Stretch};
+use super::progress::{Progress, Stage};
 use super::semantics::JoinSemantics;
 use super::transform::{CopyIn, JoinContext, transform};
 use super::verify::build_runs_are_exact;
@@ -91,7 +91,7 @@ fn run_with_layout(
     let fused = Fused::of(task, build, probe, &layout, device);
     let joins_at_once = fused.is_some();
     let semantics = JoinSemantics::new(task, build, probe, fused);
-    let mut progress = Progress::new(&task.expected.stretches, monitor);
+    let mut progress = Progress::new(&task.expected.stage_seconds, monitor);
 
     let sizes =
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
@@ -112,7 +112,7 @@ fn run_with_layout(
                 &copy_order,
                 deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come),
             )?;
-            progress.reach(Stretch::TransformBuild, 1.0);
+            progress.reach(Stage::TransformBuild, 1.0);
             let repeats = task.expected.build_keys_repeat;
             let adjacent = layout.is_hashed() || semantics.build_rows_kept.is_some() || (repeats && !joins_at_once);
             let built = BuildSide::new(transformed, task.dense_range, &layout, repeats, adjacent, &cx)?;
@@ -133,7 +133,7 @@ fn run_with_layout(
         device.wait_event(&device.record_event(&copies)?, &stream)?;
         built.transformed.hand_over_originals(&cx);
     }
-    progress.reach(Stretch::IndexBuild, 1.0);
+    progress.reach(Stage::IndexBuild, 1.0);
     let filter = match task.filter && task.how.drops_unmatched(probe.side) {
         true => build_filter(&built, &cx)?,
         false => None,
@@ -171,7 +171,7 @@ fn run_with_layout(
     let (built, mut progress) = (built.current(), progress.into_inner().inner);
     if let Some(flags) = &flags {
         where_primitives_run(device, || {
-            let mut reach = |share| progress.reach(Stretch::KeptBuild, share);
+            let mut reach = |share| progress.reach(Stage::KeptBuild, share);
             semantics.emit_kept_build(&materializer, &built.transformed, flags, &mut reach)
         })?;
     }

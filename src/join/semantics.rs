@@ -6,7 +6,7 @@ use super::Task;
 use super::deferred::pairs_at_once;
 use super::fused::Fused;
 use super::inputs::SideInput;
-use super::matching::{BuildSide, SharedBuild, waves};
+use super::matching::{BuildSide, SharedBuild, probe_batches};
 use super::materialize::{Materializer, SideRows};
 use super::run::where_values_lie;
 use super::transform::{JoinContext, TransformedSide};
@@ -18,8 +18,8 @@ use crate::device::{Device, DeviceBuffer, Matches, Positions, Unmatched, Which};
 /// Returns the pairs to expand at once: a whole number of batches, if they fit in half of free
 /// memory. A pair takes two positions, two row numbers, and as much again while they are made.
 fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
-    /// Least number of pairs per call. Each call finds its first pair by counting the wave's pairs,
-    /// so small batches share a call.
+    /// Least number of pairs per call. Each call finds its first pair by counting the probe batch's
+    /// pairs, so small batches share a call.
     const PAIRS_MIN: usize = 64 << 10;
     let fit = ((device.memory().free_bytes() / 2 / 32) as usize).max(256);
     (batch_rows * (PAIRS_MIN / batch_rows).max(1)).min(fit)
@@ -81,27 +81,28 @@ impl JoinSemantics {
         })
     }
 
-    /// Joins a chunk of the probe side with a build side, in waves of about `wave_rows` probe rows.
-    /// Calls `emitted` after each batch with the number of further probe rows that are done.
+    /// Joins a chunk of the probe side with a build side, in probe batches of about
+    /// `probe_batch_rows` probe rows. Calls `emitted` after each batch with the number of further
+    /// probe rows that are done.
     pub(super) fn join_chunk(
         &self,
         materializer: &Materializer<'_>,
         build: &SharedBuild,
         flags: Option<&DeviceBuffer>,
         probe: &TransformedSide,
-        wave_rows: usize,
+        probe_batch_rows: usize,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<()> {
         let cx = materializer.cx;
         let mut built = build.current();
-        let mut join_wave = |wave: Range<usize>| -> Result<()> {
+        let mut join_probe_batch = |probe_batch: Range<usize>| -> Result<()> {
             if let Some(fused) = &self.fused
-                && fused.join_wave(materializer, &built, probe, wave.clone(), emitted)?
+                && fused.join_probe_batch(materializer, &built, probe, probe_batch.clone(), emitted)?
             {
                 return Ok(());
             }
             let mut matches = loop {
-                match built.match_wave(probe, wave.clone(), cx)? {
+                match built.match_probe_batch(probe, probe_batch.clone(), cx)? {
                     Some(matches) => break matches,
                     None => built = build.grouped(&built, cx)?,
                 }
@@ -112,18 +113,19 @@ impl JoinSemantics {
                 matches = where_values_lie(materializer.layout, cx.device, compare)?;
             }
             let rows = matches.rows.len() as f64;
-            let mut of_wave = 0.0;
-            self.emit_wave(materializer, &built, probe, &matches, flags, &mut |share| {
-                emitted(share * rows - of_wave);
-                of_wave = share * rows;
+            let mut of_probe_batch = 0.0;
+            self.emit_probe_batch(materializer, &built, probe, &matches, flags, &mut |share| {
+                emitted(share * rows - of_probe_batch);
+                of_probe_batch = share * rows;
             })?;
-            emitted(rows - of_wave);
+            emitted(rows - of_probe_batch);
             Ok(())
         };
-        let outcome = waves(probe, wave_rows).and_then(|waves| waves.into_iter().try_for_each(&mut join_wave));
+        let outcome = probe_batches(probe, probe_batch_rows)
+            .and_then(|probe_batches| probe_batches.into_iter().try_for_each(&mut join_probe_batch));
         // If another stream has replaced this build side with a grouped one, nothing else may hold
-        // it any more. This stream's queued work still reads it, whether or not the last wave
-        // failed or the job was stopped.
+        // it any more. This stream's queued work still reads it, whether or not the last probe
+        // batch failed or the job was stopped.
         let settled = cx.device.synchronize(&cx.stream.uncancelled());
         drop(built);
         outcome.and(settled)
@@ -134,8 +136,8 @@ impl JoinSemantics {
         if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip }
     }
 
-    /// Returns the number of probe rows of the wave that a semi or anti join of the probe side
-    /// keeps.
+    /// Returns the number of probe rows of the probe batch that a semi or anti join of the probe
+    /// side keeps.
     fn only_which_rows(&self, matches: &Matches) -> usize {
         match self.only_which {
             Which::Matched => matches.matched_rows,
@@ -143,9 +145,9 @@ impl JoinSemantics {
         }
     }
 
-    /// Emits the rows from one wave of matches. Calls `done` with the share of the wave that has
-    /// left.
-    fn emit_wave(
+    /// Emits the rows from one probe batch of matches. Calls `done` with the share of the probe
+    /// batch that has left.
+    fn emit_probe_batch(
         &self,
         materializer: &Materializer<'_>,
         build: &BuildSide,

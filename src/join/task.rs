@@ -118,7 +118,7 @@ pub struct TaskSide<T = Arc<Table>> {
     /// Columns that the result takes from this side, each once, ascending.
     pub output_columns: Vec<usize>,
     /// True if the result may share these columns with the table, provided that the
-    /// result has all rows of a stretch in table order.
+    /// result has all rows of a slice in table order.
     pub shares: bool,
     /// Columns of the result that move with the keys when rows are transformed (gather from
     /// transformed relation, GFTR). The others are gathered by row number (GFUR), and so are
@@ -245,14 +245,14 @@ pub struct Expected {
     pub pairs_per_row: f64,
     /// Bytes per row of the result, on average.
     pub row_bytes: f64,
-    /// Seconds of each stretch of the run.
-    pub stretches: Stretches,
+    /// Seconds of each stage of the run.
+    pub stage_seconds: StageSeconds,
 }
 
-/// Seconds of each stretch of a run. Stretches follow each other. The stretches of the probe side
+/// Seconds of each stage of a run. Stages follow each other. The stages of the probe side
 /// count all chunks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Stretches {
+pub struct StageSeconds {
     /// Seconds to copy in and transform the build side.
     pub transform_build: f64,
     /// Seconds to build tables on the build side, or to group and compare its keys.

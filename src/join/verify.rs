@@ -5,8 +5,8 @@
 //! 1. The build side, once. Rows with equal hashes are adjacent, and all rows of a run must have
 //!    equal values. If two differ (2^-128 for random values), the whole build side is hashed again
 //!    with another seed, before anything is emitted.
-//! 2. Each wave of probe rows. A row is compared with the first row of the run it found. If they
-//!    differ, the row has no match at all, because no other run has its hash.
+//! 2. Each probe batch of probe rows. A row is compared with the first row of the run it found. If
+//!    they differ, the row has no match at all, because no other run has its hash.
 
 use arrow::buffer::{Buffer, ScalarBuffer};
 use rayon::prelude::*;
@@ -52,7 +52,7 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, cx: &J
     (0..rows).into_par_iter().step_by(TASK_ROWS).map(exact).try_reduce(|| true, |a, b| Ok(a && b))
 }
 
-/// Returns the matches of a wave without the matches whose values differ.
+/// Returns the matches of a probe batch without the matches whose values differ.
 ///
 /// # Errors
 /// Errors of the device.
@@ -82,8 +82,8 @@ pub(super) fn exact_matches(
     }
     let positions = Numbers::of(&first.probe, cx)?;
     let start = matches.rows.start;
-    let in_wave: Vec<usize> = false_matches.into_iter().map(|at| positions.at(at) as usize - start).collect();
-    without(matches, &in_wave, cx)
+    let in_probe_batch: Vec<usize> = false_matches.into_iter().map(|at| positions.at(at) as usize - start).collect();
+    without(matches, &in_probe_batch, cx)
 }
 
 /// Returns the indices of the pairs of rows whose values differ.
@@ -112,9 +112,9 @@ fn differing_on_host(
     Ok(false_matches.concat())
 }
 
-/// Pairs each matched probe row of the wave with the first row of the run it found. If most rows
-/// have a match, the others are listed too, with no build row. This saves making a list. If few
-/// rows have a match, the rest need not leave the device.
+/// Pairs each matched probe row of the probe batch with the first row of the run it found. If most
+/// rows have a match, the others are listed too, with no build row. This saves making a list. If
+/// few rows have a match, the rest need not leave the device.
 fn first_matches(matches: &Matches, cx: &JoinContext<'_>) -> Result<Pairs> {
     let rows = matches.rows.len();
     if matches.matched_rows > rows / 2 {
@@ -125,7 +125,8 @@ fn first_matches(matches: &Matches, cx: &JoinContext<'_>) -> Result<Pairs> {
     cx.device.expand(&once, 0..once.total, Unmatched::Skip, cx.stream)
 }
 
-/// Returns the matches without the matches of some probe rows, given by their index in the wave.
+/// Returns the matches without the matches of some probe rows, given by their index in the probe
+/// batch.
 fn without(matches: Matches, unmatched: &[usize], cx: &JoinContext<'_>) -> Result<Matches> {
     let rows = matches.rows.len();
     let to_host = |buffer| -> Result<Vec<u32>> {

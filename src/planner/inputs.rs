@@ -335,7 +335,7 @@ impl Input {
         }
         let key_widths = join.keys.iter().map(|key| fixed_width(table.schema.field(key.column(side)).data_type()));
         let host_keys = layout.is_made_on_host();
-        let stretch_rows_min = BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).stretch_rows_min();
+        let slice_rows_min = BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).slice_rows_min();
         let is_read_by_host = hashed && !layout.is_hashed_by_device();
         let key_source_bytes = if is_read_by_host { 0 } else { key_widths.flatten().map(Width::bytes).sum() };
         let role = if side == build_side { Role::Build } else { Role::Probe };
@@ -357,7 +357,7 @@ impl Input {
             text_columns,
             host_gathers,
             one_piece: table.batches.len() <= 1,
-            long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= stretch_rows_min,
+            long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= slice_rows_min,
             may_be_shared,
         }
     }

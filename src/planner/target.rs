@@ -29,8 +29,8 @@ pub struct Target {
     pub pass_bits_max: u32,
     /// Streams of a join that the device works on at once.
     pub streams: usize,
-    /// Probe rows per wave.
-    pub wave_rows: usize,
+    /// Probe rows per probe batch.
+    pub probe_batch_rows: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
     /// [`DeviceInfo::works_on_text`](crate::device::DeviceInfo::works_on_text).
@@ -58,7 +58,7 @@ impl Target {
             partition_rows: info.partition_rows.max(1),
             pass_bits_max: info.pass_bits_max.max(1),
             streams: info.streams.max(1),
-            wave_rows: info.wave_rows.max(1),
+            probe_batch_rows: info.probe_batch_rows.max(1),
             row_scratch_bytes: info.row_scratch_bytes,
             works_on_text: info.works_on_text,
             rates,
@@ -113,7 +113,7 @@ impl Default for Target {
             partition_rows: 16 << 10,
             pass_bits_max: 11,
             streams: 1,
-            wave_rows: 1 << 18,
+            probe_batch_rows: 1 << 18,
             row_scratch_bytes: None,
             works_on_text: false,
             rates: Rates::host(1),

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::catalog::Value;
 use crate::columns::Role;
 use crate::device::{RadixBits, Which};
-use crate::join::{Expected, RowLayout, Side, Strategy, Stretches, Task, TaskSide};
+use crate::join::{Expected, RowLayout, Side, StageSeconds, Strategy, Task, TaskSide};
 
 impl Plan {
     /// Returns the task of this plan, as the `join` room runs it.
@@ -45,7 +45,7 @@ impl Plan {
                 matches_first: self.phases.iter().any(|phase| phase.name == "match"),
                 pairs_per_row: self.estimates.pairs / self.estimates.keyed(self.build_side.other()).max(1.0),
                 row_bytes: self.row_bytes,
-                stretches: self.stretches(),
+                stage_seconds: self.stage_seconds(),
             },
         })
     }
@@ -84,8 +84,8 @@ impl Plan {
         }
     }
 
-    /// Predicted seconds of each stretch of the run.
-    fn stretches(&self) -> Stretches {
+    /// Predicted seconds of each stage of the run.
+    fn stage_seconds(&self) -> StageSeconds {
         let seconds = |names: &[&str]| -> f64 {
             self.phases.iter().filter(|phase| names.contains(&phase.name)).map(|phase| phase.seconds).sum()
         };
@@ -102,7 +102,7 @@ impl Plan {
             None => 0.0,
         };
         let kept_build = share(kept_rows, self.estimates.rows) * seconds(&["gather"]);
-        Stretches {
+        StageSeconds {
             transform_build: build_share * both + seconds(&["partition build", "check build order", "sort build"]),
             index_build: seconds(&["build table", "group build"]) + compared_ahead,
             transform_probe: (1.0 - build_share) * both

@@ -185,7 +185,7 @@ pub(super) fn admit(
 
 /// Finds the needs of a plan on a device. A short join runs in parallel with others if it fits into
 /// an equal part of the device's memory, with its probe side in one chunk. The join gets twice its
-/// need, up to that part, so that its waves need not be small.
+/// need, up to that part, so that its probe batches need not be small.
 fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms<'_>) -> Place {
     let seats = executor.jobs_max.min(terms.jobs_per_device).max(1) as u64;
     let (part, need) = (executor.memory.limit_bytes() / seats, plan.memory.whole_bytes);

@@ -137,7 +137,7 @@ impl CudaDevice {
             // Sorting needs images of keys and row numbers, twice each, and several copies of the
             // bounds of partitions.
             row_scratch_bytes: Some(40),
-            wave_rows: 1 << 24,
+            probe_batch_rows: 1 << 24,
             // Half of the rows of a table in shared memory: partitions vary in size, and each that
             // is too large costs one more round.
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,

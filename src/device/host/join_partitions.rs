@@ -1,6 +1,6 @@
-//! Joins partitions in one step, composed of the step-by-step primitives. A wave of partitions
-//! stays in cache from step to step, so strategies on the CPU do not use this. It is the reference
-//! for GPUs, and the implementation of emulated GPUs.
+//! Joins partitions in one step, composed of the step-by-step primitives. A probe batch of
+//! partitions stays in cache from step to step, so strategies on the CPU do not use this. It is the
+//! reference for GPUs, and the implementation of emulated GPUs.
 
 use std::ops::Range;
 

@@ -139,8 +139,8 @@ impl HostDevice {
     }
 
     /// Returns the device with a fixed choice of joining partitions in one step or not. The host
-    /// gains nothing, because a wave stays in cache between primitives. It serves to test the joins
-    /// of other devices.
+    /// gains nothing, because a probe batch stays in cache between primitives. It serves to test
+    /// the joins of other devices.
     #[must_use]
     pub fn joining_partitions(mut self, joins: bool) -> Self {
         self.info.joins_partitions = joins;
@@ -188,7 +188,7 @@ fn info(threads: usize) -> DeviceInfo {
         cpu_threads: threads,
         streams: 1,
         morsel_rows: MORSEL_ROWS,
-        wave_rows: (1 << 18) * threads.next_power_of_two().min(16),
+        probe_batch_rows: (1 << 18) * threads.next_power_of_two().min(16),
         gather_bytes: 4 << 20,
         row_scratch_bytes: None,
         partition_rows: 1 << 15,

@@ -24,8 +24,8 @@ pub struct MemoryNeed {
 /// Bytes per probe row of row numbers, matches and pairs.
 const MATCH_ROW_BYTES: f64 = 32.0;
 
-/// Memory is allocated in cache lines, and the smallest wave and the smallest batch of pairs have
-/// to fit somewhere.
+/// Memory is allocated in cache lines, and the smallest probe batch and the smallest batch of pairs
+/// have to fit somewhere.
 const SMALL_BYTES: f64 = (32 << 10) as f64;
 
 /// Partitions of distinct keys have nearly one size. Keys that repeat a few times make the sizes

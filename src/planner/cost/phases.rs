@@ -76,7 +76,7 @@ impl Model<'_> {
             let bytes = PAIR_BYTES * self.estimates.pairs;
             let step = Step::new("expand", Role::Probe, bytes, bytes / self.rates.stream);
             let step = step.by_morsels_of(self.estimates.pairs);
-            steps.push(step.calling(self.waves(chunks), self.rates.call_seconds));
+            steps.push(step.calling(self.probe_batches(chunks), self.rates.call_seconds));
         }
         steps.push(self.gather(chunks));
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
@@ -105,9 +105,9 @@ impl Model<'_> {
         if role == Role::Build { 1.0 } else { chunks.count }
     }
 
-    /// Waves of all chunks together.
-    fn waves(&self, chunks: Chunks) -> f64 {
-        let of_chunk = self.transformed(Role::Probe) / chunks.count / self.target.wave_rows as f64;
+    /// Probe batches of all chunks together.
+    fn probe_batches(&self, chunks: Chunks) -> f64 {
+        let of_chunk = self.transformed(Role::Probe) / chunks.count / self.target.probe_batch_rows as f64;
         chunks.count * of_chunk.ceil().max(1.0)
     }
 
@@ -317,7 +317,7 @@ impl Model<'_> {
         let step = Step::new("match", Role::Probe, bytes, work);
         // Other strategies share out matching by partitions or merge ranges.
         let step = if self.strategy == Strategy::Hash { step.by_morsels_of(probe_rows) } else { step };
-        step.calling(self.waves(chunks), self.rates.call_seconds)
+        step.calling(self.probe_batches(chunks), self.rates.call_seconds)
     }
 
     /// Joins partitions in one go. Each chunk of the probe side meets the whole build side once
@@ -334,7 +334,8 @@ impl Model<'_> {
         let counted = of_width(self.rates.join_rows, self.inputs.key_width);
         let work = rows / counted + columns / self.rates.stream;
         // One more call first asks for the size of the largest partition.
-        Step::new("join", Role::Probe, keys + columns, work).calling(2.0 * self.waves(chunks), self.rates.call_seconds)
+        Step::new("join", Role::Probe, keys + columns, work)
+            .calling(2.0 * self.probe_batches(chunks), self.rates.call_seconds)
     }
 
     /// Compares values behind equal hashes, at random places of both sides. Compares a probe row
@@ -355,12 +356,13 @@ impl Model<'_> {
             let reads = if self.strategy == Strategy::Hash { of_build } else { of_build + of_probe };
             let seconds = bytes / self.rates.stream + reads;
             let step = Step::new("compare keys", Role::Probe, bytes, seconds);
-            return step.calling(2.0 * self.waves(chunks), self.rates.call_seconds);
+            return step.calling(2.0 * self.probe_batches(chunks), self.rates.call_seconds);
         }
         let looked_at = if build.repeats || self.strategy != Strategy::Hash { build.keyed } else { 0.0 };
         let copied = looked_at * (self.inputs.key_bytes() + 4.0) + 8.0 * matched;
         let seconds = (matched + repeated) / self.rates.host_values + copied / self.rates.copy_out;
-        Step::new("compare keys", Role::Probe, 0.0, seconds).calling(self.waves(chunks), self.rates.call_seconds)
+        Step::new("compare keys", Role::Probe, 0.0, seconds)
+            .calling(self.probe_batches(chunks), self.rates.call_seconds)
     }
 
     /// Gathers rows of the result, in batches of the device's preferred size, with one call per
@@ -410,7 +412,7 @@ impl Model<'_> {
         }
         let by_number = |input: &Input| self.strategy != Strategy::Hash && input.needs_row_numbers();
         let lookups = [build, probe].into_iter().filter(|input| by_number(input)).count();
-        let calls = self.waves(chunks) * (gathered + lookups + 1) as f64;
+        let calls = self.probe_batches(chunks) * (gathered + lookups + 1) as f64;
         let step = Step::new("gather", Role::Probe, bytes, seconds).by_morsels_of(self.estimates.rows);
         Step { copy_out: out_bytes / self.rates.copy_out, ..step }.calling(calls, self.rates.call_seconds)
     }
@@ -420,7 +422,7 @@ impl Model<'_> {
     pub(super) fn is_probe_shared(&self) -> bool {
         /// Share of matched rows that counts as all of them. If a sketch finds all values of one
         /// side in the other, the share is 1. One unmatched row in a thousand would leave hardly a
-        /// wave whole.
+        /// probe batch whole.
         const ALL: f64 = 0.999;
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let how = self.join.spec.how;

@@ -122,7 +122,7 @@ fn a100() -> Target {
         pass_bits_max: 8,
         // Tables and result are on the device in whole.
         streams: 1,
-        wave_rows: usize::MAX,
+        probe_batch_rows: usize::MAX,
         row_scratch_bytes: None,
         works_on_text: false,
         rates,

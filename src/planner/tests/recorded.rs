@@ -76,7 +76,7 @@ struct RecordedTarget {
     partition_rows: usize,
     pass_bits_max: u32,
     streams: usize,
-    wave_rows: usize,
+    probe_batch_rows: usize,
     row_scratch_bytes: Option<usize>,
     works_on_text: bool,
     rates: Rates,
@@ -187,7 +187,7 @@ impl Recorded {
 impl RecordedTarget {
     fn restore(&self, kept: Vec<ColumnRows>) -> Target {
         let Self { memory_bytes, parallelism, morsel_rows, partition_rows, pass_bits_max, .. } = *self;
-        let Self { streams, wave_rows, row_scratch_bytes, works_on_text, .. } = *self;
+        let Self { streams, probe_batch_rows, row_scratch_bytes, works_on_text, .. } = *self;
         Target {
             name: "recorded".into(),
             memory_bytes,
@@ -197,7 +197,7 @@ impl RecordedTarget {
             partition_rows,
             pass_bits_max,
             streams,
-            wave_rows,
+            probe_batch_rows,
             row_scratch_bytes,
             works_on_text,
             rates: self.rates.clone(),
