@@ -16,8 +16,8 @@ use std::time::Instant;
 use arrow::buffer::{BooleanBuffer, Buffer};
 use clap::Parser;
 use dovetail::device::{
-    BitSlice, BytesPart, CancelFlag, Carry, Column, Device, DeviceId, Hashing, KeyEncoding, KeyField, KeyValues,
-    KeyWidth, Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits,
+    BitSlice, BytesPart, CancelFlag, Column, Device, DeviceId, Hashing, KeyEncoding, KeyField, KeyValues, KeyWidth,
+    Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits,
     Stream, Unmatched, ValueField, Which, Width, open_device, parse_device,
 };
 use dovetail::memory::{Arena, Budget};
@@ -300,7 +300,7 @@ impl Bench<'_> {
         let mut numbers: Vec<u32> = (0..rows as u32).collect();
         numbers.shuffle(&mut StdRng::seed_from_u64(1));
         let keys = self.spread(&numbers, width);
-        let payload = Carry::Column(self.column(&numbers));
+        let payload = Payload::Column(self.column(&numbers));
         // 13 bits take two passes.
         for bits in [6, 9, 11, 13] {
             let name = format!("partition/{bits}-bits");
@@ -322,7 +322,7 @@ impl Bench<'_> {
             self.device.group_partitions(heavy.clone(), &self.stream).unwrap()
         });
         self.case("partition/row-number", rows, bytes, (2 * bytes + 4) * rows, || {
-            self.partition(&keys, &[Carry::RowNumber], 9)
+            self.partition(&keys, &[Payload::RowNumber], 9)
         });
         let pairs: Vec<u32> = numbers.iter().map(|n| n / 2).collect();
         let partitions =
@@ -337,8 +337,8 @@ impl Bench<'_> {
         self.case("is_sorted", rows, bytes, bytes * rows, || self.device.is_sorted(&sorted, &self.stream).unwrap());
     }
 
-    fn partition(&self, keys: &Keys, carry: &[Carry], bits: u32) -> Partitions {
-        self.device.partition(keys, carry, RadixBits { skip: 0, bits }, &self.stream).unwrap()
+    fn partition(&self, keys: &Keys, payload: &[Payload], bits: u32) -> Partitions {
+        self.device.partition(keys, payload, RadixBits { skip: 0, bits }, &self.stream).unwrap()
     }
 
     /// Returns the radix bits for partitions of the device's preferred size.
@@ -546,8 +546,8 @@ impl Bench<'_> {
         }
         let (device, stream, arena) = (self.device, &self.stream, &self.arena);
         let (build, probe, numbers) = self.sides(KeyWidth::W4);
-        let build_payload = Carry::Column(self.column(&numbers));
-        let probe_payload = Carry::Column(self.column(&vec![3; probe.rows]));
+        let build_payload = Payload::Column(self.column(&numbers));
+        let probe_payload = Payload::Column(self.column(&vec![3; probe.rows]));
         let bits = self.fitting_bits(build.rows);
         let moved = 16 * (build.rows + probe.rows) + 4 * (build.rows + probe.rows) + 20 * probe.rows;
         let mut phases = [0.0; 4];
@@ -576,8 +576,8 @@ impl Bench<'_> {
                 let pairs = device.expand(&matches, 0..matches.total, Unmatched::Skip, stream).unwrap();
                 lap(2);
                 columns.push(device.gather_to_host(&probe.keys.as_column(), &pairs.probe, arena, stream).unwrap());
-                columns.push(device.gather_to_host(&build.carried[0], &pairs.build, arena, stream).unwrap());
-                columns.push(device.gather_to_host(&probe.carried[0], &pairs.probe, arena, stream).unwrap());
+                columns.push(device.gather_to_host(&build.payload[0], &pairs.build, arena, stream).unwrap());
+                columns.push(device.gather_to_host(&probe.payload[0], &pairs.probe, arena, stream).unwrap());
                 lap(3);
                 start = end;
             }

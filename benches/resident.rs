@@ -19,7 +19,7 @@ use std::time::Instant;
 use arrow::buffer::Buffer;
 use clap::Parser;
 use dovetail::device::{
-    CancelFlag, Carry, Column, Device, DeviceId, JoinedPartitions, JoinedRows, KeyWidth, Keys, Partitions, RadixBits,
+    CancelFlag, Column, Device, DeviceId, JoinedPartitions, JoinedRows, KeyWidth, Keys, Partitions, Payload, RadixBits,
     Stream, Wanted, Width, open_device, parse_device,
 };
 use dovetail::memory::{Arena, Budget};
@@ -154,16 +154,16 @@ impl Bench<'_> {
         Column { data, width: Width::from_bytes(self.options.width).unwrap(), rows: numbers.len(), validity: None }
     }
 
-    fn lying(&self, side: &Side) -> (Keys, Vec<Carry>) {
+    fn lying(&self, side: &Side) -> (Keys, Vec<Payload>) {
         let width = if self.options.width == 4 { KeyWidth::W4 } else { KeyWidth::W8 };
         let column = self.column(&side.keys, self.options.sparse);
         let payloads = if self.options.count { &[][..] } else { &side.payloads };
-        let carry = payloads.iter().map(|payload| Carry::Column(self.column(payload, false))).collect();
-        (Keys { data: column.data, width, rows: column.rows }, carry)
+        let payload = payloads.iter().map(|payload| Payload::Column(self.column(payload, false))).collect();
+        (Keys { data: column.data, width, rows: column.rows }, payload)
     }
 
-    fn partition(&self, (keys, carry): &(Keys, Vec<Carry>), bits: u32) -> Partitions {
-        self.device.partition(keys, carry, RadixBits { skip: 0, bits }, &self.stream).unwrap()
+    fn partition(&self, (keys, payload): &(Keys, Vec<Payload>), bits: u32) -> Partitions {
+        self.device.partition(keys, payload, RadixBits { skip: 0, bits }, &self.stream).unwrap()
     }
 
     /// Returns the numbers that a column's values were made from.

@@ -20,8 +20,8 @@
 //! # Vocabulary
 //! * *Position*: the place of a row in a layout (original, partitioned or sorted), 32 bits. A
 //!   device is never given more than [`ROWS_MAX`] rows of one side at a time.
-//! * *Layout*: rows in some order, with the data carried along: original row numbers, or
-//!   payload columns.
+//! * *Layout*: rows in some order, and their payload: the data that moves with the keys, which
+//!   is original row numbers or columns.
 //! * *Matches*: for each probe row of a range, the run of build positions that have its key:
 //!   `first` and `count`. All three ways of matching return this shape, because each keeps equal
 //!   build keys adjacent.
@@ -66,10 +66,10 @@ pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use phase::in_phase;
 pub use stream::{DeviceHandle, Event, Spared, SparedBytes, Stream, WorkTime};
 pub use types::{
-    BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, DeviceMemory,
-    Filter, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
-    PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits, Runs, Sorted, Table,
-    Unmatched, Wanted, Which, Width,
+    BitSlice, Bounds, BoundsOnDevice, Column, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Filter,
+    Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
+    PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, ROWS_MAX, RadixBits, Runs, Sorted,
+    Table, Unmatched, Wanted, Which, Width,
 };
 pub use values::{
     BytesColumn, BytesPart, Hashing, HostBytes, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
@@ -284,17 +284,17 @@ pub trait Device: Send + Sync + Debug {
     /// keys that it contains pass, and few others. Waits.
     fn filter_keys(&self, filter: &Filter, keys: &PackedKeys, stream: &Stream) -> Result<PackedKeys>;
 
-    /// Partitions rows by `bits` of the mixed key, and everything carried with them. Order within a
-    /// partition is unspecified but the same for the keys and all that is carried. If there are
+    /// Partitions rows by `bits` of the mixed key, and their payload. Order within a
+    /// partition is unspecified but the same for the keys and the payload. If there are
     /// more bits than one pass resolves ([`DeviceInfo::pass_bits_max`]), the device makes several
     /// passes.
-    fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions>;
+    fn partition(&self, keys: &Keys, payload: &[Payload], bits: RadixBits, stream: &Stream) -> Result<Partitions>;
 
-    /// Makes equal keys adjacent within each partition, and moves everything carried with them.
+    /// Makes equal keys adjacent within each partition, and moves their payload.
     fn group_partitions(&self, partitions: Partitions, stream: &Stream) -> Result<Partitions>;
 
-    /// Sorts rows by key (as unsigned integers) and everything carried with them.
-    fn sort(&self, keys: &Keys, carry: &[Carry], stream: &Stream) -> Result<Sorted>;
+    /// Sorts rows by key (as unsigned integers) and their payload.
+    fn sort(&self, keys: &Keys, payload: &[Payload], stream: &Stream) -> Result<Sorted>;
 
     /// True if the keys are in ascending order (as unsigned integers) already. Waits.
     fn is_sorted(&self, keys: &Keys, stream: &Stream) -> Result<bool>;
@@ -329,7 +329,7 @@ pub trait Device: Send + Sync + Debug {
     ) -> Result<PartitionMatches>;
 
     /// Joins the rows of the given partitions in one step, also with repeated keys: matches,
-    /// expands and gathers the carried columns. Returns `None` without any work if a partition has
+    /// expands and gathers the payload columns. Returns `None` without any work if a partition has
     /// too many build rows. Grouping and [matching](Self::match_partitions) such partitions is the
     /// better way. Waits.
     fn join_partitions(

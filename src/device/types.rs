@@ -318,7 +318,7 @@ pub struct PackedKeys {
 
 /// Data that moves with the keys when rows are transformed.
 #[derive(Clone, Debug)]
-pub enum Carry {
+pub enum Payload {
     /// The row's own number, made on the fly. It arrives as a column of width 4.
     RowNumber,
     /// A column's values. Its validity, if any, is not moved: nullable columns are gathered by row
@@ -342,8 +342,8 @@ pub struct RadixBits {
 pub struct Partitions {
     /// The keys, partition after partition.
     pub keys: Keys,
-    /// The carried columns, in the order in which they were given.
-    pub carried: Vec<Column>,
+    /// The payload columns, in the order in which they were given.
+    pub payload: Vec<Column>,
     /// Start of each partition.
     pub bounds: Bounds,
     /// The bits that chose the partition.
@@ -482,8 +482,8 @@ pub struct Runs {
 pub struct Sorted {
     /// Keys in ascending order.
     pub keys: Keys,
-    /// The carried columns, in the order in which they were given.
-    pub carried: Vec<Column>,
+    /// The payload columns, in the order in which they were given.
+    pub payload: Vec<Column>,
 }
 
 /// A table over build keys, in the device's own form.
@@ -554,9 +554,9 @@ pub struct JoinedPartitions {
 pub struct JoinedRows {
     /// Keys of the rows, if they were asked for.
     pub keys: Option<Keys>,
-    /// The columns that the build side carried, in the order in which they were given.
+    /// The columns that the build side moved, in the order in which they were given.
     pub build: Vec<Column>,
-    /// The columns that the probe side carried.
+    /// The columns that the probe side moved.
     pub probe: Vec<Column>,
 }
 

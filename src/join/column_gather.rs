@@ -230,7 +230,7 @@ impl<'a> ColumnGather<'a> {
         let SideRows::Transformed(transformed, _) = &self.rows else { return None };
         match is_raw_key(self.materializer.layout, self.input, column, self.materializer.task.row_layout) {
             true => Some(transformed.transformed_keys().as_column()),
-            false => transformed.carried(column).cloned(),
+            false => transformed.moved_column(column).cloned(),
         }
     }
 
@@ -306,7 +306,7 @@ impl<'a> ColumnGather<'a> {
             SideRows::Missing => unreachable!("a missing side has no row numbers"),
             SideRows::Numbered(_, numbers) => numbers.clone(),
             SideRows::Transformed(transformed, positions) => {
-                assert!(transformed.numbered, "the row_layout carried no row numbers, and a column needs them");
+                assert!(transformed.numbered, "the row_layout moved_column no row numbers, and a column needs them");
                 match &transformed.to_rows {
                     Some(map) => self.materializer.cx.device.compose(map, positions, self.materializer.cx.stream)?,
                     None => positions.clone(),

@@ -1,5 +1,5 @@
 //! Inner joins whose partitions a device joins in one go: no list of matches is written, and the
-//! carried columns come out side by side.
+//! moved columns come out side by side.
 //!
 //! ```text
 //!   probe batch ─► join_partitions ─┬─ a count
@@ -98,8 +98,8 @@ impl Fused {
         }
         let rows = probe_side.bounds.rows_of(probe_batch.clone())?.len() as f64;
         let key_bytes = build_side.keys.width.bytes();
-        let carried = build_side.carried.iter().chain(&probe_side.carried);
-        let row_bytes = carried.map(|column| column.width.bytes()).sum::<usize>() + key_bytes;
+        let moved_columns = build_side.payload.iter().chain(&probe_side.payload);
+        let row_bytes = moved_columns.map(|column| column.width.bytes()).sum::<usize>() + key_bytes;
         let join = |wanted| {
             let join = || cx.device.join_partitions(build_side, probe_side, probe_batch.clone(), wanted, cx.stream);
             match cx.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join) {

@@ -27,7 +27,7 @@ pub(super) struct SideInput {
     /// True if the result may share columns with the table.
     pub(super) shares: bool,
     /// Columns of the result that are to move with the keys.
-    pub(super) carried: BTreeSet<usize>,
+    pub(super) moved_columns: BTreeSet<usize>,
     /// Description of how devices move each column of the result. A column without an entry here or
     /// in `text` is gathered on the host.
     movable: BTreeMap<usize, Movable>,
@@ -73,7 +73,7 @@ impl SideInput {
             unmatched_nulls: unmatched.map(|key| key.column(of_task.side)).collect(),
             output_columns: of_task.output_columns.clone(),
             shares: of_task.shares,
-            carried: of_task.carried.clone(),
+            moved_columns: of_task.moved_columns.clone(),
             movable,
             text,
         }

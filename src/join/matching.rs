@@ -77,7 +77,7 @@ impl BuildSide {
             return 0;
         }
         let key_bytes = partitions.keys.width.bytes();
-        let row_bytes: usize = key_bytes + partitions.carried.iter().map(|column| column.width.bytes()).sum::<usize>();
+        let row_bytes: usize = key_bytes + partitions.payload.iter().map(|column| column.width.bytes()).sum::<usize>();
         let Some(bounds) = partitions.bounds.here() else {
             // A device with its own memory sorts all rows at once: keys and row numbers, their
             // sorted copies, and as much scratch memory.

@@ -6,16 +6,16 @@
 //! ```text
 //!                     build side                      probe side, a chunk at a time
 //!   hash              in table order, one hash table  in table order
-//!   radix-hash        partitioned, columns carried    partitioned, columns carried
-//!   radix-hash-gfur   partitioned, rows carried       partitioned, rows carried
-//!   sort-merge        sorted, columns carried         sorted, columns carried
-//!   sort-merge-gfur   sorted, rows carried            sorted, rows carried
+//!   radix-hash        partitioned with its columns    partitioned with its columns
+//!   radix-hash-gfur   partitioned with row numbers    partitioned with row numbers
+//!   sort-merge        sorted with its columns         sorted with its columns
+//!   sort-merge-gfur   sorted with row numbers         sorted with row numbers
 //!
 //!   each probe batch: match ─► expand ─► gather straight into the arena ─► push to the sink
 //! ```
 //!
-//! [`TaskSide::carried`] names the carried columns of each side. A strategy that was asked for by
-//! name carries all columns or none. Where the planner chooses, the cost model decides. If few
+//! [`TaskSide::moved_columns`] names the moved columns of each side. A strategy that was asked for
+//! by name moves all columns or none. Where the planner chooses, the cost model decides. If few
 //! probe rows will match, their keys are tested against a Bloom filter of the build keys before
 //! anything of these rows is moved. The filter also knows the range of the build keys. If there are
 //! more partitions than one pass resolves well, partitioning takes two passes.

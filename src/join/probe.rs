@@ -312,7 +312,7 @@ pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, strea
 }
 
 /// Returns the bytes of device memory that a row of a chunk takes. Keys are packed and transformed
-/// (and stored once more while sorting). Columns are copied in, carried, and sorted. Row numbers,
+/// (and stored once more while sorting). Columns are copied in, moved, and sorted. Row numbers,
 /// matches and pairs take 32 bytes.
 pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
     let gathered: usize = text_beside_keys(probe, layout).map(|column| probe.text_row_bytes(column)).sum();

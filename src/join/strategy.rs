@@ -39,7 +39,7 @@ impl Strategy {
     /// True if payload columns move with the keys (gather from transformed relations). False if
     /// payload stays in table order and is gathered (gather from untransformed relations): Wu et
     /// al. 2024, section 4.
-    pub fn carries_payload(self) -> bool {
+    pub fn moves_payload(self) -> bool {
         matches!(self, Self::RadixHash | Self::SortMerge)
     }
 

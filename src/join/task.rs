@@ -123,7 +123,7 @@ pub struct TaskSide<T = Arc<Table>> {
     /// Columns of the result that move with the keys when rows are transformed (gather from
     /// transformed relation, GFTR). The others are gathered by row number (GFUR), and so are
     /// columns listed here that cannot move.
-    pub carried: BTreeSet<usize>,
+    pub moved_columns: BTreeSet<usize>,
     /// Columns of values of variable length that the device gathers, if it works on text. Otherwise
     /// the host gathers them.
     pub device_text: BTreeSet<usize>,
@@ -137,7 +137,7 @@ impl<T> TaskSide<T> {
             key_columns: self.key_columns,
             output_columns: self.output_columns,
             shares: self.shares,
-            carried: self.carried,
+            moved_columns: self.moved_columns,
             device_text: self.device_text,
         })
     }

@@ -1,17 +1,17 @@
 //! Layouts: rows of one side with their keys, in table order, partitioned, or sorted, and the
-//! columns carried along.
+//! columns moved along.
 //!
 //! A column of the result comes from the first of these places that applies:
 //!
 //! 1. The table already has it, if the result has the side's rows one after the other in table
 //!    order. The result then shares the column (`materialize.rs`).
-//! 2. It was *carried*: moved with the keys (gather from transformed relation, GFTR: Wu et al.
+//! 2. It was *moved*: moved with the keys (gather from transformed relation, GFTR: Wu et al.
 //!    2024, section 4.2).
 //! 3. It is stored on the device as it was copied in, and is gathered by row number (gather from
 //!    untransformed relation, GFUR). This includes text if the device works on text.
 //! 4. Devices cannot move it (nested, booleans, text elsewhere). The host gathers it by row number.
 //!
-//! Nullable columns are never carried, because validity bits do not move well: they come from place
+//! Nullable columns are never moved, because validity bits do not move well: they come from place
 //! 3.
 
 use std::collections::btree_map::Entry;
@@ -28,7 +28,7 @@ use super::run::beside;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
 use crate::device::{
-    BytesColumn, Carry, Column, Device, DeviceBuffer, Filter, Keys, Partitions, Positions, Sorted, Stream, Which,
+    BytesColumn, Column, Device, DeviceBuffer, Filter, Keys, Partitions, Payload, Positions, Sorted, Stream, Which,
 };
 use crate::memory::Arena;
 
@@ -52,12 +52,12 @@ pub(super) struct TransformedSide {
     pub(super) keys: Arc<SideKeys>,
     pub(super) order: Order,
     /// Row number at each transformed position. `None` if both are the same. Also `None`, with
-    /// `numbered` false, for partitions and sorted rows that carried no row numbers.
+    /// `numbered` false, for partitions and sorted rows that moved no row numbers.
     pub(super) to_rows: Option<Positions>,
     /// True if row numbers are known, from `to_rows` or as the identity.
     pub(super) numbered: bool,
-    /// Table columns that were carried, in table order.
-    carried: Vec<usize>,
+    /// Table columns that were moved, in table order.
+    moved_columns: Vec<usize>,
     originals: Arc<Originals>,
     /// Rows that have no key because of a null. `None` if there are none, or if the join drops
     /// them.
@@ -126,7 +126,7 @@ pub(super) enum Order {
     Joined {
         /// Keys, if a column of the result is made from them.
         keys: Option<Keys>,
-        carried: Vec<Column>,
+        moved_columns: Vec<Column>,
     },
 }
 
@@ -168,8 +168,9 @@ pub(super) fn transform(
         keys.packed = monitor.phase("filter", bytes, || device.filter_keys(filter, &packed, stream))?;
     }
     let mut originals = BTreeMap::new();
-    let mut copy_columns = |to_be_carried: bool| -> Result<()> {
-        let wanted = input.output_columns.iter().filter(|column| to_be_carried == input.carried.contains(column));
+    let mut copy_columns = |move_with_keys: bool| -> Result<()> {
+        let wanted =
+            input.output_columns.iter().filter(|column| move_with_keys == input.moved_columns.contains(column));
         for &column in wanted {
             // A raw key column is gathered from the keys themselves.
             if input.movable(column).is_none() || is_raw_key(layout, input, column, row_layout) {
@@ -200,7 +201,7 @@ pub(super) fn transform(
     if let Some(came) = to_be_moved {
         // These columns are about to move with the keys. The others still cross the link meanwhile.
         device.wait_event(&came, stream)?;
-        hand_over(originals.iter().filter(|(column, _)| input.carried.contains(column)), cx);
+        hand_over(originals.iter().filter(|(column, _)| input.moved_columns.contains(column)), cx);
     }
     let keys = Arc::new(keys);
     let unkeyed = match &keys.packed.rows_kept {
@@ -220,7 +221,7 @@ pub(super) fn transform(
             order,
             to_rows,
             numbered: true,
-            carried: Vec::new(),
+            moved_columns: Vec::new(),
             originals,
             unkeyed,
         });
@@ -231,7 +232,7 @@ pub(super) fn transform(
     };
     let is_sorted = || device.is_sorted(&keys.packed.keys, stream);
     if row_layout == RowLayout::Sorted && monitor.phase(order_phase, key_bytes, is_sorted)? {
-        let sorted = Sorted { keys: keys.packed.keys.clone(), carried: Vec::new() };
+        let sorted = Sorted { keys: keys.packed.keys.clone(), payload: Vec::new() };
         let to_rows = keys.packed.rows_kept.clone();
         return Ok(TransformedSide {
             rows,
@@ -239,17 +240,17 @@ pub(super) fn transform(
             order: Order::Sorted(sorted),
             to_rows,
             numbered: true,
-            carried: Vec::new(),
+            moved_columns: Vec::new(),
             originals: Originals::of(originals, text, came_as_keys),
             unkeyed,
         });
     }
 
-    let mut carried = Vec::new();
-    let mut carry = Vec::new();
-    for (&column, original) in originals.iter().filter(|(column, _)| input.carried.contains(column)) {
+    let mut moved_columns = Vec::new();
+    let mut payload = Vec::new();
+    for (&column, original) in originals.iter().filter(|(column, _)| input.moved_columns.contains(column)) {
         if original.validity.is_none() {
-            carried.push(column);
+            moved_columns.push(column);
             let column = match &keys.packed.rows_kept {
                 Some(kept) => {
                     let bytes = 2 * (kept.len() * original.width.bytes()) as u64;
@@ -257,32 +258,35 @@ pub(super) fn transform(
                 }
                 None => original.clone(),
             };
-            carry.push(Carry::Column(column));
+            payload.push(Payload::Column(column));
         }
     }
-    // Columns that are not carried need row numbers, and so does the comparison of real values
+    // Columns that are not moved need row numbers, and so does the comparison of real values
     // behind hashed keys.
-    let is_carried = |column: &usize| carried.binary_search(column).is_ok();
-    let elsewhere = |column: &usize| !is_carried(column) && !is_raw_key(layout, input, *column, row_layout);
+    let is_moved = |column: &usize| moved_columns.binary_search(column).is_ok();
+    let elsewhere = |column: &usize| !is_moved(column) && !is_raw_key(layout, input, *column, row_layout);
     let numbered = layout.is_hashed() || input.output_columns.iter().any(elsewhere);
     if numbered {
-        carry.push(Carry::RowNumber);
+        payload.push(Payload::RowNumber);
     }
-    let moved_bytes = 2 * (key_bytes + carry.iter().map(|carry| carry_bytes(carry, row_count)).sum::<u64>());
+    let moved_bytes = 2 * (key_bytes + payload.iter().map(|payload| payload_bytes(payload, row_count)).sum::<u64>());
     let order = match row_layout {
         // The histogram reads the keys a second time.
         RowLayout::Partitioned(bits) => {
             Order::Partitioned(monitor.phase(partition_phase, moved_bytes + key_bytes, || {
-                device.partition(&keys.packed.keys, &carry, bits, stream)
+                device.partition(&keys.packed.keys, &payload, bits, stream)
             })?)
         }
-        _ => Order::Sorted(monitor.phase(sort_phase, moved_bytes, || device.sort(&keys.packed.keys, &carry, stream))?),
+        _ => {
+            Order::Sorted(monitor.phase(sort_phase, moved_bytes, || device.sort(&keys.packed.keys, &payload, stream))?)
+        }
     };
     if unkeyed.is_none() {
-        originals.retain(|column, _| !is_carried(column));
+        originals.retain(|column, _| !is_moved(column));
     }
     let originals = Originals::of(originals, text, came_as_keys);
-    let mut transformed = TransformedSide { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
+    let mut transformed =
+        TransformedSide { rows, keys, order, to_rows: None, numbered, moved_columns, originals, unkeyed };
     let phase = if matches!(row_layout, RowLayout::Sorted) { sort_phase } else { partition_phase };
     monitor.phase(phase, 0, || transformed.find_row_numbers(cx))?;
     Ok(transformed)
@@ -304,24 +308,24 @@ impl TransformedSide {
         self.transformed_keys().rows
     }
 
-    /// Returns a table column in transformed order, if it was carried.
-    pub(super) fn carried(&self, column: usize) -> Option<&Column> {
-        let at = self.carried.binary_search(&column).ok()?;
+    /// Returns a table column in transformed order, if it was moved.
+    pub(super) fn moved_column(&self, column: usize) -> Option<&Column> {
+        let at = self.moved_columns.binary_search(&column).ok()?;
         match &self.order {
             Order::Original(_) => None,
-            Order::Partitioned(partitions) => partitions.carried.get(at),
-            Order::Sorted(sorted) => sorted.carried.get(at),
-            Order::Joined { carried, .. } => carried.get(at),
+            Order::Partitioned(partitions) => partitions.payload.get(at),
+            Order::Sorted(sorted) => sorted.payload.get(at),
+            Order::Joined { moved_columns, .. } => moved_columns.get(at),
         }
     }
 
-    /// Returns the side's rows in the order in which a join of partitions wrote them. `carried` has
-    /// the carried columns, in their order.
+    /// Returns the side's rows in the order in which a join of partitions wrote them.
+    /// `moved_columns` has the moved columns, in their order.
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn joined(&self, keys: Option<Keys>, carried: Vec<Column>, cx: &JoinContext<'_>) -> Result<Self> {
-        let mut joined = Self { order: Order::Joined { keys, carried }, to_rows: None, ..self.clone() };
+    pub(super) fn joined(&self, keys: Option<Keys>, moved_columns: Vec<Column>, cx: &JoinContext<'_>) -> Result<Self> {
+        let mut joined = Self { order: Order::Joined { keys, moved_columns }, to_rows: None, ..self.clone() };
         cx.monitor.phase("join", 0, || joined.find_row_numbers(cx))?;
         Ok(joined)
     }
@@ -336,10 +340,10 @@ impl TransformedSide {
         Self {
             rows,
             keys: self.keys.clone(),
-            order: Order::Joined { keys: None, carried: Vec::new() },
+            order: Order::Joined { keys: None, moved_columns: Vec::new() },
             to_rows: None,
             numbered: true,
-            carried: Vec::new(),
+            moved_columns: Vec::new(),
             originals: Originals::of(columns, text, BTreeSet::new()),
             unkeyed: None,
         }
@@ -388,7 +392,7 @@ impl TransformedSide {
     pub(super) fn group(&mut self, cx: &JoinContext<'_>) -> Result<()> {
         let Order::Partitioned(partitions) = &self.order else { return Ok(()) };
         let bytes =
-            2 * partitions.carried.iter().map(|column| (column.rows * column.width.bytes()) as u64).sum::<u64>();
+            2 * partitions.payload.iter().map(|column| (column.rows * column.width.bytes()) as u64).sum::<u64>();
         let partitions = partitions.clone();
         cx.monitor.phase("group build", bytes, || {
             self.order = Order::Partitioned(cx.device.group_partitions(partitions, cx.stream)?);
@@ -396,18 +400,18 @@ impl TransformedSide {
         })
     }
 
-    /// Takes the row numbers out of the carried columns.
+    /// Takes the row numbers out of the moved columns.
     fn find_row_numbers(&mut self, cx: &JoinContext<'_>) -> Result<()> {
         if !self.numbered {
             return Ok(());
         }
-        let carried = match &self.order {
+        let moved_columns = match &self.order {
             Order::Original(_) => return Ok(()),
-            Order::Partitioned(partitions) => &partitions.carried,
-            Order::Sorted(sorted) => &sorted.carried,
-            Order::Joined { carried, .. } => carried,
+            Order::Partitioned(partitions) => &partitions.payload,
+            Order::Sorted(sorted) => &sorted.payload,
+            Order::Joined { moved_columns, .. } => moved_columns,
         };
-        let Some(numbers) = carried.get(self.carried.len()) else { return Ok(()) };
+        let Some(numbers) = moved_columns.get(self.moved_columns.len()) else { return Ok(()) };
         let numbers = Positions::List { data: numbers.data.clone(), rows: numbers.rows, may_miss: false };
         self.to_rows = Some(match &self.keys.packed.rows_kept {
             Some(kept) => cx.device.compose(kept, &numbers, cx.stream)?,
@@ -459,10 +463,10 @@ pub(super) fn copy_text(cx: &JoinContext<'_>, stream: &Stream, rows: &Rows, colu
     })
 }
 
-fn carry_bytes(carry: &Carry, rows: usize) -> u64 {
-    let width = match carry {
-        Carry::RowNumber => 4,
-        Carry::Column(column) => column.width.bytes(),
+fn payload_bytes(payload: &Payload, rows: usize) -> u64 {
+    let width = match payload {
+        Payload::RowNumber => 4,
+        Payload::Column(column) => column.width.bytes(),
     };
     (rows * width) as u64
 }

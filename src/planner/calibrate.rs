@@ -11,7 +11,7 @@ use super::rates::{FAR_BYTES, HOST_ROWS_MAX};
 use crate::Result;
 use crate::columns::{Rows, gather_on_host};
 use crate::device::{
-    CancelFlag, Carry, Column, Device, DeviceKind, KeyWidth, Keys, Positions, RadixBits, Stream, Wanted, Width,
+    CancelFlag, Column, Device, DeviceKind, KeyWidth, Keys, Payload, Positions, RadixBits, Stream, Wanted, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -151,7 +151,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     rates.stream = 2.0 * 8.0 * rows / seconds;
 
     let keys = Keys { data: copied, width: KeyWidth::W8, rows: row_count };
-    let carry = [Carry::RowNumber];
+    let payload = [Payload::RowNumber];
     let device_keys = |width, pick: &dyn Fn(usize) -> usize| -> Result<Keys> {
         let host = keys_of(width, (0..row_count).map(pick));
         Ok(Keys { data: device.copy_in(&[host], &stream)?, width, rows: row_count })
@@ -162,11 +162,11 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         // primary key.
         let build = device_keys(width, &|at| at)?;
         let probe = device_keys(width, &|at| mixed(at) % row_count)?;
-        let (partitioned, seconds) = bench.time(|| device.partition(&build, &carry, bits, &stream))?;
+        let (partitioned, seconds) = bench.time(|| device.partition(&build, &payload, bits, &stream))?;
         if width == KeyWidth::W8 {
             rates.partition = rows * (3.0 * 8.0 + 2.0 * 4.0) / seconds;
         }
-        let probe_partitioned = device.partition(&probe, &carry, bits, &stream)?;
+        let probe_partitioned = device.partition(&probe, &payload, bits, &stream)?;
         rates.join_rows[at] = 0.0;
         if device.info().joins_partitions {
             let join = || {
@@ -181,10 +181,10 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
             rates.join_rows[at] = 2.0 * rows / bench.time(join)?.1;
         }
         drop((partitioned, probe_partitioned));
-        let (_, seconds) = bench.time(|| device.sort(&build, &carry, &stream))?;
+        let (_, seconds) = bench.time(|| device.sort(&build, &payload, &stream))?;
         rates.sort_rows[at] = rows / seconds;
         if width == KeyWidth::W8 {
-            let wide = [Carry::RowNumber, Carry::Column(build.as_column())];
+            let wide = [Payload::RowNumber, Payload::Column(build.as_column())];
             let extra = bench.time(|| device.sort(&build, &wide, &stream))?.1 - seconds;
             // The difference of two short measurements can vanish. Moving a column is never faster
             // than reading and writing it.
@@ -207,14 +207,14 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     };
     for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
         let sorted = twice(width, sorted_rows)?;
-        rates.sort_call_seconds[at] = bench.call_seconds(|| device.sort(&sorted, &carry, &stream).map(drop))?;
+        rates.sort_call_seconds[at] = bench.call_seconds(|| device.sort(&sorted, &payload, &stream).map(drop))?;
         rates.sort_rows[at] = beyond(rates.sort_call_seconds[at], rows, rows / rates.sort_rows[at]);
         rates.build_repeated_call_seconds[at] =
             bench.call_seconds(|| device.build_table(&sorted, true, &stream).map(drop))?;
     }
     let few_keys = twice(KeyWidth::W8, few_rows)?;
     rates.partition_call_seconds =
-        bench.call_seconds(|| device.partition(&few_keys, &carry, pass, &stream).map(drop))?;
+        bench.call_seconds(|| device.partition(&few_keys, &payload, pass, &stream).map(drop))?;
 
     // A table and columns that fit in cache, then others that do not.
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };

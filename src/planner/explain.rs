@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::cost::{MemoryNeed, PredictedPhase};
 use super::inputs::{Inputs, TextWork};
-use super::{Carried, Plan, Rates, Side, Strategy};
+use super::{MovedPayload, Plan, Rates, Side, Strategy};
 use crate::Error;
 use crate::human;
 use crate::join::PhaseRecord;
@@ -164,7 +164,7 @@ impl Explanation {
     /// Explains a plan on a device, with measurements if the join has run.
     pub fn new(plan: &Plan, device: &str, device_reason: String, measured: Option<&Measured>) -> Self {
         let join = &plan.join;
-        let carried = CarriedNames::of(plan);
+        let moved = MovedNames::of(plan);
         let side = |side: Side| {
             let table = join.table(side);
             let key_name = |key: &super::JoinKey| table.schema.field(key.column(side)).name().clone();
@@ -179,7 +179,7 @@ impl Explanation {
                 matched_rows: plan.estimates.matched(side).round() as u64,
                 heavy_keys: heavy_keys(plan, side),
                 sorted: if side == plan.build_side { plan.build_sorted } else { plan.probe_sorted },
-                carried: carried.of_side(side).iter().map(|name| (*name).to_owned()).collect(),
+                carried: moved.of_side(side).iter().map(|name| (*name).to_owned()).collect(),
                 filtered_rows: match side == plan.build_side {
                     true => None,
                     false => plan.filtered_rows.map(|rows| rows.round() as u64),
@@ -202,7 +202,7 @@ impl Explanation {
             reason: plan.reason.clone(),
             refusal: None,
             how: join.spec.how.name(),
-            tree: tree(plan, &carried),
+            tree: tree(plan, &moved),
             device: ExplainedDevice {
                 name: device.into(),
                 reason: device_reason,
@@ -265,15 +265,15 @@ fn boundary(phase: &str, rates: &Rates) -> (&'static str, f64) {
 }
 
 /// The composition of primitives, from the result down to the tables.
-fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
+fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
     /// More keys, or more characters per key, would hide the rest.
     const HEAVY_SHOWN: usize = 3;
     const KEY_CHARS_MAX: usize = 24;
-    let how_gathered = match (plan.strategy, &plan.carried) {
+    let how_gathered = match (plan.strategy, &plan.moved_payload) {
         (Strategy::Hash, _) => "by row number",
-        (_, Carried::Everything) => "from the columns moved with the keys",
-        (_, Carried::Nothing) => "by row number, from the columns as they lie",
-        (_, Carried::Columns { .. }) => "from those moved with the keys, the others by row number",
+        (_, MovedPayload::Everything) => "from the columns moved with the keys",
+        (_, MovedPayload::Nothing) => "by row number, from the columns as they lie",
+        (_, MovedPayload::Columns { .. }) => "from those moved with the keys, the others by row number",
     };
     let matching = match plan.strategy {
         Strategy::Hash if plan.dense => "probe one perfect-hash array".into(),
@@ -305,18 +305,18 @@ fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
         ("└─", "probe", plan.build_side.other(), plan.probe_sorted),
     ] {
         let table = plan.join.table(side);
-        let carried = match (&plan.carried, carried.of_side(side)) {
-            (Carried::Everything, _) => "keys and columns".into(),
-            (Carried::Columns { .. }, names) if !names.is_empty() => {
+        let moved = match (&plan.moved_payload, moved.of_side(side)) {
+            (MovedPayload::Everything, _) => "keys and columns".into(),
+            (MovedPayload::Columns { .. }, names) if !names.is_empty() => {
                 format!("keys with {}", human::first_of(names.iter()))
             }
             _ => "keys and row numbers".to_string(),
         };
         let transformed = match plan.strategy {
             Strategy::Hash => "as it lies".to_string(),
-            Strategy::RadixHash | Strategy::RadixHashGfur => format!("partition {carried}"),
+            Strategy::RadixHash | Strategy::RadixHashGfur => format!("partition {moved}"),
             Strategy::SortMerge | Strategy::SortMergeGfur if sorted => "sorted already".into(),
-            Strategy::SortMerge | Strategy::SortMergeGfur => format!("sort {carried}"),
+            Strategy::SortMerge | Strategy::SortMergeGfur => format!("sort {moved}"),
         };
         let filtered = match plan.filtered_rows {
             Some(rows) if side != plan.build_side => {
@@ -363,12 +363,12 @@ fn heavy_keys(plan: &Plan, side: Side) -> Vec<ExplainedHeavyKey> {
 }
 
 /// The columns of each side that move with its keys.
-struct CarriedNames<'a> {
+struct MovedNames<'a> {
     left: Vec<&'a str>,
     right: Vec<&'a str>,
 }
 
-impl<'a> CarriedNames<'a> {
+impl<'a> MovedNames<'a> {
     fn of(plan: &'a Plan) -> Self {
         let (join, build_side) = (&plan.join, plan.build_side);
         let text = TextWork { makes_keys: plan.device_makes_keys, gathers: plan.device_gathers_text };
@@ -378,9 +378,8 @@ impl<'a> CarriedNames<'a> {
         };
         let names = |side: Side| {
             let input = if side == build_side { &inputs.build } else { &inputs.probe };
-            let carried = plan.carried.of_side(side, &join.output_columns(side, build_side));
-            let moving =
-                input.columns.iter().filter(|column| column.can_be_carried() && carried.contains(&column.index));
+            let moved = plan.moved_payload.of_side(side, &join.output_columns(side, build_side));
+            let moving = input.columns.iter().filter(|column| column.can_move() && moved.contains(&column.index));
             moving.map(|column| join.table(side).schema.field(column.index).name().as_str()).collect()
         };
         Self { left: names(Side::Left), right: names(Side::Right) }

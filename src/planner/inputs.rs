@@ -212,7 +212,7 @@ pub(super) struct FixedColumn {
     /// True if the column was copied in as a key and need not come in again.
     pub(super) came_as_key: bool,
     /// True if the column moves with the keys. False until a strategy is priced.
-    pub(super) carried: bool,
+    pub(super) is_moved: bool,
 }
 
 /// Maximum slots per row of a perfect-hash array. A slot takes 4 bytes, and a slot of the general
@@ -264,8 +264,8 @@ impl Inputs {
     }
 
     /// True if a column of either side moves with the keys.
-    pub(super) fn carries_something(&self) -> bool {
-        [&self.build, &self.probe].into_iter().any(|input| input.columns.iter().any(|column| column.carried))
+    pub(super) fn moves_payload(&self) -> bool {
+        [&self.build, &self.probe].into_iter().any(|input| input.columns.iter().any(|column| column.is_moved))
     }
 }
 
@@ -289,7 +289,7 @@ impl Given {
 impl FixedColumn {
     /// True if the column can move with the keys. Validity bits do not move well, and a raw key
     /// need not move.
-    pub(super) fn can_be_carried(&self) -> bool {
+    pub(super) fn can_move(&self) -> bool {
         !self.nullable && !self.raw_key
     }
 }
@@ -321,7 +321,7 @@ impl Input {
                     let nullable = table.statistics[index].nulls > 0;
                     let raw_key = raw && join.keys[0].column(side) == index && !nullable;
                     let (bytes, came_as_key) = (width.bytes() as f64, copied.contains(&index));
-                    let column = FixedColumn { index, bytes, nullable, raw_key, came_as_key, carried: false };
+                    let column = FixedColumn { index, bytes, nullable, raw_key, came_as_key, is_moved: false };
                     columns.push(column);
                 }
                 None => match join.device_text(side, index).filter(|_| gathers_text) {
@@ -380,9 +380,9 @@ impl Input {
         self.columns.iter().filter(|column| !column.raw_key).map(|column| column.bytes).sum()
     }
 
-    /// Bytes per row of the carried columns.
-    pub(super) fn carried_row_bytes(&self) -> f64 {
-        self.columns.iter().filter(|column| column.carried).map(|column| column.bytes).sum()
+    /// Bytes per row of the moved columns.
+    pub(super) fn moved_row_bytes(&self) -> f64 {
+        self.columns.iter().filter(|column| column.is_moved).map(|column| column.bytes).sum()
     }
 
     /// True if some rows have no key, so that rows with a key are numbered.
@@ -399,7 +399,7 @@ impl Input {
     pub(super) fn needs_row_numbers(&self) -> bool {
         self.host_gathers
             || !self.text_columns.is_empty()
-            || self.columns.iter().any(|column| !column.carried && !column.raw_key)
+            || self.columns.iter().any(|column| !column.is_moved && !column.raw_key)
     }
 }
 

@@ -18,7 +18,6 @@
 
 mod bind;
 mod calibrate;
-mod carried;
 mod cost;
 mod estimate;
 mod explain;
@@ -26,6 +25,7 @@ mod filter;
 mod forced;
 mod inputs;
 mod kept_rates;
+mod moved_payload;
 mod plan;
 mod rates;
 mod spec;
@@ -36,7 +36,6 @@ mod tests;
 
 pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};
-pub use carried::Carried;
 pub use cost::{MemoryNeed, PredictedPhase};
 pub use estimate::Estimates;
 pub use explain::{
@@ -45,6 +44,7 @@ pub use explain::{
 };
 pub use forced::Forced;
 pub use kept_rates::{DeviceModel, KeptRates, RatesFile};
+pub use moved_payload::MovedPayload;
 pub use plan::{Alternative, Plan, plan, plan_forced, plan_on, propose};
 pub use rates::Rates;
 pub use spec::{DeviceRequest, JoinSpec, KeyPair};

@@ -2,9 +2,9 @@
 
 use std::cmp::Ordering;
 
-use super::carried::Carried;
 use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
 use super::inputs::{Input, Inputs, TextWork};
+use super::moved_payload::MovedPayload;
 use super::{BoundJoin, Estimates, Forced, OutputSource, Side, Strategy, Target};
 use crate::catalog::Table;
 use crate::columns::{KeyLayout, Role, fixed_width};
@@ -30,7 +30,7 @@ pub struct Plan {
     /// perfect-hash array over their extent.
     pub dense: bool,
     /// Columns that move with the keys, for strategies that partition or sort.
-    pub carried: Carried,
+    pub moved_payload: MovedPayload,
     /// Probe rows predicted to pass a filter of the build keys; `None` without a filter. A filter
     /// requires a kind of join that drops probe rows without a match.
     pub filtered_rows: Option<f64>,
@@ -102,7 +102,7 @@ impl Plan {
 
     /// Describes all decisions of a plan, except `probe_at_once`.
     pub fn composition(&self) -> String {
-        let Self { strategy, build_side, radix_bits, dense, carried, .. } = self;
+        let Self { strategy, build_side, radix_bits, dense, moved_payload, .. } = self;
         let flags = [
             (self.filtered_rows.is_some(), "filter"),
             (self.defer_build_payload, "build columns last"),
@@ -110,7 +110,7 @@ impl Plan {
             (self.device_gathers_text, "text by the device"),
         ];
         let flags: Vec<&str> = flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name)).collect();
-        format!("{strategy} {build_side} {radix_bits:?} {dense} {carried:?} [{}]", flags.join(", "))
+        format!("{strategy} {build_side} {radix_bits:?} {dense} {moved_payload:?} [{}]", flags.join(", "))
     }
 
     /// Returns the side with the given role.
@@ -220,7 +220,7 @@ pub(super) fn propose_estimated(
         build_side: chosen.build_side,
         radix_bits: chosen.costed.radix_bits,
         dense: chosen.inputs.dense_slots.is_some(),
-        carried: chosen.costed.carried,
+        moved_payload: chosen.costed.moved_payload,
         filtered_rows: chosen.costed.filtered_rows,
         probe_at_once: chosen.costed.probe_at_once,
         defer_build_payload: chosen.costed.defer_build_payload,

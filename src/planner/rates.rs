@@ -30,9 +30,9 @@ pub struct Rates {
     /// Bytes per second of one partition pass, counting reads and writes.
     pub partition: f64,
     /// Rows per second sorted, or grouped by equal keys, for keys of 4, 8 and 16 bytes with 4 bytes
-    /// carried.
+    /// of payload.
     pub sort_rows: [f64; 3],
-    /// Bytes per second, counting reads and writes, that a sort carries beyond the first 4 bytes of
+    /// Bytes per second, counting reads and writes, that a sort moves beyond the first 4 bytes of
     /// a row.
     pub sort_carry: f64,
     /// Rows per second built into a hash table that fits in cache, for keys of 4, 8 and 16 bytes on

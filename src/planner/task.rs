@@ -58,7 +58,7 @@ impl Plan {
             table: self.join.table(side).clone(),
             key_columns: self.key_columns(side),
             shares: self.join.may_share(side, &output_columns),
-            carried: self.carried.of_side(side, &output_columns),
+            moved_columns: self.moved_payload.of_side(side, &output_columns),
             device_text: match self.device_gathers_text {
                 true => self.join.device_text_columns(side, self.build_side),
                 false => BTreeSet::new(),

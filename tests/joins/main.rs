@@ -21,7 +21,7 @@ use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::device::{CancelFlag, ColumnRows, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
+use dovetail::planner::{self, JoinKind, JoinSpec, KeyPair, MovedPayload, Plan, Side, Strategy};
 use naive::NullsEqual;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -113,9 +113,9 @@ struct Composed {
     build_side: Side,
     /// True if a filter drops probe rows, where the kind of join allows it.
     filter: bool,
-    /// Columns to carry instead of all, if the strategy carries: a bit for each column of both
+    /// Columns to move instead of all, if the strategy moves payload: a bit for each column of both
     /// tables.
-    carried: Option<u64>,
+    moved_columns: Option<u64>,
     /// Radix bits for two passes, instead of one.
     radix_bits: Option<u32>,
     /// Minimum rows of a chunk on several streams, and of a part of the build side. A small minimum
@@ -135,7 +135,7 @@ impl Composed {
         Self {
             build_side: if rng.random() { Side::Left } else { Side::Right },
             filter: rng.random(),
-            carried: rng.random::<bool>().then(|| rng.random()),
+            moved_columns: rng.random::<bool>().then(|| rng.random()),
             radix_bits: rng.random_bool(0.1).then_some(13),
             chunk_rows_min: rng.random::<bool>().then(|| rng.random_range(1..300)),
             defer_build_payload: rng.random(),
@@ -150,9 +150,9 @@ impl Composed {
         plan.device_makes_keys = self.device_makes_keys;
         plan.device_gathers_text = self.device_gathers_text;
         plan.filtered_rows = self.filter.then_some(1.0);
-        if let (Some(bits), Carried::Everything) = (self.carried, &plan.carried) {
+        if let (Some(bits), MovedPayload::Everything) = (self.moved_columns, &plan.moved_payload) {
             let some = |bits: u64| (0..32).filter(move |column| bits >> column & 1 == 1).collect();
-            plan.carried = Carried::Columns { left: some(bits), right: some(bits >> 32) };
+            plan.moved_payload = MovedPayload::Columns { left: some(bits), right: some(bits >> 32) };
         }
         plan.radix_bits = plan.radix_bits.map(|bits| self.radix_bits.unwrap_or(bits));
     }

@@ -8,13 +8,13 @@ use super::abi::{
     self, DOVETAIL_JOIN_ROWS, DOVETAIL_MOVES_MAX, DovetailJoinColumn, DovetailJoinTotals, DovetailMatchUnit,
 };
 use super::buffer::{CudaBuffer, pointer_of};
-use super::keys::{carried, key_pointer};
+use super::keys::{key_pointer, payload};
 use super::matching::{UnitRows, units};
 use super::partition::{any_above, bounds_of};
 use super::work::Work;
 use crate::Result;
 use crate::device::{
-    Carry, Column, JoinedPartitions, JoinedRows, KeyWidth, Keys, Partitions, Positions, Wanted, Width,
+    Column, JoinedPartitions, JoinedRows, KeyWidth, Keys, Partitions, Payload, Positions, Wanted, Width,
 };
 
 /// Rounds that the largest partition may take at most: each round looks up all probe rows of the
@@ -42,14 +42,14 @@ pub(super) fn join(
 
     let keys = with_keys.then(|| probe.keys.as_column());
     let mut writing = Writing { has_keys: with_keys, ..Writing::nothing(work, room) };
-    let by_position = build.carried.len() + probe.carried.len() >= DOVETAIL_MOVES_MAX;
+    let by_position = build.payload.len() + probe.payload.len() >= DOVETAIL_MOVES_MAX;
     if by_position {
         // A kernel cannot write that many columns: write positions, and gather columns by them.
         writing.add(None, Width::W4, false)?;
         writing.add(None, Width::W4, true)?;
     } else {
         keys.iter().try_for_each(|keys| writing.add(Some(keys), keys.width, true))?;
-        for (columns, of_probe) in [(&build.carried, false), (&probe.carried, true)] {
+        for (columns, of_probe) in [(&build.payload, false), (&probe.payload, true)] {
             columns.iter().try_for_each(|column| writing.add(Some(column), column.width, of_probe))?;
         }
     }
@@ -63,19 +63,19 @@ pub(super) fn join(
             written.map(|column| Positions::List { data: column.data, rows: column.rows, may_miss: false });
         let [of_build, of_probe] = [positions.next(), positions.next()].map(|list| list.expect("both were written"));
         let gathered = |columns: &[Column], positions: &Positions| {
-            let carry: Vec<Carry> = columns.iter().cloned().map(Carry::Column).collect();
-            carried(work, &carry, positions)
+            let payload: Vec<Payload> = columns.iter().cloned().map(Payload::Column).collect();
+            payload(work, &payload, positions)
         };
         let keys = keys.map(|keys| gathered(&[keys], &of_probe)).transpose()?.and_then(|mut column| column.pop());
         JoinedRows {
             keys: keys.map(|column| keys_of(column, &probe.keys)),
-            build: gathered(&build.carried, &of_build)?,
-            probe: gathered(&probe.carried, &of_probe)?,
+            build: gathered(&build.payload, &of_build)?,
+            probe: gathered(&probe.payload, &of_probe)?,
         }
     } else {
         JoinedRows {
             keys: if with_keys { written.next().map(|column| keys_of(column, &probe.keys)) } else { None },
-            build: written.by_ref().take(build.carried.len()).collect(),
+            build: written.by_ref().take(build.payload.len()).collect(),
             probe: written.collect(),
         }
     };

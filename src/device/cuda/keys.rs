@@ -10,7 +10,7 @@ use super::gather::{gather, gather_cells};
 use super::positions::{new_flags, select};
 use super::work::Work;
 use crate::device::{
-    Carry, Column, DeviceBuffer, KeyEncoding, KeyField, KeyWidth, Keys, PackedKeys, Positions, Sorted, Width,
+    Column, DeviceBuffer, KeyEncoding, KeyField, KeyWidth, Keys, PackedKeys, Payload, Positions, Sorted, Width,
 };
 use crate::{Error, Result};
 
@@ -152,15 +152,16 @@ pub(super) fn is_sorted(work: &Work<'_>, keys: &Keys) -> Result<bool> {
     Ok(work.read::<u32>(&unsorted, PURPOSE)? == 0)
 }
 
-/// Sorts the keys with row numbers, then gathers the carried columns by these numbers. A payload of
-/// 4 bytes carried through the radix sort would be moved by each pass, as often as the key.
-pub(super) fn sort(work: &Work<'_>, keys: &Keys, carry: &[Carry]) -> Result<Sorted> {
+/// Sorts the keys with row numbers, then gathers the payload columns by these numbers. A payload of
+/// 4 bytes of payload moved through the radix sort would be moved by each pass, as often as the
+/// key.
+pub(super) fn sort(work: &Work<'_>, keys: &Keys, payload: &[Payload]) -> Result<Sorted> {
     let (order, sorted) = sorted_order(work, keys, Image::Key)?;
     let keys = match sorted {
         Some(data) => Keys { data: Arc::new(data), ..keys.clone() },
         None => rearranged(work, keys, &order)?,
     };
-    Ok(Sorted { carried: carried(work, carry, &order)?, keys })
+    Ok(Sorted { payload: payload(work, payload, &order)?, keys })
 }
 
 /// Image by which keys are sorted.
@@ -299,14 +300,14 @@ pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &Positions) -> Res
     Ok(Keys { data: gather(work, &keys.as_column(), order)?.data, ..keys.clone() })
 }
 
-/// Transforms the carried columns by the row numbers of `order`. Validity is not moved.
-pub(super) fn carried(work: &Work<'_>, carry: &[Carry], order: &Positions) -> Result<Vec<Column>> {
+/// Transforms the payload columns by the row numbers of `order`. Validity is not moved.
+pub(super) fn payload(work: &Work<'_>, payload: &[Payload], order: &Positions) -> Result<Vec<Column>> {
     let Positions::List { data: numbers, rows, .. } = order else { unreachable!("rows are put in order by a list") };
-    carry
+    payload
         .iter()
-        .map(|carry| match carry {
-            Carry::RowNumber => Ok(Column { data: numbers.clone(), width: Width::W4, rows: *rows, validity: None }),
-            Carry::Column(column) => gather(work, &Column { validity: None, ..column.clone() }, order),
+        .map(|payload| match payload {
+            Payload::RowNumber => Ok(Column { data: numbers.clone(), width: Width::W4, rows: *rows, validity: None }),
+            Payload::Column(column) => gather(work, &Column { validity: None, ..column.clone() }, order),
         })
         .collect()
 }

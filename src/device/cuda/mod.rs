@@ -60,10 +60,10 @@ use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::crew::{Crew, Crews};
 use super::{
-    BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer,
-    DeviceId, DeviceInfo, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField,
-    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream,
-    Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceId,
+    DeviceInfo, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
+    Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, Table,
+    Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -361,16 +361,16 @@ impl Device for CudaDevice {
         filter::filter_keys(&self.work(stream)?, filter, keys)
     }
 
-    fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions> {
-        partition::partition(&self.work(stream)?, keys, carry, bits)
+    fn partition(&self, keys: &Keys, payload: &[Payload], bits: RadixBits, stream: &Stream) -> Result<Partitions> {
+        partition::partition(&self.work(stream)?, keys, payload, bits)
     }
 
     fn group_partitions(&self, partitions: Partitions, stream: &Stream) -> Result<Partitions> {
         partition::group(&self.work(stream)?, &partitions)
     }
 
-    fn sort(&self, keys: &Keys, carry: &[Carry], stream: &Stream) -> Result<Sorted> {
-        keys::sort(&self.work(stream)?, keys, carry)
+    fn sort(&self, keys: &Keys, payload: &[Payload], stream: &Stream) -> Result<Sorted> {
+        keys::sort(&self.work(stream)?, keys, payload)
     }
 
     fn is_sorted(&self, keys: &Keys, stream: &Stream) -> Result<bool> {

@@ -8,34 +8,34 @@ use std::sync::{Arc, OnceLock};
 use super::abi::{self, DOVETAIL_MOVES_MAX, DOVETAIL_PASS_BITS_MAX};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::driver::Queue;
-use super::keys::{Image, carried, key_pointer, rearranged, sorted_order};
+use super::keys::{Image, key_pointer, payload, rearranged, sorted_order};
 use super::matching::find_runs;
 use super::work::Work;
 use crate::Result;
 use crate::device::{
-    Bounds, BoundsOnDevice, Carry, Column, Grouping, Keys, Partitions, Positions, RadixBits, Runs, Width,
+    Bounds, BoundsOnDevice, Column, Grouping, Keys, Partitions, Payload, Positions, RadixBits, Runs, Width,
 };
 
 /// Columns that one pass moves at most. The other two moves are the keys and, if not carried
 /// anyway, the row number by which the remaining columns are gathered.
 const CARRIED_MAX: usize = DOVETAIL_MOVES_MAX - 2;
 
-pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: RadixBits) -> Result<Partitions> {
-    if carry.len() > CARRIED_MAX {
+pub(super) fn partition(work: &Work<'_>, keys: &Keys, payload: &[Payload], bits: RadixBits) -> Result<Partitions> {
+    if payload.len() > CARRIED_MAX {
         // One pass cannot move that many columns. Move row numbers, and gather columns by them.
-        let mut partitions = partition(work, keys, &[Carry::RowNumber], bits)?;
-        let numbers = partitions.carried.pop().expect("row numbers were carried");
+        let mut partitions = partition(work, keys, &[Payload::RowNumber], bits)?;
+        let numbers = partitions.payload.pop().expect("row numbers were payload");
         let order = Positions::List { data: numbers.data, rows: numbers.rows, may_miss: false };
-        return Ok(Partitions { carried: carried(work, carry, &order)?, ..partitions });
+        return Ok(Partitions { payload: payload(work, payload, &order)?, ..partitions });
     }
     let rows = keys.rows;
     let mut moving = Moving {
         keys: keys.clone(),
-        columns: carry
+        columns: payload
             .iter()
-            .map(|carry| match carry {
-                Carry::RowNumber => None,
-                Carry::Column(column) => Some(column.clone()),
+            .map(|payload| match payload {
+                Payload::RowNumber => None,
+                Payload::Column(column) => Some(column.clone()),
             })
             .collect(),
     };
@@ -63,7 +63,7 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
             Ok(Column { data, width: Width::W4, rows, validity: None })
         }
     });
-    let carried = columns.collect::<Result<_>>()?;
+    let payload = columns.collect::<Result<_>>()?;
     let on_device = BoundsThere {
         bounds,
         partitions: parents,
@@ -72,7 +72,7 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
         queue: work.queue.clone(),
     };
     let bounds = Bounds::on_device(parents, rows, Box::new(on_device));
-    Ok(Partitions { keys: moving.keys, carried, bounds, bits, grouping: Grouping::Unknown })
+    Ok(Partitions { keys: moving.keys, payload, bounds, bits, grouping: Grouping::Unknown })
 }
 
 /// Average number of tiles per block from which writing whole sectors pays. With fewer tiles, too
@@ -259,16 +259,16 @@ pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitio
     if partitions.is_grouped() {
         return Ok(partitions.clone());
     }
-    let Partitions { keys, carried: columns, bounds, bits, .. } = partitions;
+    let Partitions { keys, payload: columns, bounds, bits, .. } = partitions;
     let there = bounds_of(partitions);
     let (order, _) = sorted_order(work, keys, Image::Mixed { skip: bits.skip })?;
     let keys = rearranged(work, keys, &order)?;
-    let carry: Vec<Carry> = columns.iter().cloned().map(Carry::Column).collect();
-    let carried = carried(work, &carry, &order)?;
+    let payload: Vec<Payload> = columns.iter().cloned().map(Payload::Column).collect();
+    let payload = payload(work, &payload, &order)?;
     let runs = runs_of(work, &keys, there)?;
     Ok(Partitions {
         keys,
-        carried,
+        payload,
         bounds: bounds.clone(),
         bits: *bits,
         grouping: Grouping::Adjacent { runs: Some(runs) },

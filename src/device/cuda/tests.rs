@@ -23,9 +23,9 @@ use crate::Error;
 use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
-    BitSlice, BytesColumn, BytesPart, CancelFlag, Carry, Column, Device, DeviceBuffer, Hashing, HostColumn, JoinedRows,
+    BitSlice, BytesColumn, BytesPart, CancelFlag, Column, Device, DeviceBuffer, Hashing, HostColumn, JoinedRows,
     KeyEncoding, KeyField, KeyValues, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions,
-    Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, length_bits,
+    Payload, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, length_bits,
 };
 use crate::memory::{Arena, Budget};
 
@@ -146,29 +146,29 @@ impl Side {
     }
 
     /// Makes a column of each width whose values encode their row, and row numbers.
-    fn carry_everything(&self, rows: usize) -> Vec<Carry> {
-        self.carry(&WIDTHS, rows).into_iter().chain([Carry::RowNumber]).collect()
+    fn payload_of_every_width(&self, rows: usize) -> Vec<Payload> {
+        self.payload(&WIDTHS, rows).into_iter().chain([Payload::RowNumber]).collect()
     }
 
     /// Makes columns of the given widths whose values encode their row.
-    fn carry(&self, widths: &[Width], rows: usize) -> Vec<Carry> {
+    fn payload(&self, widths: &[Width], rows: usize) -> Vec<Payload> {
         let column = |&width| {
             let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
-            Carry::Column(Column { data: self.put(&bytes), width, rows, validity: None })
+            Payload::Column(Column { data: self.put(&bytes), width, rows, validity: None })
         };
         widths.iter().map(column).collect()
     }
 
     /// Makes row numbers as a column of 8 bytes.
-    fn wide_row_numbers(&self, rows: usize) -> Carry {
+    fn wide_row_numbers(&self, rows: usize) -> Payload {
         let numbers: Vec<u64> = (0..rows as u64).collect();
-        Carry::Column(Column { data: self.put(&numbers), width: Width::W8, rows, validity: None })
+        Payload::Column(Column { data: self.put(&numbers), width: Width::W8, rows, validity: None })
     }
 
-    /// Returns the row at each place, read from the last carried column. Asserts that all columns
+    /// Returns the row at each place, read from the last payload column. Asserts that all columns
     /// before it moved with it.
-    fn rows_carried(&self, carried: &[Column], story: &str) -> Vec<u32> {
-        let (numbers, columns) = carried.split_last().unwrap();
+    fn rows_moved(&self, payload: &[Column], story: &str) -> Vec<u32> {
+        let (numbers, columns) = payload.split_last().unwrap();
         let order: Vec<u32> = match numbers.width {
             Width::W8 => self.get::<u64>(&numbers.data, numbers.rows).into_iter().map(|row| row as u32).collect(),
             _ => self.get(&numbers.data, numbers.rows),
@@ -674,16 +674,16 @@ fn partitions_and_groups_as_the_host(width: KeyWidth) {
         let values = values_of(numbers, width);
         let [gpu, host] = sides.each_ref().map(|side| {
             let keys = side.keys(numbers, width);
-            let carry = side.carry_everything(numbers.len());
-            let partitions = side.device.partition(&keys, &carry, bits, &side.stream).unwrap();
+            let payload = side.payload_of_every_width(numbers.len());
+            let partitions = side.device.partition(&keys, &payload, bits, &side.stream).unwrap();
             let story = format!("{story}, {bits:?}");
-            let order = side.rows_carried(&partitions.carried, &story);
+            let order = side.rows_moved(&partitions.payload, &story);
             let transformed: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
             assert_eq!(side.key_values(&partitions.keys), transformed, "{story}");
             let bounds = partitions.bounds.get().unwrap().to_vec();
             let grouped = side.device.group_partitions(partitions.clone(), &side.stream).unwrap();
             assert!(grouped.is_grouped() && grouped.bounds.get().unwrap() == bounds);
-            let regrouped = side.rows_carried(&grouped.carried, &story);
+            let regrouped = side.rows_moved(&grouped.payload, &story);
             let keys = side.key_values(&grouped.keys);
             assert_eq!(keys, regrouped.iter().map(|&row| values[row as usize]).collect::<Vec<_>>(), "{story}");
             let runs = keys.chunk_by(|a, b| a == b).count();
@@ -705,8 +705,8 @@ fn many_bits_take_several_passes() {
             }
             let keys = gpu.keys(numbers, width);
             let bits = RadixBits { skip: 0, bits };
-            let partitions = gpu.device.partition(&keys, &[Carry::RowNumber], bits, &gpu.stream).unwrap();
-            let order: Vec<u32> = gpu.get(&partitions.carried[0].data, numbers.len());
+            let partitions = gpu.device.partition(&keys, &[Payload::RowNumber], bits, &gpu.stream).unwrap();
+            let order: Vec<u32> = gpu.get(&partitions.payload[0].data, numbers.len());
             let values = values_of(numbers, width);
             let transformed: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
             assert_eq!(gpu.key_values(&partitions.keys), transformed, "{story}, {bits:?}");
@@ -732,13 +732,13 @@ fn many_columns_move_together() {
     let Some([gpu, _]) = both() else { return };
     let numbers: Vec<u32> = (0..20_000).map(|row| row * 7919 % 20_011).collect();
     let keys = gpu.keys(&numbers, KeyWidth::W8);
-    let mut carry: Vec<Carry> = (0..20).flat_map(|_| gpu.carry_everything(numbers.len())).collect();
-    carry.truncate(19 * 7);
-    carry.extend(gpu.carry_everything(numbers.len()));
+    let mut payload: Vec<Payload> = (0..20).flat_map(|_| gpu.payload_of_every_width(numbers.len())).collect();
+    payload.truncate(19 * 7);
+    payload.extend(gpu.payload_of_every_width(numbers.len()));
     let bits = RadixBits { skip: 0, bits: 10 };
-    let partitions = gpu.device.partition(&keys, &carry, bits, &gpu.stream).unwrap();
-    let first = gpu.rows_carried(&partitions.carried[..7], "the first columns");
-    assert_eq!(first, gpu.rows_carried(&partitions.carried[19 * 7..], "the last columns"));
+    let partitions = gpu.device.partition(&keys, &payload, bits, &gpu.stream).unwrap();
+    let first = gpu.rows_moved(&partitions.payload[..7], "the first columns");
+    assert_eq!(first, gpu.rows_moved(&partitions.payload[19 * 7..], "the last columns"));
 }
 
 #[test]
@@ -748,10 +748,10 @@ fn keys_are_sorted_and_found_to_be() {
         let values = values_of(numbers, width);
         let [gpu, host] = sides.each_ref().map(|side| {
             let keys = side.keys(numbers, width);
-            let carry = side.carry_everything(numbers.len());
+            let payload = side.payload_of_every_width(numbers.len());
             let ordered = side.device.is_sorted(&keys, &side.stream).unwrap();
-            let sorted = side.device.sort(&keys, &carry, &side.stream).unwrap();
-            let order = side.rows_carried(&sorted.carried, story);
+            let sorted = side.device.sort(&keys, &payload, &side.stream).unwrap();
+            let order = side.rows_moved(&sorted.payload, story);
             let found = side.key_values(&sorted.keys);
             assert_eq!(found, order.iter().map(|&row| values[row as usize]).collect::<Vec<_>>(), "{story}");
             assert!(side.device.is_sorted(&sorted.keys, &side.stream).unwrap(), "{story}");
@@ -1028,15 +1028,15 @@ fn assert_joins(
     let bits = RadixBits { skip: 0, bits };
     let transform = |numbers: &[u32]| {
         let (keys, rows) = (side.keys(numbers, width), numbers.len());
-        let mut carry = side.carry(payload.columns, rows);
-        carry.push(if payload.wide_numbers { side.wide_row_numbers(rows) } else { Carry::RowNumber });
-        side.device.partition(&keys, &carry, bits, &side.stream).unwrap()
+        let mut payload = side.payload(payload.columns, rows);
+        payload.push(if payload.wide_numbers { side.wide_row_numbers(rows) } else { Payload::RowNumber });
+        side.device.partition(&keys, &payload, bits, &side.stream).unwrap()
     };
     let (build_side, probe_side) = (transform(build), transform(probe));
     let lying = |partitions: &Partitions| {
-        let Partitions { carried, bounds, .. } = partitions;
+        let Partitions { payload, bounds, .. } = partitions;
         let bounds = bounds.get().unwrap();
-        let rows = side.rows_carried(carried, story);
+        let rows = side.rows_moved(payload, story);
         rows[bounds[range.start]..bounds[range.end]].to_vec()
     };
     let mut rows_of: HashMap<u128, Vec<u32>> = HashMap::new();
@@ -1067,7 +1067,7 @@ fn assert_joins(
             assert!(room < pairs, "room for {room} of {pairs}, {story}");
             continue;
         };
-        let (build_rows, probe_rows) = (side.rows_carried(&rows.build, story), side.rows_carried(&rows.probe, story));
+        let (build_rows, probe_rows) = (side.rows_moved(&rows.build, story), side.rows_moved(&rows.probe, story));
         assert_eq!(rows.keys.is_some(), keys);
         for (found, &row) in rows.keys.iter().flat_map(|keys| side.key_values(keys)).zip(&probe_rows) {
             assert_eq!(found, cut(key(probe[row as usize]), width), "{story}");
@@ -1215,19 +1215,19 @@ fn partitions_that_are_divided_lie_among_others() {
     }
 }
 
-/// Partitions rows whose last carried column is the row number. Asserts that each row comes out
+/// Partitions rows whose last payload column is the row number. Asserts that each row comes out
 /// once, with all its values. Returns the bounds, and order-independent sums of the rows of each
 /// partition.
 fn partitioned(
     side: &Side,
     numbers: &[u32],
     width: KeyWidth,
-    carry: &[Carry],
+    payload: &[Payload],
     bits: RadixBits,
     story: &str,
 ) -> (Vec<usize>, Vec<(u64, u64)>) {
-    let partitions = side.device.partition(&side.keys(numbers, width), carry, bits, &side.stream).unwrap();
-    let order = side.rows_carried(&partitions.carried, story);
+    let partitions = side.device.partition(&side.keys(numbers, width), payload, bits, &side.stream).unwrap();
+    let order = side.rows_moved(&partitions.payload, story);
     let bounds = partitions.bounds.get().unwrap().to_vec();
     let right = side.key_values(&partitions.keys).into_iter().zip(&order);
     assert!({ right }.all(|(found, &row)| found == cut(key(numbers[row as usize]), width)), "{story}");
@@ -1274,9 +1274,10 @@ fn partitions_of_half_of_all_rows_are_as_on_the_host() {
                     // bytes is.
                     for is_wide in [false, true] {
                         let [of_gpu, of_host] = [&gpu, &host].map(|side| {
-                            let number = if is_wide { side.wide_row_numbers(rows) } else { Carry::RowNumber };
-                            let carry: Vec<Carry> = side.carry(payload, rows).into_iter().chain([number]).collect();
-                            partitioned(side, &numbers, width, &carry, bits, &story)
+                            let number = if is_wide { side.wide_row_numbers(rows) } else { Payload::RowNumber };
+                            let payload: Vec<Payload> =
+                                side.payload(payload, rows).into_iter().chain([number]).collect();
+                            partitioned(side, &numbers, width, &payload, bits, &story)
                         });
                         assert!(of_gpu == of_host, "{story}: other partitions than on the host");
                     }
@@ -1331,8 +1332,8 @@ fn large_passes_are_partitioned_as_on_the_host() {
         let story = format!("2^{bits} partitions of {rows} {width:?} keys with {payload:?}");
         let bits = RadixBits { skip: 2, bits };
         let [of_gpu, of_host] = [&gpu, &host].map(|side| {
-            let carry: Vec<Carry> = side.carry(payload, rows).into_iter().chain([Carry::RowNumber]).collect();
-            partitioned(side, &numbers, width, &carry, bits, &story)
+            let payload: Vec<Payload> = side.payload(payload, rows).into_iter().chain([Payload::RowNumber]).collect();
+            partitioned(side, &numbers, width, &payload, bits, &story)
         });
         assert!(of_gpu == of_host, "{story}: other partitions than on the host");
     }
@@ -1341,7 +1342,7 @@ fn large_passes_are_partitioned_as_on_the_host() {
         let bits = RadixBits { skip: 0, bits: 9 };
         let keys = gpu.keys(&numbers, width);
         let partitions = gpu.device.partition(&keys, &[gpu.wide_row_numbers(rows)], bits, &gpu.stream).unwrap();
-        let order = gpu.rows_carried(&partitions.carried, "wide row numbers");
+        let order = gpu.rows_moved(&partitions.payload, "wide row numbers");
         let found = gpu.key_values(&partitions.keys);
         assert!(found.into_iter().zip(&order).all(|(found, &row)| found == cut(key(numbers[row as usize]), width)));
         assert_eq!(order.iter().map(|&row| u64::from(row)).sum::<u64>(), (0..rows as u64).sum::<u64>());
@@ -1353,13 +1354,13 @@ fn many_columns_are_joined_by_position() {
     let Some([gpu, _]) = both() else { return };
     let numbers: Vec<u32> = (0..500).map(|row| row % 300).collect();
     let keys = gpu.keys(&numbers, KeyWidth::W8);
-    let carry = vec![Carry::RowNumber; super::abi::DOVETAIL_MOVES_MAX - 10];
+    let payload = vec![Payload::RowNumber; super::abi::DOVETAIL_MOVES_MAX - 10];
     let bits = RadixBits { skip: 0, bits: 3 };
-    let side = gpu.device.partition(&keys, &carry, bits, &gpu.stream).unwrap();
+    let side = gpu.device.partition(&keys, &payload, bits, &gpu.stream).unwrap();
     let wanted = Wanted::Rows { room: 2000, keys: true };
     let joined = gpu.device.join_partitions(&side, &side, 0..8, wanted, &gpu.stream).unwrap().unwrap();
     let JoinedRows { keys, build, probe } = joined.rows.unwrap();
-    assert_eq!((joined.pairs, build.len(), probe.len()), (4 * 200 + 100, carry.len(), carry.len()));
+    assert_eq!((joined.pairs, build.len(), probe.len()), (4 * 200 + 100, payload.len(), payload.len()));
     let values = gpu.key_values(&keys.unwrap());
     for column in build.iter().chain(&probe) {
         let rows: Vec<u32> = gpu.get(&column.data, column.rows);
@@ -1645,11 +1646,11 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
         null_bit: None,
     };
     let keys = device.pack_keys(&[field], KeyWidth::W8, stream)?.keys;
-    let carry = [Carry::RowNumber, Carry::Column(column.clone())];
-    let partitions = device.partition(&keys, &carry, RadixBits { skip: 0, bits: 10 }, stream)?;
+    let payload = [Payload::RowNumber, Payload::Column(column.clone())];
+    let partitions = device.partition(&keys, &payload, RadixBits { skip: 0, bits: 10 }, stream)?;
     let grouped = device.group_partitions(partitions.clone(), stream)?;
     device.match_partitions(&grouped, &partitions, 0..16, stream)?;
-    let sorted = device.sort(&keys, &carry, stream)?;
+    let sorted = device.sort(&keys, &payload, stream)?;
     device.match_sorted(&sorted.keys, &sorted.keys, 0..rows, stream)?;
     let table = device.build_table(&keys, false, stream)?;
     let matches = device.probe_table(&table, &keys, 0..rows, stream)?;

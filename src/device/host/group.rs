@@ -1,4 +1,4 @@
-//! Grouping: makes equal keys of each partition adjacent, with all that is carried.
+//! Grouping: makes equal keys of each partition adjacent, with the payload.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use super::{MORSEL_ROWS, Run};
 use crate::device::{Column, Grouping, Keys, NO_ROW, Partitions};
 use crate::{Error, Result};
 
-/// Destination of a partition's keys, and of its piece of each carried column.
+/// Destination of a partition's keys, and of its piece of each payload column.
 type GroupTask<'a, K> = (&'a mut [K], Vec<&'a mut [u8]>);
 
 /// Partitions of more rows than this, several times an ordinary one, may be worked on by all
@@ -26,16 +26,16 @@ pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Par
     if partitions.is_grouped() {
         return Ok(partitions);
     }
-    let Partitions { keys, carried, bounds: of_partitions, bits, .. } = partitions;
+    let Partitions { keys, payload, bounds: of_partitions, bits, .. } = partitions;
     let bounds = of_partitions.get()?;
     let mut keys_out = run.values::<K>(keys.rows, "grouping keys")?;
-    let mut columns_out = Vec::with_capacity(carried.len());
-    for column in &carried {
-        columns_out.push(run.values::<u8>(column.rows * column.width.bytes(), "grouping a carried column")?);
+    let mut columns_out = Vec::with_capacity(payload.len());
+    for column in &payload {
+        columns_out.push(run.values::<u8>(column.rows * column.width.bytes(), "grouping a payload column")?);
     }
     let mut tasks: Vec<GroupTask<'_, K>> =
         split_at_bounds(&mut keys_out, bounds, 1).into_iter().map(|keys| (keys, Vec::new())).collect();
-    for (column, out) in carried.iter().zip(&mut columns_out) {
+    for (column, out) in payload.iter().zip(&mut columns_out) {
         let pieces = split_at_bounds(out, bounds, column.width.bytes());
         tasks.iter_mut().zip(pieces).for_each(|(task, piece)| task.1.push(piece));
     }
@@ -49,32 +49,32 @@ pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Par
         let range = bounds[partition]..bounds[partition + 1];
         // Working together takes more memory. If there is not enough, one thread does it.
         match order_together(run, &values[range.clone()], run.threads) {
-            Ok(order) => take_in_order(run, &order, values, &carried, range, task)?,
-            Err(Error::Exhausted(_)) => group_alone(run, values, &carried, range, task)?,
+            Ok(order) => take_in_order(run, &order, values, &payload, range, task)?,
+            Err(Error::Exhausted(_)) => group_alone(run, values, &payload, range, task)?,
             Err(error) => return Err(error),
         }
     }
     others.into_par_iter().try_for_each(|(partition, task)| {
-        group_alone(run, values, &carried, bounds[partition]..bounds[partition + 1], task)
+        group_alone(run, values, &payload, bounds[partition]..bounds[partition + 1], task)
     })?;
-    let carried = carried.iter().zip(columns_out);
-    let carried = carried.map(|(column, out)| Column { data: out.freeze(), ..column.clone() }).collect();
+    let payload = payload.iter().zip(columns_out);
+    let payload = payload.map(|(column, out)| Column { data: out.freeze(), ..column.clone() }).collect();
     let keys = Keys { data: keys_out.freeze(), ..keys };
-    Ok(Partitions { keys, carried, bounds: of_partitions, bits, grouping: Grouping::Adjacent { runs: None } })
+    Ok(Partitions { keys, payload, bounds: of_partitions, bits, grouping: Grouping::Adjacent { runs: None } })
 }
 
 /// Groups the rows of one partition on this thread.
 fn group_alone<K: Key>(
     run: &Run<'_>,
     values: &[K],
-    carried: &[Column],
+    payload: &[Column],
     range: Range<usize>,
     (keys_out, columns_out): GroupTask<'_, K>,
 ) -> Result<()> {
     run.cancel.check()?;
     let places = group_places(run, &values[range.clone()])?;
     move_to(run, &places, &values[range.clone()], keys_out)?;
-    for (column, out) in carried.iter().zip(columns_out) {
+    for (column, out) in payload.iter().zip(columns_out) {
         with_cell!(column.width, T => {
             let from = bytemuck::cast_slice::<u8, T>(&bytes_of(&column.data)[..column.rows * size_of::<T>()]);
             move_to(run, &places, &from[range.clone()], bytemuck::cast_slice_mut::<u8, T>(out))?;
@@ -88,12 +88,12 @@ fn take_in_order<K: Key>(
     run: &Run<'_>,
     order: &[u32],
     values: &[K],
-    carried: &[Column],
+    payload: &[Column],
     range: Range<usize>,
     (keys_out, columns_out): GroupTask<'_, K>,
 ) -> Result<()> {
     take(run, order, &values[range.clone()], keys_out)?;
-    for (column, out) in carried.iter().zip(columns_out) {
+    for (column, out) in payload.iter().zip(columns_out) {
         with_cell!(column.width, T => {
             let from = bytemuck::cast_slice::<u8, T>(&bytes_of(&column.data)[..column.rows * size_of::<T>()]);
             take(run, order, &from[range.clone()], bytemuck::cast_slice_mut::<u8, T>(out))?;
@@ -237,14 +237,14 @@ mod tests {
     use crate::device::host::testing::{
         Bench, SIZES, THREADS, assert_transformed, for_every_key, key, patterns, random,
     };
-    use crate::device::{Carry, Device, RadixBits};
+    use crate::device::{Device, Payload, RadixBits};
 
     fn equal_keys_are_adjacent<K: Key>() {
         let mut random = random(22);
         for threads in THREADS {
             let bench = Bench::new(threads);
             for rows in SIZES {
-                let carry = bench.carry_everything(rows);
+                let payload = bench.payload_of_every_width(rows);
                 for (index, (pattern, numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
                     if rows > 2000 && (index + threads) % 4 != 0 {
                         continue;
@@ -252,11 +252,11 @@ mod tests {
                     let (keys, values) = bench.keys::<K>(&numbers);
                     let situation = format!("{rows} rows {pattern}, {threads} threads");
                     let bits = RadixBits { skip: 0, bits: 3 };
-                    let parted = bench.device.partition(&keys, &carry, bits, &bench.stream).unwrap();
+                    let parted = bench.device.partition(&keys, &payload, bits, &bench.stream).unwrap();
                     let found = bench.device.group_partitions(parted.clone(), &bench.stream).unwrap();
                     assert!(found.is_grouped());
                     assert_eq!(found.bounds.get().unwrap(), parted.bounds.get().unwrap(), "{situation}");
-                    assert_transformed(&found.keys, &found.carried, &values, &situation);
+                    assert_transformed(&found.keys, &found.payload, &values, &situation);
                     let found_keys = values_of::<K>(&found.keys.data, rows);
                     let runs = found_keys.chunk_by(|a, b| a == b).count();
                     let distinct = values.iter().collect::<std::collections::HashSet<_>>().len();
@@ -304,13 +304,13 @@ mod tests {
         let bits = RadixBits { skip: 0, bits: 4 };
         let grouped = |bench: &Bench| {
             let (keys, _) = bench.keys::<u64>(&numbers);
-            let carry = [Carry::RowNumber, Carry::Column(keys.as_column())];
-            let parted = bench.device.partition(&keys, &carry, bits, &bench.stream)?;
+            let payload = [Payload::RowNumber, Payload::Column(keys.as_column())];
+            let parted = bench.device.partition(&keys, &payload, bits, &bench.stream)?;
             assert!(parted.bounds.get().unwrap().windows(2).any(|range| range[1] - range[0] > rows / 2));
             let found = bench.device.group_partitions(parted, &bench.stream)?;
-            let order = values_of::<u32>(&found.carried[0].data, rows).to_vec();
+            let order = values_of::<u32>(&found.payload[0].data, rows).to_vec();
             let keys = values_of::<u64>(&found.keys.data, rows).to_vec();
-            assert_eq!(keys, values_of::<u64>(&found.carried[1].data, rows));
+            assert_eq!(keys, values_of::<u64>(&found.payload[1].data, rows));
             Ok::<_, Error>((order, keys))
         };
         let alone = grouped(&Bench::new(1)).unwrap();

@@ -43,7 +43,7 @@ pub(super) fn join(
         false => None,
     };
     let keys = keys.map(|column| Keys { data: column.data, width: probe.keys.width, rows: column.rows });
-    let (build, probe) = (gather(&build.carried, &positions.build)?, gather(&probe.carried, &positions.probe)?);
+    let (build, probe) = (gather(&build.payload, &positions.build)?, gather(&probe.payload, &positions.probe)?);
     let rows = JoinedRows { keys, build, probe };
     Ok(Some(JoinedPartitions { pairs, rows: Some(rows) }))
 }

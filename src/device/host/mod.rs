@@ -69,9 +69,9 @@ use super::cache::{ColumnCache, CopyFrom};
 use super::crew::{Crew, Crews};
 use super::fault::Trigger;
 use super::{
-    BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId,
-    DeviceInfo, DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys,
-    Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted, Which,
+    BitSlice, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo,
+    DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs,
+    PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -371,16 +371,16 @@ impl Device for HostDevice {
         self.run(stream, |run| with_key!(keys.keys.width, K => filter::filter_keys::<K>(run, filter, keys)))
     }
 
-    fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions> {
-        self.run(stream, |run| with_key!(keys.width, K => partition::partition::<K>(run, keys, carry, bits)))
+    fn partition(&self, keys: &Keys, payload: &[Payload], bits: RadixBits, stream: &Stream) -> Result<Partitions> {
+        self.run(stream, |run| with_key!(keys.width, K => partition::partition::<K>(run, keys, payload, bits)))
     }
 
     fn group_partitions(&self, partitions: Partitions, stream: &Stream) -> Result<Partitions> {
         self.run(stream, |run| with_key!(partitions.keys.width, K => group::group::<K>(run, partitions)))
     }
 
-    fn sort(&self, keys: &Keys, carry: &[Carry], stream: &Stream) -> Result<Sorted> {
-        self.run(stream, |run| with_key!(keys.width, K => sort::sort::<K>(run, keys, carry)))
+    fn sort(&self, keys: &Keys, payload: &[Payload], stream: &Stream) -> Result<Sorted> {
+        self.run(stream, |run| with_key!(keys.width, K => sort::sort::<K>(run, keys, payload)))
     }
 
     fn is_sorted(&self, keys: &Keys, stream: &Stream) -> Result<bool> {

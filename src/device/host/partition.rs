@@ -31,31 +31,36 @@ use super::hash::{Key, with_cell};
 use super::raw;
 use super::transfer::write_range;
 use super::{MORSEL_ROWS, Run};
-use crate::device::{Carry, Column, Grouping, Keys, Partitions, RadixBits, Width};
+use crate::device::{Column, Grouping, Keys, Partitions, Payload, RadixBits, Width};
 use crate::{Error, Result};
 
-pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits: RadixBits) -> Result<Partitions> {
+pub(super) fn partition<K: Key>(
+    run: &Run<'_>,
+    keys: &Keys,
+    payload: &[Payload],
+    bits: RadixBits,
+) -> Result<Partitions> {
     assert!(bits.skip + bits.bits <= K::BITS, "keys of {} bits have no {bits:?}", K::BITS);
     if bits.bits == 0 {
-        let carried = carry.iter().map(|carry| carried_as_is(run, carry, keys.rows)).collect::<Result<_>>()?;
+        let payload = payload.iter().map(|payload| payload_as_is(run, payload, keys.rows)).collect::<Result<_>>()?;
         return Ok(Partitions {
             keys: keys.clone(),
-            carried,
+            payload,
             bounds: vec![0, keys.rows].into(),
             bits,
             grouping: Grouping::Unknown,
         });
     }
     if bits.bits > run.info.pass_bits_max {
-        return partition_in_passes::<K>(run, keys, carry, bits);
+        return partition_in_passes::<K>(run, keys, payload, bits);
     }
     let digit = digit_of::<K>(bits);
     let mask = (1usize << bits.bits) - 1;
     let (rows, width) = (keys.rows, keys.width);
-    let Scattered { keys, columns, bounds } = scatter(run, keys, carry, mask + 1, digit)?;
-    let carried = columns.into_iter().map(|(width, out)| Column { data: out.freeze(), width, rows, validity: None });
+    let Scattered { keys, columns, bounds } = scatter(run, keys, payload, mask + 1, digit)?;
+    let payload = columns.into_iter().map(|(width, out)| Column { data: out.freeze(), width, rows, validity: None });
     Ok(Partitions {
-        carried: carried.collect(),
+        payload: payload.collect(),
         keys: Keys { data: keys.freeze(), width, rows },
         bounds: bounds.into(),
         bits,
@@ -70,13 +75,13 @@ fn digit_of<K: Key>(bits: RadixBits) -> impl Fn(K) -> usize + Sync {
 }
 
 /// Makes two passes of half the bits each, or more if half is still too many.
-fn partition_in_passes<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits: RadixBits) -> Result<Partitions> {
+fn partition_in_passes<K: Key>(run: &Run<'_>, keys: &Keys, payload: &[Payload], bits: RadixBits) -> Result<Partitions> {
     let high = RadixBits { skip: bits.skip, bits: bits.bits.div_ceil(2) };
     let low = RadixBits { skip: bits.skip + high.bits, bits: bits.bits - high.bits };
-    let first = partition::<K>(run, keys, carry, low)?;
-    let carry: Vec<Carry> = first.carried.into_iter().map(Carry::Column).collect();
-    let second = partition::<K>(run, &first.keys, &carry, high)?;
-    drop((first.keys, carry));
+    let first = partition::<K>(run, keys, payload, low)?;
+    let payload: Vec<Payload> = first.payload.into_iter().map(Payload::Column).collect();
+    let second = partition::<K>(run, &first.keys, &payload, high)?;
+    drop((first.keys, payload));
 
     // Within each partition of the second pass, the digits of the first are in ascending order.
     let values = values_of::<K>(&second.keys.data, second.keys.rows);
@@ -94,14 +99,14 @@ fn partition_in_passes<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits
     Ok(Partitions { bounds: bounds.into(), ..second })
 }
 
-/// Returns carried data of a layout that moves no rows.
-pub(super) fn carried_as_is(run: &Run<'_>, carry: &Carry, rows: usize) -> Result<Column> {
-    match carry {
-        Carry::Column(column) => {
-            assert_eq!(column.rows, rows, "a carried column has as many rows as there are keys");
+/// Returns payload data of a layout that moves no rows.
+pub(super) fn payload_as_is(run: &Run<'_>, payload: &Payload, rows: usize) -> Result<Column> {
+    match payload {
+        Payload::Column(column) => {
+            assert_eq!(column.rows, rows, "a payload column has as many rows as there are keys");
             Ok(Column { validity: None, ..column.clone() })
         }
-        Carry::RowNumber => {
+        Payload::RowNumber => {
             let mut numbers = run.values::<u32>(rows, "numbering rows")?;
             write_range(run, 0, &mut numbers)?;
             Ok(Column { data: numbers.freeze(), width: Width::W4, rows, validity: None })
@@ -112,7 +117,7 @@ pub(super) fn carried_as_is(run: &Run<'_>, carry: &Carry, rows: usize) -> Result
 /// Rows moved by a digit of their key.
 pub(super) struct Scattered<K> {
     pub(super) keys: Values<K>,
-    /// The carried columns.
+    /// The payload columns.
     pub(super) columns: Vec<(Width, Values<u8>)>,
     /// Start of each digit's rows, and the end of the last: one more entry than digits.
     pub(super) bounds: Vec<usize>,
@@ -123,7 +128,7 @@ pub(super) struct Scattered<K> {
 pub(super) fn scatter<K: Key>(
     run: &Run<'_>,
     keys: &Keys,
-    carry: &[Carry],
+    payload: &[Payload],
     digits: usize,
     digit: impl Fn(K) -> usize + Sync,
 ) -> Result<Scattered<K>> {
@@ -151,24 +156,24 @@ pub(super) fn scatter<K: Key>(
     bounds.push(start);
     drop(counts);
 
-    // One output per column, and one writer per thread and column: the keys first, then the carried
+    // One output per column, and one writer per thread and column: the keys first, then the payload
     // columns.
     let mut keys_out = run.values::<K>(rows, "transforming keys")?;
-    let mut columns_out = Vec::with_capacity(carry.len());
-    for carry in carry {
-        let width = carried_width(carry);
-        columns_out.push(run.values::<u8>(rows * width.bytes(), "transforming a carried column")?);
+    let mut columns_out = Vec::with_capacity(payload.len());
+    for payload in payload {
+        let width = payload_width(payload);
+        columns_out.push(run.values::<u8>(rows * width.bytes(), "transforming a payload column")?);
     }
     let mut writers: Vec<Vec<Box<dyn Write + '_>>> =
-        chunks.iter().map(|_| Vec::with_capacity(1 + carry.len())).collect();
+        chunks.iter().map(|_| Vec::with_capacity(1 + payload.len())).collect();
     add_writers(&mut writers, Source::Values(values), &mut keys_out, &piece_bounds);
-    for (carry, out) in carry.iter().zip(&mut columns_out) {
-        match carry {
-            Carry::RowNumber => {
+    for (payload, out) in payload.iter().zip(&mut columns_out) {
+        match payload {
+            Payload::RowNumber => {
                 add_writers(&mut writers, Source::Numbers, bytemuck::cast_slice_mut::<u8, u32>(out), &piece_bounds);
             }
-            Carry::Column(column) => {
-                assert_eq!(column.rows, rows, "a carried column has as many rows as there are keys");
+            Payload::Column(column) => {
+                assert_eq!(column.rows, rows, "a payload column has as many rows as there are keys");
                 with_cell!(column.width, T => {
                     let source = Source::Values(values_of::<T>(&column.data, rows));
                     add_writers(&mut writers, source, bytemuck::cast_slice_mut::<u8, T>(out), &piece_bounds);
@@ -191,7 +196,7 @@ pub(super) fn scatter<K: Key>(
         Ok::<_, Error>(())
     })?;
 
-    let columns = carry.iter().map(carried_width).zip(columns_out).collect();
+    let columns = payload.iter().map(payload_width).zip(columns_out).collect();
     Ok(Scattered { keys: keys_out, columns, bounds })
 }
 
@@ -203,10 +208,10 @@ const DIGITS_MAX: usize = 1 << 16;
 /// too.
 const BLOCK_ROWS: usize = 1 << 13;
 
-fn carried_width(carry: &Carry) -> Width {
-    match carry {
-        Carry::RowNumber => Width::W4,
-        Carry::Column(column) => column.width,
+fn payload_width(payload: &Payload) -> Width {
+    match payload {
+        Payload::RowNumber => Width::W4,
+        Payload::Column(column) => column.width,
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   rows ── scatter by leading bits (or by splitters) ──► [ range 0 | range 1 | ... ]
-//!           all threads, everything carried
-//!   each range ── radix sort of (key, row of the range) ── permute carried columns, in place
+//!           all threads, keys and payload
+//!   each range ── radix sort of (key, row of the range) ── permute payload columns, in place
 //!           a range per thread
 //! ```
 //!
@@ -20,11 +20,11 @@ use rayon::prelude::*;
 
 use super::buffer::{split_at_bounds, values_of};
 use super::hash::{Key, with_cell, with_key};
-use super::partition::{Scattered, carried_as_is, scatter};
+use super::partition::{Scattered, payload_as_is, scatter};
 use super::slots::Slot;
 use super::{MORSEL_ROWS, Run};
 use crate::Result;
-use crate::device::{Carry, Column, KeyWidth, Keys, Sorted, Width};
+use crate::device::{Column, KeyWidth, Keys, Payload, Sorted, Width};
 
 /// Rows that a range should have. Two copies of its keys and row numbers, and one column, then stay
 /// in the second cache.
@@ -41,11 +41,11 @@ const DIGIT_BITS_MAX: u32 = 11;
 /// Maximum size of a range relative to the average, before ranges are bounded by splitters.
 const CROWDED: usize = 8;
 
-/// Returns the bytes that sorting takes in addition to the sorted keys and carried columns. For
+/// Returns the bytes that sorting takes in addition to the sorted keys and payload columns. For
 /// each range being sorted, these are two copies of its keys and row numbers, and one of its widest
 /// column.
-pub fn sort_scratch_bytes(width: KeyWidth, rows: u64, carried_bytes_max: u64, threads: usize) -> u64 {
-    let row_bytes = with_key!(width, K => 2 * size_of::<<K as Key>::Unique>()) as u64 + carried_bytes_max;
+pub fn sort_scratch_bytes(width: KeyWidth, rows: u64, payload_bytes_max: u64, threads: usize) -> u64 {
+    let row_bytes = with_key!(width, K => 2 * size_of::<<K as Key>::Unique>()) as u64 + payload_bytes_max;
     rows.min((threads * (CROWDED + 1) * RANGE_ROWS) as u64) * row_bytes
 }
 
@@ -68,13 +68,13 @@ pub(super) fn is_sorted<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<bool> {
 /// The keys of one range, and its piece of each column.
 type SortRange<'a, K> = (&'a mut [K], Vec<(Width, &'a mut [u8])>);
 
-pub(super) fn sort<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Sorted> {
+pub(super) fn sort<K: Key>(run: &Run<'_>, keys: &Keys, payload: &[Payload]) -> Result<Sorted> {
     if is_sorted::<K>(run, keys)? {
-        let carried = carry.iter().map(|carry| carried_as_is(run, carry, keys.rows)).collect::<Result<_>>()?;
-        return Ok(Sorted { keys: keys.clone(), carried });
+        let payload = payload.iter().map(|payload| payload_as_is(run, payload, keys.rows)).collect::<Result<_>>()?;
+        return Ok(Sorted { keys: keys.clone(), payload });
     }
     let rows = keys.rows;
-    let Scattered { keys: mut sorted, mut columns, bounds } = divide::<K>(run, keys, carry)?;
+    let Scattered { keys: mut sorted, mut columns, bounds } = divide::<K>(run, keys, payload)?;
     let mut ranges: Vec<SortRange<'_, K>> =
         split_at_bounds(&mut sorted, &bounds, 1).into_iter().map(|keys| (keys, Vec::new())).collect();
     for (width, column) in &mut columns {
@@ -82,13 +82,13 @@ pub(super) fn sort<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Resul
         ranges.iter_mut().zip(pieces).for_each(|(range, piece)| range.1.push((*width, piece)));
     }
     ranges.into_par_iter().try_for_each(|(keys, columns)| sort_range(run, keys, columns))?;
-    let carried =
+    let payload =
         columns.into_iter().map(|(width, column)| Column { data: column.freeze(), width, rows, validity: None });
-    Ok(Sorted { keys: Keys { data: sorted.freeze(), width: keys.width, rows }, carried: carried.collect() })
+    Ok(Sorted { keys: Keys { data: sorted.freeze(), width: keys.width, rows }, payload: payload.collect() })
 }
 
 /// Moves rows into ranges of ascending keys.
-fn divide<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Scattered<K>> {
+fn divide<K: Key>(run: &Run<'_>, keys: &Keys, payload: &[Payload]) -> Result<Scattered<K>> {
     let values = values_of::<K>(&keys.data, keys.rows);
     let bits = (keys.rows / RANGE_ROWS).next_power_of_two().trailing_zeros().min(run.info.pass_bits_max);
     let differing = run.map(0..keys.rows, |range| differing_bits(values[0], &values[range]))?;
@@ -96,7 +96,7 @@ fn divide<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Scatter
     let bits_used = K::BITS - differing.leading_zeros();
     let bits = bits.min(bits_used);
     if bits == 0 {
-        return scatter::<K>(run, keys, carry, 1, |_| 0);
+        return scatter::<K>(run, keys, payload, 1, |_| 0);
     }
     let (shift, mask) = (bits_used - bits, (1usize << bits) - 1);
     let digit = |key: K| key.bits_from(shift) & mask;
@@ -109,11 +109,11 @@ fn divide<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Scatter
     sample.iter().for_each(|&key| counts[digit(key)] += 1);
     let crowded = counts.iter().any(|&count| count > CROWDED * sample.len() / ranges + SAMPLES_PER_RANGE);
     if !crowded {
-        return scatter(run, keys, carry, ranges, digit);
+        return scatter(run, keys, payload, ranges, digit);
     }
     sample.sort_unstable();
     let splitters = splitters_of(&sample, ranges);
-    scatter(run, keys, carry, splitters.len() + 1, |key| splitters.partition_point(|&splitter| splitter <= key))
+    scatter(run, keys, payload, splitters.len() + 1, |key| splitters.partition_point(|&splitter| splitter <= key))
 }
 
 /// Returns the first keys of all ranges except the first, from a sorted sample. A key that would be
@@ -142,7 +142,7 @@ fn differing_bits<K: Key>(reference: K, keys: &[K]) -> K {
     keys.iter().fold(K::default(), |bits, &key| bits.or(key.xor(reference)))
 }
 
-/// Sorts one range and its carried columns, in place.
+/// Sorts one range and its payload columns, in place.
 fn sort_range<K: Key>(run: &Run<'_>, keys: &mut [K], columns: Vec<(Width, &mut [u8])>) -> Result<()> {
     if is_range_sorted(run, keys)? {
         return Ok(());
@@ -230,7 +230,7 @@ fn put<K: Key, S: Slot<K>>(run: &Run<'_>, rows: &[S], keys: &mut [K], columns: V
         keys.iter_mut().zip(rows).for_each(|(key, row)| *key = row.key());
     }
     for (width, column) in columns {
-        let mut before = run.values::<u8>(column.len(), "transforming a carried column")?;
+        let mut before = run.values::<u8>(column.len(), "transforming a payload column")?;
         with_cell!(width, T => {
             let (before, column) = (bytemuck::cast_slice_mut(&mut before), bytemuck::cast_slice_mut(column));
             permute::<K, S, T>(run, rows, before, column)?;
@@ -263,15 +263,15 @@ mod tests {
         for threads in THREADS {
             let bench = Bench::new(threads);
             for rows in SIZES {
-                let carry = bench.carry_everything(rows);
+                let payload = bench.payload_of_every_width(rows);
                 for (index, (pattern, numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
                     if rows > 2000 && (index + threads) % 3 != 0 {
                         continue;
                     }
                     let (keys, mut values) = bench.keys::<K>(&numbers);
                     let situation = format!("{rows} rows {pattern}, {threads} threads");
-                    let found = bench.device.sort(&keys, &carry, &bench.stream).unwrap();
-                    assert_transformed(&found.keys, &found.carried, &values, &situation);
+                    let found = bench.device.sort(&keys, &payload, &bench.stream).unwrap();
+                    assert_transformed(&found.keys, &found.payload, &values, &situation);
                     let was_sorted = values.is_sorted();
                     assert_eq!(bench.device.is_sorted(&keys, &bench.stream).unwrap(), was_sorted, "{situation}");
                     values.sort_unstable();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_sorted_with_all_they_carry() {
+    fn rows_are_sorted_with_their_payload() {
         for_every_key!(sorts_what_it_is_given);
     }
 

@@ -25,7 +25,7 @@ use super::hash::{Key, with_key};
 use super::partition::scatter;
 use super::slots::{Addressing, SLOTS_MIN, Slot, Tally, probe as probe_slots, probe_morsels, slot_count};
 use super::{MORSEL_ROWS, Run};
-use crate::device::{Carry, DeviceMemory, KeyWidth, Keys, Matches, Positions, Table};
+use crate::device::{DeviceMemory, KeyWidth, Keys, Matches, Payload, Positions, Table};
 use crate::{Error, Result};
 
 /// Slots of a region. They and the rows that fill them fit in the second cache for every width of
@@ -128,7 +128,7 @@ impl Regions {
         }
         let shift = (slots / digits).trailing_zeros();
         let digit = |key: K| addressing.start(key) >> shift;
-        let mut scattered = scatter::<K>(run, keys, &[Carry::RowNumber], digits, digit)?;
+        let mut scattered = scatter::<K>(run, keys, &[Payload::RowNumber], digits, digit)?;
         let rows = scattered.columns.pop().map(|(_, rows)| rows.freeze());
         let keys = Keys { data: scattered.keys.freeze(), ..keys.clone() };
         Ok(Self { keys, rows, bounds: scattered.bounds, addressing })

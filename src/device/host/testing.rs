@@ -12,7 +12,7 @@ use super::HostDevice;
 use super::buffer::{bytes_of, values_of};
 use super::hash::Key;
 use crate::device::{
-    CancelFlag, Carry, Column, Device, DeviceBuffer, KeyWidth, Keys, Matches, NO_ROW, Positions, Stream, Width,
+    CancelFlag, Column, Device, DeviceBuffer, KeyWidth, Keys, Matches, NO_ROW, Payload, Positions, Stream, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -130,20 +130,23 @@ impl Bench {
 
 impl Bench {
     /// Returns row numbers, and a column of each width.
-    pub(super) fn carry_everything(&self, rows: usize) -> Vec<Carry> {
-        [Carry::RowNumber].into_iter().chain(self.columns_of_every_width(rows).into_iter().map(Carry::Column)).collect()
+    pub(super) fn payload_of_every_width(&self, rows: usize) -> Vec<Payload> {
+        [Payload::RowNumber]
+            .into_iter()
+            .chain(self.columns_of_every_width(rows).into_iter().map(Payload::Column))
+            .collect()
     }
 }
 
 /// Asserts that `keys` are `values` in another order, each once, and that all of
-/// [`Bench::carry_everything`] moved along. Returns the row at each place.
+/// [`Bench::payload_of_every_width`] moved along. Returns the row at each place.
 pub(super) fn assert_transformed<'a, K: Key>(
     keys: &Keys,
-    carried: &'a [Column],
+    payload: &'a [Column],
     values: &[K],
     situation: &str,
 ) -> &'a [u32] {
-    let order = values_of::<u32>(&carried[0].data, values.len());
+    let order = values_of::<u32>(&payload[0].data, values.len());
     let found = values_of::<K>(&keys.data, values.len());
     assert_eq!(keys.rows, values.len(), "{situation}");
     let mut seen = vec![false; values.len()];
@@ -151,7 +154,7 @@ pub(super) fn assert_transformed<'a, K: Key>(
         assert!(!std::mem::replace(&mut seen[row as usize], true), "row {row} twice, {situation}");
         assert_eq!(found[place], values[row as usize], "the key of row {row}, {situation}");
     }
-    assert_moved(&carried[1..], order, situation);
+    assert_moved(&payload[1..], order, situation);
     order
 }
 

@@ -20,13 +20,13 @@ fn every_primitive(bench: &Bench, rows: usize) -> Result<()> {
     let keys = device.pack_keys(&[field], KeyWidth::W8, stream)?.keys;
     let filter = device.build_filter(&keys, stream)?;
     device.filter_keys(&filter, &PackedKeys { keys: keys.clone(), rows_kept: None }, stream)?;
-    let carry = [Carry::RowNumber, Carry::Column(column.clone())];
+    let payload = [Payload::RowNumber, Payload::Column(column.clone())];
     let bits = RadixBits { skip: 0, bits: 4 };
-    let partitions = device.partition(&keys, &carry, bits, stream)?;
+    let partitions = device.partition(&keys, &payload, bits, stream)?;
     let grouped = device.group_partitions(partitions.clone(), stream)?;
     device.match_partitions(&partitions, &partitions, 0..16, stream)?;
     device.match_partitions(&grouped, &partitions, 0..16, stream)?;
-    let sorted = device.sort(&keys, &carry, stream)?;
+    let sorted = device.sort(&keys, &payload, stream)?;
     device.is_sorted(&keys, stream)?;
     device.match_sorted(&sorted.keys, &sorted.keys, 0..rows, stream)?;
     device.build_dense_table(&keys, 0, rows as u128 * 2, stream)?;

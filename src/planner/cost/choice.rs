@@ -2,9 +2,9 @@
 //! for probe rows, and the columns that move with the keys. Prices a few combinations and takes the
 //! cheapest.
 
-use super::super::carried::Carried;
 use super::super::filter;
 use super::super::inputs::Inputs;
+use super::super::moved_payload::MovedPayload;
 use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
 use super::links::Links;
 use super::memory::{Chunks, MemoryNeed};
@@ -77,7 +77,7 @@ impl Costed {
     }
 }
 
-/// All decisions about a strategy, except which columns are carried.
+/// All decisions about a strategy, except which columns move.
 struct Choice<'a> {
     question: &'a Question<'a>,
     strategy: Strategy,
@@ -87,12 +87,12 @@ struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Prices the strategy with all columns carried that can be, or none, as its name says. If the
-    /// planner may choose, a strategy that carries does so only on the sides where that pays.
+    /// Prices the strategy with all columns moved that can be, or none, as its name says. If the
+    /// planner may choose, a strategy that moves payload does so only on the sides where that pays.
     fn price(&self, mut inputs: Inputs, by_name: bool) -> Result<Costed> {
-        let all = self.strategy.carries_payload();
+        let all = self.strategy.moves_payload();
         for input in [&mut inputs.build, &mut inputs.probe] {
-            input.columns.iter_mut().for_each(|column| column.carried = all && column.can_be_carried());
+            input.columns.iter_mut().for_each(|column| column.is_moved = all && column.can_move());
         }
         let everything = self.costed(&inputs)?;
         if by_name || !all {
@@ -101,14 +101,14 @@ impl Choice<'_> {
         let mut best = everything;
         for side in [Role::Build, Role::Probe] {
             let mut tried = inputs.clone();
-            tried.of_mut(side).columns.iter_mut().for_each(|column| column.carried = false);
+            tried.of_mut(side).columns.iter_mut().for_each(|column| column.is_moved = false);
             let costed = self.costed(&tried)?;
             if costed.seconds < best.seconds {
                 (best, inputs) = (costed, tried);
             }
         }
-        // With nothing carried, this would be the GFUR variant of the strategy.
-        if inputs.carries_something() { Ok(best) } else { self.price(inputs, true) }
+        // With nothing moved, this would be the GFUR variant of the strategy.
+        if inputs.moves_payload() { Ok(best) } else { self.price(inputs, true) }
     }
 
     fn model<'a>(&'a self, inputs: &'a Inputs) -> Model<'a> {
@@ -168,7 +168,7 @@ impl Choice<'_> {
             phases: phases_of(&steps),
             memory,
             radix_bits: self.radix_bits,
-            carried: Carried::of(self.strategy, model.inputs),
+            moved_payload: MovedPayload::of(self.strategy, model.inputs),
             filtered_rows: self.filtered_rows,
             probe_at_once: chunks.is_all_at_once,
             defer_build_payload: chunks.defer_build_payload,

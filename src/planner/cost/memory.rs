@@ -125,12 +125,12 @@ impl Model<'_> {
             }
             _ if self.strategy.is_sorted() && build.sorted => (lying, lying, 0.0),
             _ => {
-                let carried = self.carried(build);
-                let row = self.inputs.key_bytes() + carried;
-                let composed = if carried > 0.0 { composed } else { 0.0 };
-                // Rows without a key are removed from columns before these are carried.
-                let carried_columns = build.carried_row_bytes();
-                let gathered = if build.is_partly_keyed() { carried_columns } else { 0.0 };
+                let payload_bytes = self.payload_bytes(build);
+                let row = self.inputs.key_bytes() + payload_bytes;
+                let composed = if payload_bytes > 0.0 { composed } else { 0.0 };
+                // Rows without a key are removed from columns before these move.
+                let moved_bytes = build.moved_row_bytes();
+                let gathered = if build.is_partly_keyed() { moved_bytes } else { 0.0 };
                 let scratch = match self.strategy.is_sorted() {
                     true => {
                         let widest = build.columns.iter().map(|column| column.bytes).fold(4.0, f64::max) as u64;
@@ -142,8 +142,8 @@ impl Model<'_> {
                     false => 0.0,
                 };
                 let transformed = lying + rows * (gathered + row) + scratch.max(composed);
-                // Once transformed, carried columns replace the copied ones.
-                let replaced = if build.is_partly_keyed() { 0.0 } else { rows * self.charged(build, carried_columns) };
+                // Once transformed, moved columns replace the copied ones.
+                let replaced = if build.is_partly_keyed() { 0.0 } else { rows * self.charged(build, moved_bytes) };
                 let stays = lying - replaced + rows * row + composed;
                 let (places, tables) = if self.passes > 0.0 { self.tables_at_once() } else { (0.0, 0.0) };
                 let grouping = match self.passes > 0.0 && repeats {
@@ -201,7 +201,7 @@ impl Model<'_> {
         /// Fixed scratch memory of some streams.
         const STREAMS_BYTES: f64 = (16 << 20) as f64;
         match self.target.row_scratch_bytes {
-            Some(bytes) => STREAMS_BYTES + rows * (bytes as f64 + self.inputs.key_bytes() + self.carried(input)),
+            Some(bytes) => STREAMS_BYTES + rows * (bytes as f64 + self.inputs.key_bytes() + self.payload_bytes(input)),
             None => 0.0,
         }
     }
@@ -236,7 +236,7 @@ impl Model<'_> {
     }
 
     /// Bytes per probe row by which the run sizes its chunks. Counts keys packed, transformed and
-    /// once more while sorted; columns copied in, carried and sorted; and row numbers, matches and
+    /// once more while sorted; columns copied in, moved and sorted; and row numbers, matches and
     /// pairs.
     fn probe_row_bytes(&self) -> f64 {
         let columns: f64 = self.inputs.probe.columns.iter().map(|column| column.bytes).sum();

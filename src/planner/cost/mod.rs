@@ -6,7 +6,7 @@
 //! add up, except where copies run in parallel with primitives.
 //!
 //! ```text
-//!   choice: passes, filter, carried columns ─► Model ─┬─ memory: minimum and whole ─► chunks
+//!   choice: passes, filter, moved columns ─► Model ─┬─ memory: minimum and whole ─► chunks
 //!                                                     └─ phases: bytes and seconds ─► total
 //! ```
 //!
@@ -24,8 +24,8 @@ pub(super) use memory::Chunks;
 pub use memory::MemoryNeed;
 pub use steps::PredictedPhase;
 
-use super::carried::Carried;
 use super::inputs::{Input, Inputs};
+use super::moved_payload::MovedPayload;
 use super::rates::of_width;
 use super::{BoundJoin, Estimates, JoinKind, Rates, Strategy, Target};
 use crate::columns::Role;
@@ -41,7 +41,7 @@ pub(super) struct Costed {
     pub(super) memory: MemoryNeed,
     pub(super) radix_bits: Option<u32>,
     /// Columns that move with the keys.
-    pub(super) carried: Carried,
+    pub(super) moved_payload: MovedPayload,
     /// Probe rows predicted to pass the filter of the build keys; `None` without a filter.
     pub(super) filtered_rows: Option<f64>,
     /// True if the probe side comes in one chunk if that fits.
@@ -100,11 +100,11 @@ impl Model<'_> {
     }
 
     /// Bytes per row that move with the key.
-    fn carried(&self, input: &Input) -> f64 {
+    fn payload_bytes(&self, input: &Input) -> f64 {
         if self.strategy == Strategy::Hash {
             return 0.0;
         }
-        input.carried_row_bytes() + if input.needs_row_numbers() || self.inputs.hashed { 4.0 } else { 0.0 }
+        input.moved_row_bytes() + if input.needs_row_numbers() || self.inputs.hashed { 4.0 } else { 0.0 }
     }
 
     /// Rows of the result that include a row of the given side.

@@ -147,7 +147,7 @@ impl Model<'_> {
             let seconds = self.crossing_seconds(input, lying);
             bytes += lying;
             copy_in += seconds;
-            beside += if column.carried { 0.0 } else { seconds };
+            beside += if column.is_moved { 0.0 } else { seconds };
             copied += 1.0;
         }
         let mut calls = self.copy_calls(input, copied);
@@ -159,12 +159,12 @@ impl Model<'_> {
             calls += 1.0;
         }
         let mut work = 0.0;
-        // Rows that take no part are removed from columns before these are carried.
+        // Rows that take no part are removed from columns before these move.
         if self.strategy != Strategy::Hash && self.transformed(role) < input.rows {
-            let gathered = 2.0 * self.transformed(role) * input.carried_row_bytes();
+            let gathered = 2.0 * self.transformed(role) * input.moved_row_bytes();
             bytes += gathered;
             work += gathered / self.rates.stream;
-            calls += input.columns.iter().filter(|column| column.carried).count() as f64;
+            calls += input.columns.iter().filter(|column| column.is_moved).count() as f64;
         }
         let step = Step::new("copy in", role, bytes, work);
         Step { copy_in, beside, ..step }.calling(calls * self.times(role, chunks), self.rates.call_seconds)
@@ -210,7 +210,7 @@ impl Model<'_> {
     fn partition(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
         let key_bytes = self.inputs.key_bytes();
         // Reads and writes everything, and reads the keys once more for the histogram.
-        let row_bytes = 2.0 * (key_bytes + self.carried(self.inputs.of(role))) + key_bytes;
+        let row_bytes = 2.0 * (key_bytes + self.payload_bytes(self.inputs.of(role))) + key_bytes;
         let bytes = self.transformed(role) * row_bytes * self.passes;
         let calls = self.passes * self.times(role, chunks);
         let step = Step::new(name, role, bytes, bytes / self.rates.partition);
@@ -220,9 +220,9 @@ impl Model<'_> {
     /// Makes equal build keys adjacent, one partition in cache after the other.
     fn group(&self) -> Step {
         let build = &self.inputs.build;
-        let carried = self.carried(build);
-        let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + carried);
-        let extra = build.keyed * 2.0 * (carried - 4.0).max(0.0);
+        let payload_bytes = self.payload_bytes(build);
+        let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + payload_bytes);
+        let extra = build.keyed * 2.0 * (payload_bytes - 4.0).max(0.0);
         let work = build.keyed / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.stream;
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
         Step::new("group build", Role::Build, bytes, work).calling(1.0, call_seconds)
@@ -243,9 +243,9 @@ impl Model<'_> {
 
     fn sort(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
         let (key_bytes, rows) = (self.inputs.key_bytes(), self.transformed(role));
-        let carried = self.carried(self.inputs.of(role));
-        let bytes = 2.0 * rows * (key_bytes + carried);
-        let extra = 2.0 * rows * (carried - 4.0).max(0.0);
+        let payload_bytes = self.payload_bytes(self.inputs.of(role));
+        let bytes = 2.0 * rows * (key_bytes + payload_bytes);
+        let extra = 2.0 * rows * (payload_bytes - 4.0).max(0.0);
         let seconds = rows / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.sort_carry;
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
         Step::new(name, role, bytes, seconds).calling(self.times(role, chunks), call_seconds)
@@ -321,13 +321,13 @@ impl Model<'_> {
     }
 
     /// Joins partitions in one go. Each chunk of the probe side meets the whole build side once
-    /// more. Carried columns are written side by side.
+    /// more. Moved columns are written side by side.
     fn join_partitions(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let rows = self.transformed(Role::Probe) + chunks.count * build.keyed;
         let written = match self.join.spec.count {
             true => 0.0,
-            false => self.inputs.key_bytes() + self.carried(build) + self.carried(probe),
+            false => self.inputs.key_bytes() + self.payload_bytes(build) + self.payload_bytes(probe),
         };
         let keys = rows * self.inputs.key_bytes();
         let columns = 2.0 * self.estimates.pairs * written;
@@ -388,10 +388,10 @@ impl Model<'_> {
                     out_bytes += width * rows;
                     // Joined partitions have these columns side by side already, and they are
                     // copied out from there.
-                    if !(joins_partitions && (column.raw_key || column.carried)) {
+                    if !(joins_partitions && (column.raw_key || column.is_moved)) {
                         seconds += value_bytes.max(VALUE_BYTES_MIN * rows) / self.rates.stream;
                     }
-                    if self.gather_order(input, column.raw_key || column.carried) == Order::Random {
+                    if self.gather_order(input, column.raw_key || column.is_moved) == Order::Random {
                         seconds += self.reading_anywhere(input, width);
                     }
                 }

@@ -1,4 +1,4 @@
-//! Tests of the chosen strategy, build side, passes, carried columns, and the gatherer of text.
+//! Tests of the chosen strategy, build side, passes, moved columns, and the gatherer of text.
 
 use std::collections::BTreeSet;
 
@@ -208,7 +208,10 @@ fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
     let (strategy, build_side) = (Some(chosen.strategy), Some(chosen.build_side));
     let as_chosen = Forced { strategy, build_side, filter: Some(true), ..Forced::default() };
     let same = of(as_chosen);
-    assert_eq!((same.seconds, &same.carried, same.radix_bits), (chosen.seconds, &chosen.carried, chosen.radix_bits));
+    assert_eq!(
+        (same.seconds, &same.moved_payload, same.radix_bits),
+        (chosen.seconds, &chosen.moved_payload, chosen.radix_bits)
+    );
 
     let unfiltered = of(Forced { filter: Some(false), ..as_chosen });
     assert_eq!((unfiltered.strategy, unfiltered.build_side), (chosen.strategy, chosen.build_side));
@@ -235,7 +238,7 @@ fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
 }
 
 #[test]
-fn columns_are_carried_by_the_side_where_that_is_worth_it() {
+fn columns_are_moved_by_the_side_where_that_is_worth_it() {
     // Few rows of s match, but moving its columns with the keys would move all of them. Each row of
     // r matches one row of s.
     let (r, s) = (sparse(1 << 24, 2), sparse(1 << 28, 2));
@@ -248,14 +251,14 @@ fn columns_are_carried_by_the_side_where_that_is_worth_it() {
     };
     let chosen = plan(None);
     assert_eq!((chosen.strategy, chosen.build_side), (Strategy::RadixHash, Side::Left), "{}", chosen.reason);
-    let Carried::Columns { left, right } = &chosen.carried else { panic!("{:?}", chosen.carried) };
+    let MovedPayload::Columns { left, right } = &chosen.moved_payload else { panic!("{:?}", chosen.moved_payload) };
     assert_eq!((left.iter().copied().collect::<Vec<_>>(), right.len()), (vec![1, 2], 0));
     let task = chosen.task().unwrap();
-    assert_eq!((task.build.carried.len(), task.probe.carried.len()), (2, 0));
+    assert_eq!((task.build.moved_columns.len(), task.probe.moved_columns.len()), (2, 0));
 
-    // The chosen mix is cheaper than both named strategies, which carry all or nothing.
+    // The chosen mix is cheaper than both named strategies, which move all columns or nothing.
     let (all, none) = (plan(Some(Strategy::RadixHash)), plan(Some(Strategy::RadixHashGfur)));
-    assert_eq!((&all.carried, &none.carried), (&Carried::Everything, &Carried::Nothing));
+    assert_eq!((&all.moved_payload, &none.moved_payload), (&MovedPayload::Everything, &MovedPayload::Nothing));
     assert!(chosen.seconds < all.seconds && chosen.seconds < none.seconds);
 
     let explanation = Explanation::new(&chosen, "cuda:0", String::new(), None);

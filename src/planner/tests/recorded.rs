@@ -164,7 +164,7 @@ impl Recorded {
     }
 
     /// Seconds of a composition. If it was not timed, the slowest of those that differ only in the
-    /// number of partitions or in the carried columns.
+    /// number of partitions or in the moved columns.
     fn seconds(&self, composition: &str) -> Option<f64> {
         let strategy_side_flags = |composition: &str| {
             let words = composition.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ");

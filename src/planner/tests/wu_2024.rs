@@ -20,7 +20,7 @@ fn planned(join: BoundJoin) -> Plan {
 }
 
 #[test]
-fn wide_joins_with_many_matches_carry_their_payload() {
+fn wide_joins_with_many_matches_move_their_payload() {
     let plan = planned(wide(DataType::Int32, DataType::Int32, 1.0));
     assert_eq!(plan.strategy, Strategy::RadixHash);
     // Figure 10: about 2.3 times PHJ-UM, 1.4 times SMJ-OM; SMJ-OM 1.6 times both SMJ-UM and PHJ-UM.
@@ -43,7 +43,7 @@ fn wide_joins_with_few_matches_gather_from_where_columns_lie() {
     };
     assert_eq!(few(0.02).strategy, Strategy::RadixHashGfur);
     assert_eq!(few(0.75).strategy, Strategy::RadixHash);
-    // The advantage of carrying grows with the share of matches, and changes sign once.
+    // The advantage of moving payload grows with the share of matches, and changes sign once.
     let advantage = |ratio: f64| {
         let plan = few(ratio);
         seconds_of(&plan, Strategy::RadixHashGfur) / seconds_of(&plan, Strategy::RadixHash)
@@ -64,7 +64,7 @@ fn narrow_joins_prefer_partitioning_to_sorting() {
 }
 
 #[test]
-fn sorting_carries_payload_only_when_values_are_narrow() {
+fn sorting_moves_payload_only_when_values_are_narrow() {
     // Figure 18b. With 8-byte keys and payloads SMJ-OM loses its advantage. PHJ-OM keeps its own
     // (figure 15).
     let narrow = planned(wide(DataType::Int32, DataType::Int32, 1.0));
@@ -77,7 +77,7 @@ fn sorting_carries_payload_only_when_values_are_narrow() {
 
 #[test]
 fn small_inputs_gather_as_fast_from_where_they_lie() {
-    // Section 5.3, J3: with columns in the second-level cache, carrying gains nothing.
+    // Section 5.3, J3: with columns in the second-level cache, moving payload gains nothing.
     let plan = planned(bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner));
     let ratio = seconds_of(&plan, Strategy::RadixHashGfur) / seconds_of(&plan, Strategy::RadixHash);
     // Calls take most of the time, and looking row numbers up needs a few more calls.
@@ -102,7 +102,7 @@ fn a_smaller_primary_key_side_does_not_change_what_is_best() {
 }
 
 #[test]
-fn more_payload_columns_keep_the_advantage_of_carrying() {
+fn more_payload_columns_keep_the_advantage_of_moving_payload() {
     // Figure 12: about 2 times PHJ-UM for PHJ-OM, and 1.3 times for SMJ-OM, from two columns on.
     let ratios = |payload: usize| {
         let plan = planned(bound(&sparse(ROWS, payload), &sparse(ROWS, payload), JoinKind::Inner));
@@ -162,7 +162,7 @@ fn joins_of_tpc_queries_are_partitioned() {
             assert!(partitioned < seconds_of(&plan, sorting), "{name}: {sorting} is no slower");
         }
         if name == "J2" {
-            // The largest: carrying pays for both, and the most for partitioning.
+            // The largest: moving payload pays for both, and the most for partitioning.
             assert!(seconds_of(&plan, Strategy::RadixHash) < seconds_of(&plan, Strategy::RadixHashGfur), "{name}");
         }
     }

@@ -7,7 +7,7 @@ fn rows_arrive_in_their_partition<K: Key>() {
     for threads in THREADS {
         let bench = Bench::new(threads);
         for rows in SIZES {
-            let carry = bench.carry_everything(rows);
+            let payload = bench.payload_of_every_width(rows);
             for (index, (pattern, numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
                 // All combinations would take minutes, so sizes, patterns and bits take turns.
                 if rows > 2000 && (index + threads) % 4 != 0 {
@@ -17,11 +17,11 @@ fn rows_arrive_in_their_partition<K: Key>() {
                 let bits = [(0, 0), (0, 1), (0, 6), (3, 5), (0, 11), (11, 9), (0, 12), (2, 13)][(index + rows) % 8];
                 let bits = RadixBits { skip: bits.0, bits: bits.1 };
                 let situation = format!("{rows} rows {pattern}, {bits:?}, {threads} threads");
-                let found = bench.device.partition(&keys, &carry, bits, &bench.stream).unwrap();
+                let found = bench.device.partition(&keys, &payload, bits, &bench.stream).unwrap();
                 let bounds = found.bounds.get().unwrap();
                 assert_eq!(bounds.len(), (1 << bits.bits) + 1, "{situation}");
                 assert_eq!((bounds[0], bounds[1 << bits.bits]), (0, rows), "{situation}");
-                let order = assert_transformed(&found.keys, &found.carried, &values, &situation);
+                let order = assert_transformed(&found.keys, &found.payload, &values, &situation);
                 for (partition, range) in bounds.windows(2).enumerate() {
                     for &row in &order[range[0]..range[1]] {
                         let digit = (K::BITS - bits.skip - bits.bits) % K::BITS;
@@ -35,7 +35,7 @@ fn rows_arrive_in_their_partition<K: Key>() {
 }
 
 #[test]
-fn every_row_arrives_in_its_partition_with_all_it_carries() {
+fn every_row_arrives_in_its_partition_with_its_payload() {
     for_every_key!(rows_arrive_in_their_partition);
 }
 
@@ -47,14 +47,14 @@ fn a_pass_more_changes_no_partition() {
     let max = bench.device.info().pass_bits_max;
     let numbers: Vec<u32> = (0..100_003).map(|row: u32| row.wrapping_mul(0x9e37_79b9) >> 4).collect();
     let (keys, _) = bench.keys::<u64>(&numbers);
-    let carry = [Carry::RowNumber, Carry::Column(keys.as_column())];
+    let payload = [Payload::RowNumber, Payload::Column(keys.as_column())];
     for bits in [max - 1, max, max + 1, 2 * max - 1, 2 * max, 2 * max + 1] {
         let bits = RadixBits { skip: 3, bits };
         let digit = digit_of::<u64>(bits);
-        let found = bench.device.partition(&keys, &carry, bits, &bench.stream).unwrap();
+        let found = bench.device.partition(&keys, &payload, bits, &bench.stream).unwrap();
         let values = values_of::<u64>(&found.keys.data, keys.rows);
-        let rows = values_of::<u32>(&found.carried[0].data, keys.rows);
-        assert_eq!(values, values_of::<u64>(&found.carried[1].data, keys.rows), "{bits:?}");
+        let rows = values_of::<u32>(&found.payload[0].data, keys.rows);
+        assert_eq!(values, values_of::<u64>(&found.payload[1].data, keys.rows), "{bits:?}");
         assert!(rows.iter().zip(values).all(|(&row, &value)| value == key::<u64>(numbers[row as usize])), "{bits:?}");
         let bounds = found.bounds.get().unwrap();
         assert_eq!(bounds.len(), (1 << bits.bits) + 1, "{bits:?}");

@@ -30,7 +30,7 @@ macro_rules! not_a_number {
     ($($cell:ty),*) => {
         $(impl Cell for $cell {
             fn number(_row: usize) -> Self {
-                unreachable!("row numbers are carried as u32")
+                unreachable!("row numbers are payload as u32")
             }
         })*
     };

@@ -9,7 +9,7 @@ use super::{Side, Strategy};
 
 /// Columns that move with the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum MovedPayload {
     /// Every column that can move.
     Everything,
     /// No column: row numbers move instead.
@@ -23,21 +23,21 @@ pub enum Carried {
     },
 }
 
-impl Carried {
-    /// Collects the columns that pricing a strategy marked as carried.
+impl MovedPayload {
+    /// Collects the columns that pricing a strategy marked as moved with the keys.
     pub(super) fn of(strategy: Strategy, inputs: &Inputs) -> Self {
         let sides = [&inputs.build, &inputs.probe];
         let all = || sides.into_iter().flat_map(|input| &input.columns);
-        if !strategy.carries_payload() {
+        if !strategy.moves_payload() {
             return Self::Nothing;
         }
-        if all().all(|column| column.carried || !column.can_be_carried()) {
+        if all().all(|column| column.is_moved || !column.can_move()) {
             return Self::Everything;
         }
         let of = |side: Side| {
             let columns =
                 sides.into_iter().filter(|input: &&Input| input.side == side).flat_map(|input| &input.columns);
-            columns.filter(|column| column.carried).map(|column| column.index).collect()
+            columns.filter(|column| column.is_moved).map(|column| column.index).collect()
         };
         Self::Columns { left: of(Side::Left), right: of(Side::Right) }
     }
