@@ -258,7 +258,7 @@ fn main() {
     arena.pin_by(device.pin());
     let device = &*device;
     if options.cached {
-        device.keep_columns(device.memory().limit_bytes() / 2).unwrap();
+        device.enable_cache(device.memory().limit_bytes() / 2).unwrap();
         assert!(device.cache_stats().is_some(), "{} reads host memory as it lies, and keeps no columns", device.id());
     }
     let strategy = |name: &String| match name.as_str() {
@@ -286,7 +286,7 @@ fn main() {
             let spec = JoinSpec { strategy, count, into, ..JoinSpec::inner("build", "probe", on) };
             let join = planner::bind(spec, &catalog).unwrap();
             let kept =
-                [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
+                [&join.left, &join.right].into_iter().flat_map(|table| Target::cached_rows(device, table)).collect();
             let forced = Forced { defer_build_payload, device_gathers_text, ..Forced::named(strategy) };
             let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();

@@ -188,7 +188,7 @@ impl Bench<'_> {
 
     fn list(&self, positions: &[u32]) -> Positions {
         let column = self.column(positions);
-        Positions::List { data: column.data, rows: positions.len(), may_miss: false }
+        Positions::List { data: column.data, rows: positions.len(), nullable: false }
     }
 
     fn keys(&self) {
@@ -226,7 +226,7 @@ impl Bench<'_> {
             "gather_bytes_to_host/random",
             "gather_bytes_to_host/range",
         ];
-        if !self.device.info().works_on_text || !names.iter().any(|name| self.wants(name)) {
+        if !self.device.info().supports_text || !names.iter().any(|name| self.wants(name)) {
             return;
         }
         // As many rows as offsets of 4 bytes can address.
@@ -253,14 +253,14 @@ impl Bench<'_> {
         let (build, probe) = (field(&text(&numbers)), field(&probe));
         let hashing = Hashing { seed: 3, mask: u128::MAX };
         let (arena, stream) = (&self.arena, &self.stream);
-        let KeyValues::Bytes(lying) = &probe[0].values else { unreachable!("it was made of text") };
+        let KeyValues::Bytes(stored) = &probe[0].values else { unreachable!("it was made of text") };
         let mut places: Vec<u32> = (0..rows as u32).collect();
         places.shuffle(&mut StdRng::seed_from_u64(8));
         // Bytes read and written, value starts of 8 bytes, and offsets and positions of 4 bytes.
         let gathered = 2 * rows * BYTES + rows * (size_of::<u64>() + 2 * size_of::<u32>());
         for (name, positions) in [(names[3], self.list(&places)), (names[4], Positions::Range(0..rows))] {
             self.case(name, rows, BYTES, gathered, || {
-                self.device.gather_bytes_to_host(lying, &positions, Width::W4, u64::MAX, arena, stream).unwrap()
+                self.device.gather_bytes_to_host(stored, &positions, Width::W4, u64::MAX, arena, stream).unwrap()
             });
         }
         let hashed = rows * (BYTES + size_of::<u64>() + KeyWidth::W16.bytes());
@@ -270,7 +270,7 @@ impl Bench<'_> {
         for (row, &number) in numbers.iter().enumerate() {
             partner[number as usize] = row as u32;
         }
-        let positions = Positions::List { data: self.column(&partner).data, rows, may_miss: true };
+        let positions = Positions::List { data: self.column(&partner).data, rows, nullable: true };
         let pairs = Pairs { build: positions, probe: Positions::Range(0..rows) };
         let compared = rows * size_of::<u32>() + numbers.len() * 2 * (BYTES + size_of::<u64>());
         self.case(names[2], rows, BYTES, compared, || {

@@ -154,7 +154,7 @@ impl Bench<'_> {
         Column { data, width: Width::from_bytes(self.options.width).unwrap(), rows: numbers.len(), validity: None }
     }
 
-    fn lying(&self, side: &Side) -> (Keys, Vec<Payload>) {
+    fn stored(&self, side: &Side) -> (Keys, Vec<Payload>) {
         let width = if self.options.width == 4 { KeyWidth::W4 } else { KeyWidth::W8 };
         let column = self.column(&side.keys, self.options.sparse);
         let payloads = if self.options.count { &[][..] } else { &side.payloads };
@@ -219,7 +219,7 @@ fn main() {
     arena.pin_by(device.pin());
     let bench = Bench { options: &options, device: &*device, stream, arena };
     let expected = Expected::new(&build_side, &probe_side);
-    let (build_rows, probe_rows) = (bench.lying(&build_side), bench.lying(&probe_side));
+    let (build_rows, probe_rows) = (bench.stored(&build_side), bench.stored(&probe_side));
     let bits = build.div_ceil(device.info().partition_rows).next_power_of_two().trailing_zeros();
     let wanted = if options.count { Wanted::Count } else { Wanted::Rows { room: probe, keys: true } };
 

@@ -264,8 +264,8 @@ impl Engine {
     ///
     /// # Errors
     /// Errors of the engine.
-    pub fn keep_columns(&mut self) -> Result<bool> {
-        self.device.keep_columns(self.device.memory().limit_bytes() / 2)?;
+    pub fn enable_cache(&mut self) -> Result<bool> {
+        self.device.enable_cache(self.device.memory().limit_bytes() / 2)?;
         if self.device.cache_stats().is_none() {
             return Ok(false);
         }
@@ -280,7 +280,7 @@ impl Engine {
         let mut kept = Vec::new();
         for join in &self.joins {
             for name in [&join.left, &join.right] {
-                kept.extend(Target::kept_rows(&*self.device, &self.catalog.table(name)?));
+                kept.extend(Target::cached_rows(&*self.device, &self.catalog.table(name)?));
             }
         }
         // Fixed for all later plans, so that columns copied in by one run do not change another
@@ -289,8 +289,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Returns every way to compose the join on this device that gives another plan than the `known`
-    /// ways, each plan once. Empty for several joins.
+    /// Returns every way to compose the join on this device that gives another plan than the
+    /// `known` ways, each plan once. Empty for several joins.
     ///
     /// # Errors
     /// Errors of the planner.

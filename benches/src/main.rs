@@ -103,11 +103,13 @@ struct BenchArgs {
     /// Suite to run; without one, the suites are listed
     suite: Option<String>,
 
-    /// Part of the suite's sizes, such as 1/16; by default what fits, and on a CPU 256 MiB of tables and result per join
+    /// Part of the suite's sizes, such as 1/16; by default what fits, and on a CPU 256 MiB of
+    /// tables and result per join
     #[arg(long, value_parser = parse_scale)]
     scale: Option<f64>,
 
-    /// Strategies, all, or auto for the planner's choice; by default all, and for suite choices auto, too
+    /// Strategies, all, or auto for the planner's choice; by default all, and for suite choices
+    /// auto, too
     #[arg(long, value_delimiter = ',')]
     strategies: Vec<String>,
 
@@ -119,16 +121,19 @@ struct BenchArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     cases: Option<u16>,
 
-    /// Compares each of the planner's choices with every way to compose the join: build side, filter, columns that move with the keys; and on
-    /// a GPU once more with columns on the device from earlier runs. --out keeps all times, with what the planner knew
+    /// Compares each of the planner's choices with every way to compose the join: build side,
+    /// filter, columns that move with the keys; and on a GPU once more with columns on the device
+    /// from earlier runs. --out keeps all times, with what the planner knew
     #[arg(long)]
     exhaustive: bool,
 
-    /// How many runs of a join are timed at once, on the same device; what is shown is the device's time for each
+    /// How many runs of a join are timed at once, on the same device; what is shown is the device's
+    /// time for each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     at_once: u16,
 
-    /// Whether results may share columns with the tables, as a server's do; by default only those of suite choices
+    /// Whether results may share columns with the tables, as a server's do; by default only those
+    /// of suite choices
     #[arg(long)]
     shares: Option<bool>,
 
@@ -140,7 +145,8 @@ struct BenchArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// Memory of the device; by default all that is free of a GPU's, and half of --host-memory for the CPU
+    /// Memory of the device; by default all that is free of a GPU's, and half of --host-memory for
+    /// the CPU
     #[arg(long, value_parser = parse_size)]
     device_memory: Option<u64>,
 
@@ -336,7 +342,7 @@ fn measure(case: &Case, asking: &Asking<'_>, on: &Measurable, progress: &Progres
     let mut engine = Engine::new(on, &mut prepared)?;
     progress.set_message(format!("measuring {}", case.label()));
     measure_group(case, asking, &engine, &prepared, progress, &mut of_case)?;
-    if asking.exhaustive && engine.keep_columns().context(|| "keeping columns on the device")? {
+    if asking.exhaustive && engine.enable_cache().context(|| "keeping columns on the device")? {
         progress.set_message(format!("measuring {}, columns kept", case.label()));
         measure_group(case, asking, &engine, &prepared, progress, &mut of_case)?;
     }

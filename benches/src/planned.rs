@@ -46,7 +46,7 @@ fn device(target: &Target) -> Value {
         "streams": target.streams,
         "probe_batch_rows": target.probe_batch_rows,
         "row_scratch_bytes": target.row_scratch_bytes,
-        "works_on_text": target.works_on_text,
+        "supports_text": target.supports_text,
         "rates": target.rates,
     })
 }

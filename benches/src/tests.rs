@@ -221,7 +221,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
     let streamed = engine.check(&hash, &prepared).unwrap();
     assert!(!streamed.kept && streamed.device_memory_max_bytes.is_some());
     assert_eq!(kept_bytes(&engine, &prepared), 0);
-    assert!(engine.keep_columns().unwrap());
+    assert!(engine.enable_cache().unwrap());
     let kept = engine.check(&hash, &prepared).unwrap();
     assert!(kept.kept && kept.device_memory_max_bytes.is_none());
     assert_eq!((kept.rows, kept.bytes_in), (streamed.rows, streamed.bytes_in));
@@ -239,7 +239,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
     }
     // A device that reads host memory in place has nothing to keep.
     let mut prepared = case.prepare().unwrap();
-    assert!(!Engine::new(&on, &mut prepared).unwrap().keep_columns().unwrap());
+    assert!(!Engine::new(&on, &mut prepared).unwrap().enable_cache().unwrap());
 }
 
 #[test]

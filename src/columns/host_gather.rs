@@ -167,14 +167,14 @@ where
                     bits.fill(u8::MAX);
                     let mut ends = ends.iter_mut();
                     for slice in slices {
-                        let (array, lying) = (arrays[slice.array], bytes_of(&slice));
-                        piece[written..written + lying.len()].copy_from_slice(&array.value_data()[lying.clone()]);
+                        let (array, stored) = (arrays[slice.array], bytes_of(&slice));
+                        piece[written..written + stored.len()].copy_from_slice(&array.value_data()[stored.clone()]);
                         // The total fits in the offset type, so each offset fits, too.
                         let offsets = &array.value_offsets()[slice.rows.start + 1..=slice.rows.end];
                         for (offset, end) in offsets.iter().zip(ends.by_ref()) {
-                            *end = T::Offset::usize_as(start + written + offset.as_usize() - lying.start);
+                            *end = T::Offset::usize_as(start + written + offset.as_usize() - stored.start);
                         }
-                        written += lying.len();
+                        written += stored.len();
                     }
                 }
                 Found::Values(values) => {

@@ -95,7 +95,7 @@ impl Rows {
     }
 
     /// Returns a slice of a column without copying it.
-    pub fn lying(&self, index: usize, slice: &BatchSlice) -> ArrayRef {
+    pub fn stored(&self, index: usize, slice: &BatchSlice) -> ArrayRef {
         self.batches[slice.batch].column(index).slice(slice.rows.start, slice.rows.len())
     }
 
@@ -285,7 +285,7 @@ pub fn movable(schema: &SchemaRef, batches: &[RecordBatch], index: usize) -> Opt
 /// True if a slice of the rows is a part of the column's buffers. False for list views, unions and
 /// run-end encoding: their rows are stored anywhere, so each of many slices would be as large as
 /// the whole.
-pub fn lies_by_row(data_type: &DataType) -> bool {
+pub fn is_stored_by_row(data_type: &DataType) -> bool {
     use DataType as T;
     !any_part(data_type, &|part| {
         matches!(part, T::ListView(_) | T::LargeListView(_) | T::Union(..) | T::RunEndEncoded(..))
@@ -389,11 +389,11 @@ mod tests {
                 for part in (0..=rows.len()).flat_map(|from| (from..=rows.len()).map(move |to| from..to)) {
                     let slices = rows.slices(part.clone());
                     assert!(slices.iter().all(|slice| !slice.rows.is_empty()));
-                    let lying: Vec<i32> = slices
+                    let stored: Vec<i32> = slices
                         .iter()
-                        .flat_map(|slice| rows.lying(0, slice).as_primitive::<Int32Type>().values().to_vec())
+                        .flat_map(|slice| rows.stored(0, slice).as_primitive::<Int32Type>().values().to_vec())
                         .collect();
-                    assert_eq!(lying, values[part]);
+                    assert_eq!(stored, values[part]);
                 }
             }
         }
@@ -451,10 +451,10 @@ mod tests {
         let view = DataType::ListView(field(DataType::Int64));
         for data_type in [view.clone(), DataType::Struct(vec![field(view.clone())].into()), DataType::List(field(view))]
         {
-            assert!(!lies_by_row(&data_type), "{data_type}");
+            assert!(!is_stored_by_row(&data_type), "{data_type}");
         }
         for data_type in [DataType::Utf8View, DataType::Boolean, DataType::List(field(DataType::Utf8))] {
-            assert!(lies_by_row(&data_type), "{data_type}");
+            assert!(is_stored_by_row(&data_type), "{data_type}");
         }
     }
 

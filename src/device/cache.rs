@@ -147,7 +147,7 @@ impl Entry {
 
 /// Some bytes of a kept buffer.
 #[derive(Debug)]
-pub(super) struct KeptPart {
+pub(super) struct CachedPart {
     pub(super) buffer: DeviceBuffer,
     pub(super) bytes: Range<usize>,
     /// Event after which the bytes may be read.
@@ -160,7 +160,7 @@ pub(super) enum CopyFrom<'a> {
     Host(Option<&'a Budget>),
     /// Kept parts, one after the other. Charged to the given budget, or to the job if there is
     /// none. A single part need not be copied.
-    Kept(&'a [KeptPart], Option<&'a Budget>),
+    Cached(&'a [CachedPart], Option<&'a Budget>),
 }
 
 /// A kept buffer in the hands of its users. It behaves as the buffer, and reports its drop.
@@ -246,16 +246,16 @@ impl ColumnCache {
     ) -> Result<DeviceBuffer> {
         if let Some((buffer, ready)) = self.find(rows) {
             device.wait_event(&ready, stream)?;
-            stream.spared.add_kept(bytes);
+            stream.savings.add_kept(bytes);
             return Ok(buffer);
         }
         let parts = self.find_parts(rows, bytes);
         if let Some(parts) = &parts {
             parts.iter().try_for_each(|part| device.wait_event(&part.ready, stream))?;
-            stream.spared.add_kept(bytes);
+            stream.savings.add_kept(bytes);
         }
         let copy = |charged: Option<&Budget>| match &parts {
-            Some(parts) => copy(CopyFrom::Kept(parts, charged)),
+            Some(parts) => copy(CopyFrom::Cached(parts, charged)),
             None => copy(CopyFrom::Host(charged)),
         };
         let is_in_one_part = parts.as_ref().is_some_and(|parts| parts.len() == 1);
@@ -293,7 +293,7 @@ impl ColumnCache {
     }
 
     /// Returns the rows as parts of other kept ranges, if these cover all of them.
-    fn find_parts(&self, rows: &ColumnRows, bytes: u64) -> Option<Vec<KeptPart>> {
+    fn find_parts(&self, rows: &ColumnRows, bytes: u64) -> Option<Vec<CachedPart>> {
         let wanted = Key::of(rows);
         let row_bytes = bytes.checked_div(wanted.end - wanted.start)?;
         let mut inner = self.inner.lock();
@@ -326,7 +326,7 @@ impl ColumnCache {
             }
             let byte = |row: u64| ((row - key.start) * row_bytes) as usize;
             let (bytes, ready) = (byte(rows.start)..byte(rows.end), entry.ready.clone());
-            Some(KeptPart { buffer: entry.lend(&self.totals), bytes, ready })
+            Some(CachedPart { buffer: entry.lend(&self.totals), bytes, ready })
         };
         parts.into_iter().map(&mut lent).collect()
     }
@@ -387,7 +387,7 @@ impl ColumnCache {
     }
 
     /// Rows of a table that the cache keeps.
-    pub(super) fn kept_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+    pub(super) fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
         let address = table.as_ptr().cast::<()>() as usize;
         let inner = self.inner.lock();
         let of_table = inner.entries.keys().filter(|key| key.table == address);

@@ -39,7 +39,7 @@
 
 mod cache;
 mod cancel;
-mod crew;
+mod cpu_pool;
 #[cfg(dovetail_cuda)]
 #[allow(unsafe_code)]
 pub mod cuda;
@@ -64,7 +64,7 @@ pub use cancel::CancelFlag;
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use phase::in_phase;
-pub use stream::{DeviceHandle, Event, Spared, SparedBytes, Stream, WorkTime};
+pub use stream::{DeviceHandle, Event, Stream, TransferSavings, TransferSavingsCounter, WorkTime};
 pub use types::{
     BitSlice, Bounds, BoundsOnDevice, Column, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Filter,
     Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
@@ -125,7 +125,7 @@ pub trait Device: Send + Sync + Debug {
     /// this device. On a host device these are its own threads. Returns when `work` is done. A
     /// thread that waits for its parts takes up any other work of these threads. If several streams
     /// are at work, `work` must not wait for a thing that another stream holds.
-    fn beside(&self, work: &mut (dyn FnMut() + Send));
+    fn install(&self, work: &mut (dyn FnMut() + Send));
 
     /// Runs `work` on `threads` threads at once, at most [`streams`](DeviceInfo::streams). The
     /// threads do nothing else until `work` is done on all, so it may wait for a thing that another
@@ -182,7 +182,7 @@ pub trait Device: Send + Sync + Debug {
     /// Orders the buffer's free in `stream`, which then waits for the work of other streams on the
     /// buffer. Callers may drop the buffer while work on it is queued. A column that the device
     /// keeps is freed by its cache all the same.
-    fn hand_over(&self, _buffer: &DeviceBuffer, _stream: &Stream) {}
+    fn record_stream(&self, _buffer: &DeviceBuffer, _stream: &Stream) {}
 
     // ---- Transfers ------------------------------------------------------------------------------
 
@@ -198,12 +198,12 @@ pub trait Device: Send + Sync + Debug {
 
     /// Makes later copied columns stay on the device, in up to `_limit_bytes` of memory that no job
     /// needs. No effect on a device that reads host memory in place, or that keeps columns already.
-    fn keep_columns(&self, _limit_bytes: u64) -> Result<()> {
+    fn enable_cache(&self, _limit_bytes: u64) -> Result<()> {
         Ok(())
     }
 
     /// Rows of a table that the device keeps.
-    fn kept_rows(&self, _table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+    fn cached_rows(&self, _table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
         Vec::new()
     }
 

@@ -15,39 +15,39 @@ pub struct Stream {
     /// Raised when the job should stop.
     pub cancel: CancelFlag,
     /// Bytes that copies on this stream were asked for and did not have to move.
-    pub spared: Arc<SparedBytes>,
+    pub savings: Arc<TransferSavingsCounter>,
 }
 
 /// Bytes that copies to a device did not have to move.
 #[derive(Debug, Default)]
-pub struct SparedBytes {
+pub struct TransferSavingsCounter {
     kept: AtomicU64,
     in_place: AtomicU64,
 }
 
-/// Totals of [`SparedBytes`].
+/// Totals of [`TransferSavingsCounter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spared {
+pub struct TransferSavings {
     /// Bytes that the device had kept.
     pub kept: u64,
     /// Bytes that the device reads in place.
     pub in_place: u64,
 }
 
-impl Spared {
+impl TransferSavings {
     /// Sum of both kinds.
     pub fn bytes(&self) -> u64 {
         self.kept + self.in_place
     }
 
-    /// Returns the bytes that were spared since `before`.
+    /// Returns the bytes that were saved since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self { kept: self.kept - before.kept, in_place: self.in_place - before.in_place }
     }
 }
 
-impl SparedBytes {
+impl TransferSavingsCounter {
     /// Counts requested bytes that the device had kept.
     pub(super) fn add_kept(&self, bytes: u64) {
         self.kept.fetch_add(bytes, Ordering::Relaxed);
@@ -58,9 +58,9 @@ impl SparedBytes {
         self.in_place.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the bytes spared so far.
-    pub fn so_far(&self) -> Spared {
-        Spared { kept: self.kept.load(Ordering::Relaxed), in_place: self.in_place.load(Ordering::Relaxed) }
+    /// Returns the bytes saved so far.
+    pub fn so_far(&self) -> TransferSavings {
+        TransferSavings { kept: self.kept.load(Ordering::Relaxed), in_place: self.in_place.load(Ordering::Relaxed) }
     }
 }
 

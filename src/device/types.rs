@@ -90,12 +90,12 @@ pub struct DeviceInfo {
     /// True if partitions should be joined in one step
     /// ([`join_partitions`](super::Device::join_partitions)) instead of matched first and gathered
     /// later.
-    pub joins_partitions: bool,
+    pub fuses_partition_join: bool,
     /// True if the device makes keys of values of variable length
     /// ([`short_values`](super::Device::short_values), [`hash_keys`](super::Device::hash_keys)) and
     /// gathers them ([`gather_bytes_to_host`](super::Device::gather_bytes_to_host)). Otherwise the
     /// host does.
-    pub works_on_text: bool,
+    pub supports_text: bool,
 }
 
 /// Memory of a device. Only the device's own module reads it.
@@ -604,7 +604,7 @@ pub enum Positions {
         /// Number of positions.
         rows: usize,
         /// True if [`NO_ROW`] may be among the positions.
-        may_miss: bool,
+        nullable: bool,
     },
 }
 

@@ -383,7 +383,7 @@ impl Link {
             }
             FromDevice::Progress { job, report } => self.tell(job, OfJob::Progress(report)),
             FromDevice::State(state) => *self.state.lock() = state,
-            FromDevice::KeptRows { question, .. } | FromDevice::Rates { question, .. } => {
+            FromDevice::CachedRows { question, .. } | FromDevice::Rates { question, .. } => {
                 if let Some(asker) = self.questions.lock().remove(&question) {
                     // The asker may have stopped waiting.
                     let _ = asker.send(message);

@@ -50,7 +50,7 @@ pub(super) enum ToDevice {
     /// Answers a call.
     Answer { call: u64, answer: Result<Answer> },
     /// Asks which rows of a table the device keeps.
-    KeptRows { question: u64, table: u64 },
+    CachedRows { question: u64, table: u64 },
     /// Asks the device to measure its rates now.
     MeasureRates { question: u64 },
 }
@@ -82,8 +82,8 @@ pub(super) enum FromDevice {
     Progress { job: u64, report: Report },
     /// Reports the state of the device, if it has changed.
     State(State),
-    /// Answers [`ToDevice::KeptRows`].
-    KeptRows { question: u64, kept: Vec<(usize, Range<u64>)> },
+    /// Answers [`ToDevice::CachedRows`].
+    CachedRows { question: u64, kept: Vec<(usize, Range<u64>)> },
     /// Answers [`ToDevice::MeasureRates`].
     Rates { question: u64, rates: Option<Box<Rates>> },
     /// Ends a job, which holds nothing any more.

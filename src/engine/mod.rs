@@ -118,7 +118,7 @@ pub trait Engine: Send + Sync + Debug {
     }
 
     /// Returns the rows of a table that are on the device from earlier jobs.
-    fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows>;
+    fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows>;
 
     /// Returns what the device's cache of columns has done and holds; `None` without a cache.
     fn cache_stats(&self) -> Option<CacheStats>;
@@ -177,8 +177,8 @@ impl Engine for InProcess {
         self.device.check()
     }
 
-    fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
-        Target::kept_rows(&*self.device, table)
+    fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
+        Target::cached_rows(&*self.device, table)
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {
@@ -225,7 +225,7 @@ pub struct Opening {
     /// Name of that memory.
     pub memory_name: String,
     /// Setting by which the operator sizes that memory.
-    pub memory_knob: String,
+    pub memory_setting: String,
 }
 
 impl Opening {
@@ -240,6 +240,6 @@ impl Opening {
     /// Returns a budget of `memory_bytes`, or else of the `free` bytes that the device reports.
     pub fn budget(&self, free: Option<u64>) -> Budget {
         let bytes = self.memory_bytes.or(free).unwrap_or(0);
-        Budget::new(self.memory_name.clone(), self.memory_knob.clone(), bytes)
+        Budget::new(self.memory_name.clone(), self.memory_setting.clone(), bytes)
     }
 }

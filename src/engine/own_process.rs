@@ -123,7 +123,7 @@ impl OwnProcess {
         let read = link.clone();
         let reader = spawn(format!("{}/reader", opening.id), move || read.read(messages, &work, child))?;
         slabs.show_to(&link).context(|| format!("showing host memory to the process of {}", opening.id))?;
-        let memory = Budget::new(opening.memory_name.clone(), opening.memory_knob.clone(), memory_bytes);
+        let memory = Budget::new(opening.memory_name.clone(), opening.memory_setting.clone(), memory_bytes);
         let (reader, last_number) = (Some(reader), AtomicU64::new(0));
         Ok(Self { id: opening.id, info, memory, jobs_max, arena, link, reader, last_number })
     }
@@ -132,13 +132,13 @@ impl OwnProcess {
     ///
     /// # Errors
     /// Returns the errors of [`Engine::check`].
-    pub fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
+    pub fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
         self.send(&ToDevice::KeepColumns { limit_bytes })
     }
 
     /// Waits until the process has handled all messages so far, at most `OPENING_WAIT`.
     pub(super) fn settle(&self) {
-        self.ask(OPENING_WAIT, |question| ToDevice::KeptRows { question, table: 0 }, |_| Some(()));
+        self.ask(OPENING_WAIT, |question| ToDevice::CachedRows { question, table: 0 }, |_| Some(()));
     }
 
     /// True if the process has ended.
@@ -286,7 +286,7 @@ impl Engine for OwnProcess {
         self.link.check()
     }
 
-    fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
+    fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
         // A table that was never sent is not kept.
         let Some(number) = self.link.tables.lock().get(&(Arc::as_ptr(table) as usize)).map(|(number, _)| *number)
         else {
@@ -297,9 +297,9 @@ impl Engine for OwnProcess {
         }
         let kept = self.ask(
             QUESTION_WAIT,
-            |question| ToDevice::KeptRows { question, table: number },
+            |question| ToDevice::CachedRows { question, table: number },
             |answer| match answer {
-                FromDevice::KeptRows { kept, .. } => Some(kept),
+                FromDevice::CachedRows { kept, .. } => Some(kept),
                 _ => None,
             },
         );

@@ -66,12 +66,12 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
         }
         Err(error) => return Ok(sender.send(&FromDevice::Opened(Err(error)), None)?),
     };
-    let (work, crew) = mpsc::channel();
-    let crew = Arc::new(Mutex::new(crew));
+    let (work, cpu_pool) = mpsc::channel();
+    let cpu_pool = Arc::new(Mutex::new(cpu_pool));
     // One thread for each job, and one for questions.
     for at in 0..=process.device.jobs_max() {
-        let (process, crew) = (Arc::downgrade(&process), crew.clone());
-        spawn(format!("{}/{at}", opening.id), move || work_off(&process, &crew))?;
+        let (process, cpu_pool) = (Arc::downgrade(&process), cpu_pool.clone());
+        spawn(format!("{}/{at}", opening.id), move || work_off(&process, &cpu_pool))?;
     }
     let watched = Arc::downgrade(&process);
     spawn(format!("{}/tell", opening.id), move || tell_progress(&watched))?;
@@ -94,7 +94,7 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
 /// Work item for a thread.
 enum Work {
     Run(Box<Run>),
-    KeptRows { question: u64, table: u64 },
+    CachedRows { question: u64, table: u64 },
     MeasureRates { question: u64 },
 }
 
@@ -139,7 +139,7 @@ impl Process {
         match message {
             ToDevice::Open(_) => return Err(Error::Internal("the device is open already".into())),
             ToDevice::KeepColumns { limit_bytes } => {
-                if let Err(error) = self.device.keep_columns(limit_bytes) {
+                if let Err(error) = self.device.enable_cache(limit_bytes) {
                     tracing::warn!(device = %self.device.id(), "no columns are kept: {error}");
                 }
             }
@@ -171,7 +171,7 @@ impl Process {
                 }
             }
             ToDevice::Answer { call, answer } => self.line.answered(call, answer),
-            ToDevice::KeptRows { question, table } => give(Work::KeptRows { question, table }),
+            ToDevice::CachedRows { question, table } => give(Work::CachedRows { question, table }),
             ToDevice::MeasureRates { question } => give(Work::MeasureRates { question }),
         }
         Ok(())
@@ -186,12 +186,13 @@ impl Process {
     fn work(&self, work: Work) {
         match work {
             Work::Run(run) => self.run(*run),
-            Work::KeptRows { question, table } => {
+            Work::CachedRows { question, table } => {
                 let table = self.tables.lock().get(&table).cloned();
-                let kept =
-                    table.and_then(Result::ok).map_or_else(Vec::new, |table| Target::kept_rows(&*self.device, &table));
+                let kept = table
+                    .and_then(Result::ok)
+                    .map_or_else(Vec::new, |table| Target::cached_rows(&*self.device, &table));
                 let kept = kept.into_iter().map(|kept| (kept.column, kept.rows)).collect();
-                self.line.send(&FromDevice::KeptRows { question, kept });
+                self.line.send(&FromDevice::CachedRows { question, kept });
             }
             Work::MeasureRates { question } => {
                 let rates = measure_rates(&*self.device, &|_| ()).map(Box::new);
@@ -258,9 +259,9 @@ impl Process {
     }
 }
 
-fn work_off(process: &Weak<Process>, crew: &Mutex<mpsc::Receiver<Work>>) {
+fn work_off(process: &Weak<Process>, cpu_pool: &Mutex<mpsc::Receiver<Work>>) {
     loop {
-        let work = crew.lock().recv();
+        let work = cpu_pool.lock().recv();
         let (Ok(work), Some(process)) = (work, process.upgrade()) else { return };
         process.work(work);
     }

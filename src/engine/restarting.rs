@@ -185,8 +185,8 @@ impl Engine for Restarting {
         Some(before.dropped_lines + self.process().dropped_lines()?)
     }
 
-    fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
-        self.process().kept_rows(table)
+    fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
+        self.process().cached_rows(table)
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {

@@ -36,7 +36,7 @@ fn opening() -> Opening {
         threads: 2,
         memory_bytes: Some(64 << 20),
         memory_name: "memory of device host:0".into(),
-        memory_knob: "--device-memory".into(),
+        memory_setting: "--device-memory".into(),
     }
 }
 
@@ -275,7 +275,7 @@ fn a_process_that_ends_fails_its_jobs_and_gives_back_what_it_had() {
     wait_until("all memory", || stage.catalog.arena().budget().used_bytes() == before);
     // The other end notices and ends.
     assert!(stage.process.join().is_ok());
-    assert!(stage.engine.kept_rows(&task.build.table).is_empty());
+    assert!(stage.engine.cached_rows(&task.build.table).is_empty());
 }
 
 #[test]

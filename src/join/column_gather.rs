@@ -11,10 +11,10 @@ use arrow::datatypes::{DataType, FieldRef, UInt32Type};
 use super::batch_sizes::BatchSizes;
 use super::inputs::SideInput;
 use super::materialize::{Materializer, SideRows};
-use super::run::beside;
+use super::run::on_device_pool;
 use super::transform::{JoinContext, is_raw_key};
 use crate::columns::{
-    BatchSlice, Role, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row,
+    BatchSlice, Role, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, is_stored_by_row,
     with_wanted_keys,
 };
 use crate::device::{Column, Device, DeviceBuffer, HostBytes, HostColumn, Positions};
@@ -168,7 +168,7 @@ impl<'a> ColumnGather<'a> {
         else {
             return false;
         };
-        if !transformed.lies_in_order() {
+        if !transformed.is_in_table_order() {
             return false;
         }
         let slices = transformed.rows.slices(range.clone());
@@ -186,7 +186,7 @@ impl<'a> ColumnGather<'a> {
     /// in the wanted order.
     pub(super) fn may_share(&self, column: usize, field: &FieldRef) -> bool {
         let data_type = self.input.table.schema.field(column).data_type();
-        self.input.shares && data_type == field.data_type() && lies_by_row(data_type)
+        self.input.shares && data_type == field.data_type() && is_stored_by_row(data_type)
     }
 
     pub(super) fn share(&self, column: usize) -> PendingColumn {
@@ -194,7 +194,7 @@ impl<'a> ColumnGather<'a> {
             unreachable!("a missing side lies nowhere")
         };
         let slices = self.slices.iter().flatten();
-        PendingColumn::Shared(slices.map(|slice| transformed.rows.lying(column, slice)).collect())
+        PendingColumn::Shared(slices.map(|slice| transformed.rows.stored(column, slice)).collect())
     }
 
     /// Returns the bytes per value that the device moves, for text on average. Returns 0 for a
@@ -239,8 +239,8 @@ impl<'a> ColumnGather<'a> {
     }
 
     /// True if some of the rows may be missing.
-    pub(super) fn may_miss(&self) -> bool {
-        matches!(self.rows, SideRows::Transformed(_, Positions::List { may_miss: true, .. }))
+    pub(super) fn nullable(&self) -> bool {
+        matches!(self.rows, SideRows::Transformed(_, Positions::List { nullable: true, .. }))
     }
 
     /// Returns a column's validity, unless no row has a null. The table may have nulls: nulls that
@@ -273,7 +273,7 @@ impl<'a> ColumnGather<'a> {
         assert!(self.input.movable(column).is_none(), "columns that the device moves are gathered together");
         let numbers = self.row_numbers_on_host()?;
         let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
-        let array = beside(device, || gather_on_host(&transformed.rows, column, numbers, arena))?;
+        let array = on_device_pool(device, || gather_on_host(&transformed.rows, column, numbers, arena))?;
         Ok(match data_type {
             DataType::Dictionary(..) => PendingColumn::Encoded(array),
             _ => PendingColumn::Ready(array),

@@ -45,8 +45,8 @@ pub(super) struct TextColumn {
 }
 
 impl SideInput {
-    /// Makes the input of one role. `works_on_text` is true if the device works on text.
-    pub(super) fn new(task: &Task, role: Role, works_on_text: bool) -> Self {
+    /// Makes the input of one role. `supports_text` is true if the device works on text.
+    pub(super) fn new(task: &Task, role: Role, supports_text: bool) -> Self {
         let of_task = match role {
             Role::Build => &task.build,
             Role::Probe => &task.probe,
@@ -61,7 +61,7 @@ impl SideInput {
             let mean_bytes = bytes / table.rows.max(1) + offset_width.bytes() as u64;
             Some((column, TextColumn { offset_width, mean_bytes }))
         };
-        let text = match works_on_text {
+        let text = match supports_text {
             true => of_task.device_text.iter().filter_map(text_column).collect(),
             false => BTreeMap::new(),
         };

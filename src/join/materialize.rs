@@ -285,7 +285,7 @@ impl Materializer<'_> {
                 probe: ColumnGather::new(self, self.probe, probe.part(range, self.cx)?, rows),
             })
         })?;
-        if [&sides.build, &sides.probe].iter().all(|side| !side.is_missing() && !side.may_miss()) {
+        if [&sides.build, &sides.probe].iter().all(|side| !side.is_missing() && !side.nullable()) {
             (sides.build.are_matched, sides.probe.are_matched) = (true, true);
         }
         let fields = self.task.schema.fields();
@@ -465,7 +465,7 @@ impl Materializer<'_> {
         let of = |side: &ColumnGather<'_>| (side.input.role, key.column(side.input.side));
         match () {
             () if first.is_missing() => Source { first: of(second), otherwise: None },
-            () if !first.may_miss() => Source { first: of(first), otherwise: None },
+            () if !first.nullable() => Source { first: of(first), otherwise: None },
             // A null key whose row exists has matched a null.
             () => Source { first: of(first), otherwise: Some(of(second)) },
         }

@@ -184,7 +184,11 @@ mod tests {
     fn chunks_are_queued_that_wait_for_nothing() {
         // A fiftieth of the rows would be too few for a chunk.
         assert_eq!(next_row(Strategy::Hash, false, 5, 1 << 30), 2 << 12);
-        assert_eq!(next_row(Strategy::Hash, false, 1, 1 << 30), 0, "one stream has nothing to do beside indexing");
+        assert_eq!(
+            next_row(Strategy::Hash, false, 1, 1 << 30),
+            0,
+            "one stream has nothing to do on_device_pool indexing"
+        );
         assert_eq!(next_row(Strategy::Hash, true, 5, 1 << 30), 0, "how many rows have a key has to be waited for");
         assert_eq!(next_row(Strategy::RadixHash, false, 5, 1 << 30), 0, "chunks are partitioned first");
         assert_eq!(next_row(Strategy::Hash, false, 5, 8 << 20), 0, "there may be too little memory for the index");

@@ -25,7 +25,7 @@ use super::matching::SharedBuild;
 use super::materialize::{Materializer, SideRows};
 use super::prefetch::{Prefetch, PrefetchedChunk};
 use super::progress::{Progress, Stage};
-use super::run::{CHUNK_ROWS_MIN, where_primitives_run};
+use super::run::{CHUNK_ROWS_MIN, run_on_device_pool};
 use super::semantics::JoinSemantics;
 use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
 use super::{BatchSink, RowLayout, Task};
@@ -104,7 +104,7 @@ impl Probing<'_> {
             // Nothing waits for the caller's stream for copies.
             let cx = JoinContext { copies: cx.stream, ..*cx };
             let never = AtomicBool::new(false);
-            return where_primitives_run(device, || {
+            return run_on_device_pool(device, || {
                 self.take_chunks(&cx, None, 1, &never)?;
                 self.complete_late(&cx, 0, 1)
             });
@@ -217,14 +217,15 @@ impl Probing<'_> {
 
     fn probe_chunk(&self, cx: &JoinContext<'_>, streams: usize, range: Range<u64>) -> Result<()> {
         let rows = self.probe.rows(range.clone());
-        let unkeyed = self.semantics.keeps_probe_without_key();
+        let null_keys = self.semantics.keeps_probe_without_key();
         // Copies overlap with other chunks' work only if there are several streams.
         let copy_in = match streams > 1 && self.columns_needed.load(Ordering::Relaxed) {
             true => CopyIn::Prefetch,
             false => CopyIn::WhenNeeded,
         };
         let filter = self.filter.as_ref();
-        let transform = || transform(cx, self.probe, rows, self.layout, self.task.row_layout, unkeyed, filter, copy_in);
+        let transform =
+            || transform(cx, self.probe, rows, self.layout, self.task.row_layout, null_keys, filter, copy_in);
         let transformed = match streams > 1 && only_copies(self.task, self.layout) {
             true => self.copy_order.take(cx.device, cx.stream, transform)?.0,
             false => transform()?,
@@ -244,9 +245,9 @@ impl Probing<'_> {
         let deferred = self.deferred.as_ref().map(DeferredChunk::new);
         let materializer = self.materializer(cx, deferred.as_ref());
         self.transformed(chunk_rows);
-        if let Some(unkeyed) = &transformed.unkeyed {
-            let rows = SideRows::Numbered(transformed, unkeyed.clone());
-            materializer.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
+        if let Some(null_keys) = &transformed.null_keys {
+            let rows = SideRows::Numbered(transformed, null_keys.clone());
+            materializer.emit(&SideRows::Missing, &rows, null_keys.len(), &mut |_| {})?;
         }
         let probe_batch_rows = probe_batch_rows(cx.device, self.held_back_bytes(cx.device), streams);
         let mut emitted = 0.0;

@@ -55,11 +55,11 @@ const SEEDS_MAX: usize = 8;
 /// [`Cancelled`](crate::Error::Cancelled) soon after the monitor's flag is raised.
 /// [`Unavailable`](crate::Error::Unavailable) when the device is lost. Errors of the sink.
 pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-    let works_on_text = device.info().works_on_text;
-    let build = SideInput::new(task, Role::Build, works_on_text);
-    let probe = SideInput::new(task, Role::Probe, works_on_text);
+    let supports_text = device.info().supports_text;
+    let build = SideInput::new(task, Role::Build, supports_text);
+    let probe = SideInput::new(task, Role::Probe, supports_text);
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    let layout = match task.device_makes_keys && works_on_text {
+    let layout = match task.device_makes_keys && supports_text {
         true => layout.made_by_device(),
         false => layout,
     };
@@ -99,11 +99,11 @@ fn run_with_layout(
     let copy_in = if deferred.is_some() { CopyIn::WhenNeeded } else { CopyIn::Prefetch };
     let columns_needed = !probe.shares || deferred.is_some();
     let copy_order = CopyOrder::default();
-    let (built, prefetch) = where_primitives_run(device, || {
+    let (built, prefetch) = run_on_device_pool(device, || {
         for _ in 0..SEEDS_MAX {
             let rows = build.rows(0..build.table.rows);
-            let unkeyed = semantics.keeps_build_without_key();
-            let transformed = transform(&cx, build, rows, &layout, task.row_layout, unkeyed, None, copy_in)?;
+            let null_keys = semantics.keeps_build_without_key();
+            let transformed = transform(&cx, build, rows, &layout, task.row_layout, null_keys, None, copy_in)?;
             let copy_in = if columns_needed { CopyIn::Prefetch } else { CopyIn::WhenNeeded };
             let probes = Probes { task, build, probe, layout: &layout, copy_in };
             let prefetch = Prefetch::queue(
@@ -117,7 +117,7 @@ fn run_with_layout(
             let adjacent = layout.is_hashed() || semantics.build_rows_kept.is_some() || (repeats && !joins_at_once);
             let built = BuildSide::new(transformed, task.dense_range, &layout, repeats, adjacent, &cx)?;
             let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &cx));
-            if !layout.is_hashed() || where_values_lie(&layout, device, is_exact)? {
+            if !layout.is_hashed() || compare_where_values_are(&layout, device, is_exact)? {
                 return Ok((built, prefetch));
             }
             layout = layout.clone().with_another_seed(rand::random());
@@ -131,7 +131,7 @@ fn run_with_layout(
     // Moving rows has waited only for the columns that moved with them.
     if deferred.is_none() {
         device.wait_event(&device.record_event(&copies)?, &stream)?;
-        built.transformed.hand_over_originals(&cx);
+        built.transformed.record_stream_of_originals(&cx);
     }
     progress.reach(Stage::IndexBuild, 1.0);
     let filter = match task.filter && task.how.drops_unmatched(probe.side) {
@@ -144,9 +144,9 @@ fn run_with_layout(
         Some(_) => Some(device.new_flags(built.transformed.len(), &stream)?),
         None => None,
     };
-    if let Some(unkeyed) = &built.transformed.unkeyed {
-        let rows = SideRows::Numbered(&built.transformed, unkeyed.clone());
-        where_primitives_run(device, || materializer.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
+    if let Some(null_keys) = &built.transformed.null_keys {
+        let rows = SideRows::Numbered(&built.transformed, null_keys.clone());
+        run_on_device_pool(device, || materializer.emit(&rows, &SideRows::Missing, null_keys.len(), &mut |_| {}))?;
     }
     let probing = Probing {
         task,
@@ -170,7 +170,7 @@ fn run_with_layout(
     let Probing { built, flags, progress, .. } = probing;
     let (built, mut progress) = (built.current(), progress.into_inner().inner);
     if let Some(flags) = &flags {
-        where_primitives_run(device, || {
+        run_on_device_pool(device, || {
             let mut reach = |share| progress.reach(Stage::KeptBuild, share);
             semantics.emit_kept_build(&materializer, &built.transformed, flags, &mut reach)
         })?;
@@ -183,25 +183,25 @@ fn run_with_layout(
 /// Runs `work`, all of one stream, on the device's CPU threads if its primitives run there.
 /// Changing over to them takes tens of microseconds each time. A GPU's work is queued from the
 /// calling thread, and work with parallel parts goes to the device's CPU threads on its own.
-pub(super) fn where_primitives_run<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    if device.info().streams > 1 { work() } else { beside(device, work) }
+pub(super) fn run_on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if device.info().streams > 1 { work() } else { on_device_pool(device, work) }
 }
 
 /// Runs `work` on the device's own CPU threads. The work must be done for one stream at a time, or
 /// have parts to be shared out and wait for no other stream.
-pub(super) fn beside<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(super) fn on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let (mut work, mut outcome) = (Some(work), None);
-    device.beside(&mut || outcome = work.take().map(|work| work()));
+    device.install(&mut || outcome = work.take().map(|work| work()));
     outcome.expect("a device does what it is given")
 }
 
 /// Compares keys by their values, on the device's CPU threads if the host has the values.
-pub(super) fn where_values_lie<T: Send>(
+pub(super) fn compare_where_values_are<T: Send>(
     layout: &KeyLayout,
     device: &dyn Device,
     compare: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
-    if layout.is_hashed_by_device() { compare() } else { beside(device, compare) }
+    if layout.is_hashed_by_device() { compare() } else { on_device_pool(device, compare) }
 }
 
 /// Builds a filter of the build keys. Returns `None` if the device has no memory for a filter,
@@ -307,11 +307,11 @@ mod tests {
         };
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
         let task = plan.task().unwrap();
-        let of = |role| SideInput::new(&task, role, device.info().works_on_text);
+        let of = |role| SideInput::new(&task, role, device.info().supports_text);
         let (build, probe) = (of(Role::Build), of(Role::Probe));
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
-        let layout = if device.info().works_on_text { layout.made_by_device() } else { layout };
-        assert_eq!(layout.is_hashed_by_device(), device.info().works_on_text);
+        let layout = if device.info().supports_text { layout.made_by_device() } else { layout };
+        assert_eq!(layout.is_hashed_by_device(), device.info().supports_text);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
         run_with_layout(&task, layout, &build, &probe, device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()

@@ -8,7 +8,7 @@ use super::fused::Fused;
 use super::inputs::SideInput;
 use super::matching::{BuildSide, SharedBuild, probe_batches};
 use super::materialize::{Materializer, SideRows};
-use super::run::where_values_lie;
+use super::run::compare_where_values_are;
 use super::transform::{JoinContext, TransformedSide};
 use super::verify::exact_matches;
 use crate::Result;
@@ -110,7 +110,7 @@ impl JoinSemantics {
             if materializer.layout.is_hashed() {
                 let compare = || exact_matches(matches, &built, probe, materializer.layout, cx);
                 let compare = || cx.monitor.phase("compare keys", 0, compare);
-                matches = where_values_lie(materializer.layout, cx.device, compare)?;
+                matches = compare_where_values_are(materializer.layout, cx.device, compare)?;
             }
             let rows = matches.rows.len() as f64;
             let mut of_probe_batch = 0.0;

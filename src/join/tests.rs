@@ -402,7 +402,7 @@ fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
     let budget = Budget::new("memory of device host:0", "--device-memory", 64 << 20);
     bench.device = HostDevice::new(0, 2, budget, Some(link)).unwrap();
     assert_eq!(copied(&bench), (bytes, 0, 0));
-    bench.device.keep_columns(16 << 20).unwrap();
+    bench.device.enable_cache(16 << 20).unwrap();
     assert_eq!(copied(&bench), (bytes, 0, 0), "nothing was kept before");
     assert_eq!(copied(&bench), (0, bytes, 0));
 }

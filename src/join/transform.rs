@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use super::RowLayout;
 use super::inputs::SideInput;
 use super::monitor::Monitor;
-use super::run::beside;
+use super::run::on_device_pool;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
 use crate::device::{
@@ -61,7 +61,7 @@ pub(super) struct TransformedSide {
     originals: Arc<Originals>,
     /// Rows that have no key because of a null. `None` if there are none, or if the join drops
     /// them.
-    pub(super) unkeyed: Option<Positions>,
+    pub(super) null_keys: Option<Positions>,
 }
 
 /// Columns on the device as they were copied in, by table column.
@@ -132,8 +132,8 @@ pub(super) enum Order {
 
 /// Copies in, packs and transforms some rows of one side. Moved columns are complete once the
 /// context's stream is synchronized. Columns in table order are complete once both of its streams
-/// are. If `keeps_unkeyed` is true, rows without a key are part of the result. A filter drops rows
-/// whose keys do not pass, as if they had no key. With a filter, no row without a key is kept.
+/// are. If `keeps_null_keys` is true, rows without a key are part of the result. A filter drops
+/// rows whose keys do not pass, as if they had no key. With a filter, no row without a key is kept.
 ///
 /// # Errors
 /// Errors of the device.
@@ -144,7 +144,7 @@ pub(super) fn transform(
     rows: Rows,
     layout: &KeyLayout,
     row_layout: RowLayout,
-    keeps_unkeyed: bool,
+    keeps_null_keys: bool,
     filter: Option<&Filter>,
     copy_in: CopyIn,
 ) -> Result<TransformedSide> {
@@ -158,12 +158,12 @@ pub(super) fn transform(
             layout.pack(input.role, &rows, &input.key_columns, device, cx.arena, stream)
         })
     };
-    let (mut keys, mut key_columns) = if layout.is_made_on_host() { beside(device, pack)? } else { pack()? };
+    let (mut keys, mut key_columns) = if layout.is_made_on_host() { on_device_pool(device, pack)? } else { pack()? };
     // Columns that are neither compared nor gathered are not needed any more.
     key_columns.bytes.retain(|&column, _| input.text(column).is_some());
     let packed = keys.packed.clone();
     if let Some(filter) = filter {
-        assert!(!keeps_unkeyed, "rows that are part of the result without a match pass over no filter");
+        assert!(!keeps_null_keys, "rows that are part of the result without a match pass over no filter");
         let bytes = (packed.keys.rows * layout.width().bytes()) as u64;
         keys.packed = monitor.phase("filter", bytes, || device.filter_keys(filter, &packed, stream))?;
     }
@@ -201,11 +201,11 @@ pub(super) fn transform(
     if let Some(came) = to_be_moved {
         // These columns are about to move with the keys. The others still cross the link meanwhile.
         device.wait_event(&came, stream)?;
-        hand_over(originals.iter().filter(|(column, _)| input.moved_columns.contains(column)), cx);
+        record_stream(originals.iter().filter(|(column, _)| input.moved_columns.contains(column)), cx);
     }
     let keys = Arc::new(keys);
-    let unkeyed = match &keys.packed.rows_kept {
-        Some(kept) if keeps_unkeyed && kept.len() < row_count => {
+    let null_keys = match &keys.packed.rows_kept {
+        Some(kept) if keeps_null_keys && kept.len() < row_count => {
             Some(monitor.phase("pack keys", row_count as u64, || rows_without_key(cx, kept, row_count))?)
         }
         _ => None,
@@ -223,7 +223,7 @@ pub(super) fn transform(
             numbered: true,
             moved_columns: Vec::new(),
             originals,
-            unkeyed,
+            null_keys,
         });
     }
     let (partition_phase, order_phase, sort_phase) = match input.role {
@@ -242,7 +242,7 @@ pub(super) fn transform(
             numbered: true,
             moved_columns: Vec::new(),
             originals: Originals::of(originals, text, came_as_keys),
-            unkeyed,
+            null_keys,
         });
     }
 
@@ -281,12 +281,12 @@ pub(super) fn transform(
             Order::Sorted(monitor.phase(sort_phase, moved_bytes, || device.sort(&keys.packed.keys, &payload, stream))?)
         }
     };
-    if unkeyed.is_none() {
+    if null_keys.is_none() {
         originals.retain(|column, _| !is_moved(column));
     }
     let originals = Originals::of(originals, text, came_as_keys);
     let mut transformed =
-        TransformedSide { rows, keys, order, to_rows: None, numbered, moved_columns, originals, unkeyed };
+        TransformedSide { rows, keys, order, to_rows: None, numbered, moved_columns, originals, null_keys };
     let phase = if matches!(row_layout, RowLayout::Sorted) { sort_phase } else { partition_phase };
     monitor.phase(phase, 0, || transformed.find_row_numbers(cx))?;
     Ok(transformed)
@@ -345,7 +345,7 @@ impl TransformedSide {
             numbered: true,
             moved_columns: Vec::new(),
             originals: Originals::of(columns, text, BTreeSet::new()),
-            unkeyed: None,
+            null_keys: None,
         }
     }
 
@@ -370,10 +370,10 @@ impl TransformedSide {
 
     /// Hands over columns copied in on the context's `copies` stream to its main stream, which
     /// must have waited for the copies.
-    pub(super) fn hand_over_originals(&self, cx: &JoinContext<'_>) {
-        hand_over(&*self.originals.columns.lock(), cx);
+    pub(super) fn record_stream_of_originals(&self, cx: &JoinContext<'_>) {
+        record_stream(&*self.originals.columns.lock(), cx);
         for BytesColumn { data, begins, validity, .. } in self.originals.text.lock().values() {
-            hand_over_buffers([data, begins].into_iter().chain(validity), cx);
+            record_stream_of_buffers([data, begins].into_iter().chain(validity), cx);
         }
     }
 
@@ -384,7 +384,7 @@ impl TransformedSide {
     }
 
     /// True if all transformed positions are row numbers.
-    pub(super) fn lies_in_order(&self) -> bool {
+    pub(super) fn is_in_table_order(&self) -> bool {
         self.numbered && self.to_rows.is_none()
     }
 
@@ -412,7 +412,7 @@ impl TransformedSide {
             Order::Joined { moved_columns, .. } => moved_columns,
         };
         let Some(numbers) = moved_columns.get(self.moved_columns.len()) else { return Ok(()) };
-        let numbers = Positions::List { data: numbers.data.clone(), rows: numbers.rows, may_miss: false };
+        let numbers = Positions::List { data: numbers.data.clone(), rows: numbers.rows, nullable: false };
         self.to_rows = Some(match &self.keys.packed.rows_kept {
             Some(kept) => cx.device.compose(kept, &numbers, cx.stream)?,
             None => numbers,
@@ -433,24 +433,24 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, r
 
 /// Lets columns be dropped, also after an error, while the context's main stream still reads them.
 /// The main stream has waited for their copies.
-fn hand_over<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, cx: &JoinContext<'_>) {
+fn record_stream<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, cx: &JoinContext<'_>) {
     let columns = columns.into_iter().map(|(_, column)| column);
-    hand_over_buffers(columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)), cx);
+    record_stream_of_buffers(columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)), cx);
 }
 
-fn hand_over_buffers<'a>(buffers: impl IntoIterator<Item = &'a DeviceBuffer>, cx: &JoinContext<'_>) {
-    buffers.into_iter().for_each(|buffer| cx.device.hand_over(buffer, cx.stream));
+fn record_stream_of_buffers<'a>(buffers: impl IntoIterator<Item = &'a DeviceBuffer>, cx: &JoinContext<'_>) {
+    buffers.into_iter().for_each(|buffer| cx.device.record_stream(buffer, cx.stream));
 }
 
 /// Copies in a column in table order.
 pub(super) fn copy_column(cx: &JoinContext<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
     cx.monitor.counted_phase("copy in", |moved| {
-        let before = stream.spared.so_far();
+        let before = stream.savings.so_far();
         let copied = rows.copy_in(column, cx.device, stream)?;
-        let spared = stream.spared.so_far().since(before);
-        moved.bytes += ((rows.len() * copied.width.bytes()) as u64).saturating_sub(spared.bytes());
-        moved.kept_bytes += spared.kept;
-        moved.in_place_bytes += spared.in_place;
+        let savings = stream.savings.so_far().since(before);
+        moved.bytes += ((rows.len() * copied.width.bytes()) as u64).saturating_sub(savings.bytes());
+        moved.kept_bytes += savings.kept;
+        moved.in_place_bytes += savings.in_place;
         Ok(copied)
     })
 }

@@ -118,7 +118,7 @@ fn differing_on_host(
 fn first_matches(matches: &Matches, cx: &JoinContext<'_>) -> Result<Pairs> {
     let rows = matches.rows.len();
     if matches.matched_rows > rows / 2 {
-        let build = Positions::List { data: matches.first.clone(), rows, may_miss: true };
+        let build = Positions::List { data: matches.first.clone(), rows, nullable: true };
         return Ok(Pairs { build, probe: Positions::Range(matches.rows.clone()) });
     }
     let once = Matches { count: None, total: matches.matched_rows as u64, ..matches.clone() };

@@ -37,7 +37,7 @@ struct Inner {
     /// Name of the bounded memory in messages: `host memory`, `memory of device host:0`.
     name: String,
     /// Setting that raises the bound: `--host-memory`.
-    knob: String,
+    setting: String,
     limit_bytes: u64,
     used_bytes: AtomicU64,
     used_bytes_max: AtomicU64,
@@ -52,10 +52,10 @@ struct Inner {
 }
 
 impl Budget {
-    /// Creates a budget of `limit_bytes`. `knob` is the setting that raises it, for the error
+    /// Creates a budget of `limit_bytes`. `setting` is the setting that raises it, for the error
     /// message.
-    pub fn new(name: impl Into<String>, knob: impl Into<String>, limit_bytes: u64) -> Self {
-        Self::with_limit(name.into(), knob.into(), limit_bytes, None)
+    pub fn new(name: impl Into<String>, setting: impl Into<String>, limit_bytes: u64) -> Self {
+        Self::with_limit(name.into(), setting.into(), limit_bytes, None)
     }
 
     /// Creates a budget over bytes that were reserved in another budget. The bytes go back there
@@ -63,16 +63,16 @@ impl Budget {
     pub fn within(reservation: Reservation) -> Self {
         let whole = &reservation.budget.inner;
         let name = format!("the job's share of {}", whole.name);
-        Self::with_limit(name, whole.knob.clone(), reservation.bytes, Some(reservation))
+        Self::with_limit(name, whole.setting.clone(), reservation.bytes, Some(reservation))
     }
 
-    fn with_limit(name: String, knob: String, limit_bytes: u64, part_of: Option<Reservation>) -> Self {
+    fn with_limit(name: String, setting: String, limit_bytes: u64, part_of: Option<Reservation>) -> Self {
         let (used_bytes, used_bytes_max) = (AtomicU64::new(0), AtomicU64::new(0));
         let (reclaim, reclaiming, holders) = (OnceLock::new(), Mutex::default(), Mutex::default());
         Self {
             inner: Arc::new(Inner {
                 name,
-                knob,
+                setting,
                 limit_bytes,
                 used_bytes,
                 used_bytes_max,
@@ -95,8 +95,8 @@ impl Budget {
     }
 
     /// Setting that raises the bound.
-    pub fn knob(&self) -> &str {
-        &self.inner.knob
+    pub fn setting(&self) -> &str {
+        &self.inner.setting
     }
 
     /// The bound, in bytes.
@@ -178,7 +178,7 @@ impl Budget {
                 human_bytes(inner.limit_bytes.saturating_sub(used)),
                 human_bytes(inner.limit_bytes),
                 self.holders(),
-                inner.knob,
+                inner.setting,
             ))
         })
     }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_takes_nothing_and_names_the_knob() {
+    fn a_refusal_takes_nothing_and_names_the_setting() {
         let budget = Budget::new("test memory", "--test-memory", 100);
         let _held = budget.reserve(60, "a").unwrap();
         let refusal = budget.reserve(41, "the probe side").unwrap_err();

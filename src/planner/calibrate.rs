@@ -168,7 +168,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         }
         let probe_partitioned = device.partition(&probe, &payload, bits, &stream)?;
         rates.join_rows[at] = 0.0;
-        if device.info().joins_partitions {
+        if device.info().fuses_partition_join {
             let join = || {
                 device.join_partitions(
                     &partitioned,
@@ -238,7 +238,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
 
     let list = |numbers: Vec<u32>| -> Result<Positions> {
         let rows = numbers.len();
-        Ok(Positions::List { data: device.copy_in(&[Buffer::from_vec(numbers)], &stream)?, rows, may_miss: false })
+        Ok(Positions::List { data: device.copy_in(&[Buffer::from_vec(numbers)], &stream)?, rows, nullable: false })
     };
     let in_cache = list((0..row_count).map(|at| (mixed(at) % row_count.min(4096)) as u32).collect())?;
     let (_, cached_seconds) = bench.time(|| device.gather(&near, &in_cache, &stream))?;
@@ -319,7 +319,7 @@ impl Bench<'_> {
     fn time_beside(&self, work: impl Fn() -> Result<()> + Sync) -> Result<((), f64)> {
         self.time(|| {
             let mut outcome = Ok(());
-            self.device.beside(&mut || outcome = work());
+            self.device.install(&mut || outcome = work());
             outcome
         })
     }

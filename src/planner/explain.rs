@@ -430,11 +430,11 @@ impl fmt::Display for Explanation {
             let achieved = phase.measured_bytes_per_second.map(|achieved| {
                 format!("{} of {} ({})", rate(achieved), rate(phase.boundary_bytes_per_second), phase.boundary)
             });
-            let spared = |bytes: Option<u64>, how: &str| {
+            let savings = |bytes: Option<u64>, how: &str| {
                 bytes.filter(|&bytes| bytes > 0).map(|bytes| format!("{} {how}", human_bytes(bytes)))
             };
-            let kept = spared(phase.kept_bytes, "kept on the device");
-            let in_place = spared(phase.in_place_bytes, "read where they lie");
+            let kept = savings(phase.kept_bytes, "kept on the device");
+            let in_place = savings(phase.in_place_bytes, "read where they lie");
             let told: Vec<String> = [achieved, kept, in_place].into_iter().flatten().collect();
             let achieved = if told.is_empty() { "-".into() } else { told.join("; ") };
             writeln!(

@@ -24,10 +24,10 @@ mod explain;
 mod filter;
 mod forced;
 mod inputs;
-mod kept_rates;
 mod moved_payload;
 mod plan;
 mod rates;
+mod saved_rates;
 mod spec;
 mod target;
 mod task;
@@ -43,10 +43,10 @@ pub use explain::{
     Explanation, Measured,
 };
 pub use forced::Forced;
-pub use kept_rates::{DeviceModel, KeptRates, RatesFile};
 pub use moved_payload::MovedPayload;
 pub use plan::{Alternative, Plan, plan, plan_forced, plan_on, propose};
 pub use rates::Rates;
+pub use saved_rates::{DeviceModel, RatesFile, SavedRates};
 pub use spec::{DeviceRequest, JoinSpec, KeyPair};
 pub use target::Target;
 

@@ -305,8 +305,8 @@ fn text_ways(question: &Question<'_>, build_side: Side) -> Result<Vec<Inputs>> {
         Inputs::new(join, build_side, estimates, TextWork { makes_keys, gathers })
     };
     let by_host = inputs(false, false)?;
-    let may_make_keys = target.works_on_text && by_host.build.host_keys;
-    let may_gather = target.works_on_text && join.has_device_text(build_side);
+    let may_make_keys = target.supports_text && by_host.build.host_keys;
+    let may_gather = target.supports_text && join.has_device_text(build_side);
     let mut ways = Vec::new();
     for (makes_keys, gathers) in [(true, true), (true, false), (false, true)] {
         if (may_make_keys || !makes_keys) && (may_gather || !gathers) {
@@ -400,7 +400,7 @@ fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candi
         human::counted(build.rows, "row"),
         target.name,
         human_bytes(target.memory_bytes),
-        target.memory_knob
+        target.memory_setting
     ))
 }
 

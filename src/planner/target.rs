@@ -18,7 +18,7 @@ pub struct Target {
     /// Bytes of device memory that a join may use.
     pub memory_bytes: u64,
     /// Option by which the operator raises `memory_bytes`: `--device-memory`.
-    pub memory_knob: String,
+    pub memory_setting: String,
     /// Threads or multiprocessors: partitions that the device works on at once.
     pub parallelism: usize,
     /// [`DeviceInfo::morsel_rows`](crate::device::DeviceInfo::morsel_rows).
@@ -33,8 +33,8 @@ pub struct Target {
     pub probe_batch_rows: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
-    /// [`DeviceInfo::works_on_text`](crate::device::DeviceInfo::works_on_text).
-    pub works_on_text: bool,
+    /// [`DeviceInfo::supports_text`](crate::device::DeviceInfo::works_on_text).
+    pub supports_text: bool,
     /// Rates of the device.
     pub rates: Rates,
     /// Columns that the device has kept from earlier joins, as of the time of planning.
@@ -52,7 +52,7 @@ impl Target {
         Self {
             name: id.to_string(),
             memory_bytes: memory.limit_bytes(),
-            memory_knob: memory.knob().into(),
+            memory_setting: memory.setting().into(),
             parallelism: info.parallelism.max(1),
             morsel_rows: info.morsel_rows.max(1),
             partition_rows: info.partition_rows.max(1),
@@ -60,22 +60,22 @@ impl Target {
             streams: info.streams.max(1),
             probe_batch_rows: info.probe_batch_rows.max(1),
             row_scratch_bytes: info.row_scratch_bytes,
-            works_on_text: info.works_on_text,
+            supports_text: info.supports_text,
             rates,
             kept: Vec::new(),
         }
     }
 
     /// Returns the rows of a table that a device has kept from earlier joins.
-    pub fn kept_rows(device: &dyn Device, table: &Arc<Table>) -> Vec<ColumnRows> {
+    pub fn cached_rows(device: &dyn Device, table: &Arc<Table>) -> Vec<ColumnRows> {
         let table: Weak<Table> = Arc::downgrade(table);
-        device.kept_rows(&(table as Weak<dyn Any + Send + Sync>))
+        device.cached_rows(&(table as Weak<dyn Any + Send + Sync>))
     }
 
     /// Returns the rows of a table that the device has kept, by column.
-    pub(super) fn kept_rows_of(&self, table: &Arc<Table>) -> HashMap<usize, KeptRows> {
+    pub(super) fn kept_rows_of(&self, table: &Arc<Table>) -> HashMap<usize, CachedRows> {
         let of_table = |kept: &&ColumnRows| std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table));
-        let mut by_column: HashMap<usize, KeptRows> = HashMap::new();
+        let mut by_column: HashMap<usize, CachedRows> = HashMap::new();
         for kept in self.kept.iter().filter(of_table) {
             by_column.entry(kept.column).or_default().0.push(kept.rows.clone());
         }
@@ -86,9 +86,9 @@ impl Target {
 
 /// The rows of a column that a device has kept, in order of their start.
 #[derive(Debug, Default)]
-pub(super) struct KeptRows(Vec<Range<u64>>);
+pub(super) struct CachedRows(Vec<Range<u64>>);
 
-impl KeptRows {
+impl CachedRows {
     /// Returns the share of the column's rows that need not be copied. A reader of all rows
     /// `at_once` uses kept rows only if none is missing.
     pub(super) fn share(&self, table_rows: u64, at_once: bool) -> f64 {
@@ -107,7 +107,7 @@ impl Default for Target {
         Self {
             name: "host:0".into(),
             memory_bytes: u64::MAX,
-            memory_knob: "the server's --device-memory".into(),
+            memory_setting: "the server's --device-memory".into(),
             parallelism: 1,
             morsel_rows: 16 << 10,
             partition_rows: 16 << 10,
@@ -115,7 +115,7 @@ impl Default for Target {
             streams: 1,
             probe_batch_rows: 1 << 18,
             row_scratch_bytes: None,
-            works_on_text: false,
+            supports_text: false,
             rates: Rates::host(1),
             kept: Vec::new(),
         }

@@ -96,12 +96,12 @@ impl Plan {
         let keyed = self.estimates.keyed(self.build_side);
         let compared_ahead = share(keyed, keyed + self.estimates.pairs) * seconds(&["compare keys"]);
         let matched = self.estimates.matched(self.build_side);
-        let kept_rows = match self.join.spec.how.build_rows_kept(self.build_side) {
+        let cached_rows = match self.join.spec.how.build_rows_kept(self.build_side) {
             Some(Which::Matched) => matched,
             Some(Which::Unmatched) => rows(Role::Build) - matched,
             None => 0.0,
         };
-        let kept_build = share(kept_rows, self.estimates.rows) * seconds(&["gather"]);
+        let kept_build = share(cached_rows, self.estimates.rows) * seconds(&["gather"]);
         StageSeconds {
             transform_build: build_share * both + seconds(&["partition build", "check build order", "sort build"]),
             index_build: seconds(&["build table", "group build"]) + compared_ahead,

@@ -30,7 +30,7 @@ pub trait Runner: Send + Sync + Debug {
     }
 
     /// Returns the rows of a table that are on the device from earlier jobs.
-    fn kept_rows(&self, _table: &Arc<Table>) -> Vec<ColumnRows> {
+    fn cached_rows(&self, _table: &Arc<Table>) -> Vec<ColumnRows> {
         Vec::new()
     }
 }
@@ -67,7 +67,7 @@ impl Executor {
 impl Executor {
     /// Returns the planner's view of the device, for a join of the given tables now.
     pub fn target_for(&self, join: &BoundJoin) -> Target {
-        let kept = [&join.left, &join.right].into_iter().flat_map(|table| self.runner.kept_rows(table)).collect();
+        let kept = [&join.left, &join.right].into_iter().flat_map(|table| self.runner.cached_rows(table)).collect();
         Target { kept, ..self.target.clone() }
     }
 }
@@ -86,7 +86,7 @@ impl Runner for JoinRunner {
         self.engine.check()
     }
 
-    fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
-        self.engine.kept_rows(table)
+    fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
+        self.engine.cached_rows(table)
     }
 }

@@ -128,7 +128,7 @@ impl Shared {
 
     /// Adds advice to the error of a job that found no host memory.
     fn with_advice(&self, job: &Job, error: Error) -> Error {
-        if !matches!(error, Error::Exhausted(_)) || !error.message().contains(self.host_budget().knob()) {
+        if !matches!(error, Error::Exhausted(_)) || !error.message().contains(self.host_budget().setting()) {
             return error;
         }
         let (held, advice) = (human_bytes(job.result.held_bytes()), job.plan.join.spec.room_advice());

@@ -22,7 +22,7 @@ use arrow::datatypes::{
     StringViewType,
 };
 
-use crate::columns::{any_part, lies_by_row, list_array, list_view_array};
+use crate::columns::{any_part, is_stored_by_row, list_array, list_view_array};
 use crate::human::type_name;
 use crate::{Error, Result};
 
@@ -197,7 +197,7 @@ impl Used {
         }
         // Copying ranges of these types would copy values that several rows share once for each
         // row.
-        let keeps_gaps = !lies_by_row(values.data_type());
+        let keeps_gaps = !is_stored_by_row(values.data_type());
         if let (true, [(start, ..), .., (_, end, _)]) = (keeps_gaps, &ranges[..]) {
             ranges = vec![(*start, *end, 0)];
         }

@@ -14,7 +14,7 @@ use crate::human::{counted, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
 };
-use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile};
+use crate::planner::{DeviceModel, Rates, RatesFile, SavedRates};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
 
@@ -225,7 +225,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
     let open = |node: &DeviceNode| -> Result<Arc<dyn Engine>> {
         let threads = node.threads.unwrap_or((cpu_threads / like(node.kind)).max(1));
         let memory_setting = device_memory_bytes(&settings.device_memory, node.kind)?;
-        let (memory_bytes, memory_knob) = match node.memory_bytes {
+        let (memory_bytes, memory_setting) = match node.memory_bytes {
             Some(bytes) => (Some(bytes), format!("the memory of {} in the topology file", node.name)),
             None => (memory_setting, "the server's --device-memory".to_string()),
         };
@@ -235,7 +235,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         };
         let memory_name = format!("memory of device {}", node.name);
         let id = DeviceId { kind, index: node.index };
-        let opening = Opening { id, threads, memory_bytes, memory_name, memory_knob };
+        let opening = Opening { id, threads, memory_bytes, memory_name, memory_setting };
         if has_own_process(settings, topology, node.kind)? {
             arena.pin_by(Some(slabs.clone()));
             let (settings, arena, slabs) = (settings.clone(), arena.clone(), slabs.clone());
@@ -243,7 +243,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
                 let opening = Opening { memory_bytes: memory_bytes.or(opening.memory_bytes), ..opening.clone() };
                 let logs = ["--log", &settings.log, "--log-format", &settings.log_format];
                 let process = OwnProcess::start(&opening, &logs, arena.clone(), &slabs)?;
-                keep_columns(&settings, process.memory(), |limit| process.keep_columns(limit))?;
+                enable_cache(&settings, process.memory(), |limit| process.enable_cache(limit))?;
                 Ok(process)
             };
             return Ok(Arc::new(Restarting::new(Box::new(start), first_delay)?));
@@ -260,7 +260,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         };
         // Memory that the first device has pinned is pinned for all devices.
         arena.pin_by(device.pin());
-        keep_columns(settings, device.memory(), |limit| device.keep_columns(limit))?;
+        enable_cache(settings, device.memory(), |limit| device.enable_cache(limit))?;
         Ok(Arc::new(InProcess::new(device, arena.clone())))
     };
     let open = |node: &DeviceNode| open(node).context(|| format!("opening device {}", node.name));
@@ -344,7 +344,7 @@ fn host_device_share(settings: &Settings, topology: &Topology, arena_bytes: u64)
     refuse(what, "less of one of them")
 }
 
-fn keep_columns(settings: &Settings, memory: &Budget, keep: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+fn enable_cache(settings: &Settings, memory: &Budget, keep: impl FnOnce(u64) -> Result<()>) -> Result<()> {
     match cache_bytes(&settings.device_cache, memory.limit_bytes())? {
         0 => Ok(()),
         limit => keep(limit),
@@ -415,7 +415,7 @@ pub fn device_rates(
                 Some(rates) => {
                     let measured = SystemTime::now();
                     if let Some(file) = &mut file {
-                        file.add(KeptRates { model: model.clone(), measured, rates: rates.clone() });
+                        file.add(SavedRates { model: model.clone(), measured, rates: rates.clone() });
                         is_new = true;
                     }
                     DeviceRates { rates, measured: Some(measured), kept_in: None }
@@ -561,9 +561,12 @@ mod tests {
         let settings = CommandLine::parse_from(["dovetail"]).settings;
         let devices = open_devices(&settings, &topology, &arena()).unwrap();
         let devices: Vec<_> = devices.iter().map(|engine| engine.device().expect("it is in this process")).collect();
-        let knob_of = |device: &Arc<dyn Device>| Target::of(&**device, Rates::host(1)).memory_knob;
-        assert!(knob_of(&devices[0]).contains("topology file"), "its memory is in the file, and so is what raises it");
-        assert_eq!(knob_of(&devices[1]), "the server's --device-memory");
+        let setting_of = |device: &Arc<dyn Device>| Target::of(&**device, Rates::host(1)).memory_setting;
+        assert!(
+            setting_of(&devices[0]).contains("topology file"),
+            "its memory is in the file, and so is what raises it"
+        );
+        assert_eq!(setting_of(&devices[1]), "the server's --device-memory");
         let start = Instant::now();
         std::thread::scope(|scope| {
             for device in &devices {

@@ -90,7 +90,7 @@ impl Bench {
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         let planned = plan.build_side;
         // A device that works on text hashes keys.
-        plan.device_makes_keys = self.device.info().works_on_text;
+        plan.device_makes_keys = self.device.info().supports_text;
         plan.device_gathers_text = plan.device_makes_keys;
         change(&mut plan);
         let sink = Collect::default();
@@ -272,7 +272,7 @@ fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
             Arc::new(HostDevice::new(0, 2, budget, Some(link)).unwrap().with_streams(3))
         }
     };
-    device.keep_columns(bytes).unwrap();
+    device.enable_cache(bytes).unwrap();
     device
 }
 

@@ -99,7 +99,7 @@ impl CudaBuffer {
     /// Frees the buffer on `queue` from now on, so that the stream it was made for may end earlier.
     /// A buffer whose current stream is `but_from` stays there. Other uses must be done, or waited
     /// for by the buffer's stream, before the buffer is dropped.
-    pub(super) fn hand_over(&self, queue: &Arc<Queue>, but_from: Option<&Arc<Queue>>) {
+    pub(super) fn record_stream(&self, queue: &Arc<Queue>, but_from: Option<&Arc<Queue>>) {
         let mut current = self.queue.lock();
         if !but_from.is_some_and(|other| Arc::ptr_eq(other, &current)) {
             *current = queue.clone();

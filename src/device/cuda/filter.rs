@@ -59,7 +59,7 @@ pub(super) fn filter_keys(work: &Work<'_>, filter: &Filter, keys: &PackedKeys) -
     if count == rows {
         return Ok(keys.clone());
     }
-    let passed = Positions::List { data: Arc::new(passed), rows: count, may_miss: false };
+    let passed = Positions::List { data: Arc::new(passed), rows: count, nullable: false };
     let data = gather(work, &keys.keys.as_column(), &passed)?.data;
     let rows_kept = match &keys.rows_kept {
         Some(kept) => compose(work, kept, &passed)?,

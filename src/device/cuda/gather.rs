@@ -27,8 +27,8 @@ pub(super) fn list(positions: &Positions) -> (*const u32, u32) {
     }
 }
 
-fn may_miss(positions: &Positions) -> bool {
-    matches!(positions, Positions::List { may_miss: true, .. })
+fn nullable(positions: &Positions) -> bool {
+    matches!(positions, Positions::List { nullable: true, .. })
 }
 
 /// Gathers values, or consecutive numbers from `data_start` on if `data` is `None`. Whole places of
@@ -82,7 +82,7 @@ pub(super) fn validity_at(
     positions: &Positions,
 ) -> Result<Option<(CudaBuffer, usize)>> {
     const PURPOSE: &str = "gathering validity";
-    if validity.is_none() && !may_miss(positions) {
+    if validity.is_none() && !nullable(positions) {
         return Ok(None);
     }
     let rows = positions.len();
@@ -148,7 +148,7 @@ pub(super) fn gather_all_to_host(
     arena: &Arena,
 ) -> Result<Vec<HostColumn>> {
     let is_plain = |(column, positions): &(&Column, &Positions)| {
-        column.validity.is_none() && matches!(positions, Positions::List { may_miss: false, .. })
+        column.validity.is_none() && matches!(positions, Positions::List { nullable: false, .. })
     };
     let mut gathered: Vec<Option<HostColumn>> = vec![None; columns.len()];
     let mut rest: VecDeque<usize> = (0..columns.len()).filter(|&at| is_plain(&columns[at])).collect();
@@ -228,7 +228,7 @@ pub(super) fn compose(work: &Work<'_>, map: &Positions, positions: &Positions) -
         Positions::List { data, rows, .. } => (Some(pointer_of::<u32>(data, *rows).cast()), 0),
     };
     gather_cells(work, data, data_start, Width::W4, positions, NO_ROW_BYTE, &out)?;
-    Ok(Positions::List { data: Arc::new(out), rows, may_miss: may_miss(map) || may_miss(positions) })
+    Ok(Positions::List { data: Arc::new(out), rows, nullable: nullable(map) || nullable(positions) })
 }
 
 pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> Result<Positions> {
@@ -243,7 +243,7 @@ pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> R
             to: all.as_mut_ptr(),
         };
         for (to, (positions, range)) in args.lists.iter_mut().zip(lists) {
-            let Positions::List { data, rows, may_miss: false } = positions else {
+            let Positions::List { data, rows, nullable: false } = positions else {
                 unreachable!("lists are put together, of rows that are there")
             };
             assert!(range.start <= range.end && range.end <= *rows, "entries {range:?} of {rows}");
@@ -254,7 +254,7 @@ pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> R
         }
         work.launch(PURPOSE, abi::dovetail_concat, &args)?;
     }
-    Ok(Positions::List { data: Arc::new(all), rows, may_miss: false })
+    Ok(Positions::List { data: Arc::new(all), rows, nullable: false })
 }
 
 pub(super) fn positions_to_host(work: &Work<'_>, positions: &Positions, arena: &Arena) -> Result<Buffer> {

@@ -60,7 +60,7 @@ pub(super) fn join(
     let mut written = writing.into_columns(pairs as usize).into_iter();
     let rows = if by_position {
         let mut positions =
-            written.map(|column| Positions::List { data: column.data, rows: column.rows, may_miss: false });
+            written.map(|column| Positions::List { data: column.data, rows: column.rows, nullable: false });
         let [of_build, of_probe] = [positions.next(), positions.next()].map(|list| list.expect("both were written"));
         let gathered = |columns: &[Column], positions: &Positions| {
             let payload: Vec<Payload> = columns.iter().cloned().map(Payload::Column).collect();

@@ -44,7 +44,7 @@ pub(super) fn pack(work: &Work<'_>, fields: &[KeyField], width: KeyWidth) -> Res
         work.launch("packing keys", abi::dovetail_pack_keys, &args)?;
     }
     let keys = Keys { data: Arc::new(keys), width, rows: count };
-    let list = |(data, rows)| Positions::List { data: Arc::new(data) as DeviceBuffer, rows, may_miss: false };
+    let list = |(data, rows)| Positions::List { data: Arc::new(data) as DeviceBuffer, rows, nullable: false };
     Ok(PackedKeys { keys, rows_kept: kept.map(list) })
 }
 
@@ -221,7 +221,7 @@ pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result
             (sort_pass(work, upper.as_ptr(), order, rows, all_bits(width))?.1, None)
         }
     };
-    Ok((Positions::List { data: Arc::new(order), rows, may_miss: false }, sorted))
+    Ok((Positions::List { data: Arc::new(order), rows, nullable: false }, sorted))
 }
 
 /// Bits by which integers are sorted.

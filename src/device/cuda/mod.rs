@@ -58,7 +58,7 @@ use self::driver::{Gpu, Mark, Queue};
 use self::positions::KnownPairs;
 use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
-use super::crew::{Crew, Crews};
+use super::cpu_pool::{CpuPool, CpuPools};
 use super::{
     BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceId,
     DeviceInfo, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
@@ -91,17 +91,17 @@ pub struct CudaDevice {
     info: DeviceInfo,
     memory: Budget,
     gpu: Arc<Gpu>,
-    threads: Crew,
+    threads: CpuPool,
     /// Threads that drive streams, one per stream that a join uses. They are kept because starting
     /// them takes longer than a small join.
-    stream_threads: Arc<Crews>,
+    stream_threads: Arc<CpuPools>,
     /// Shared by the views of all jobs.
-    kept: Arc<OnceLock<Kept>>,
+    kept: Arc<OnceLock<Cached>>,
 }
 
 /// Columns that stay from join to join.
 #[derive(Debug)]
-struct Kept {
+struct Cached {
     cache: Arc<ColumnCache>,
     /// Stream on which their memory is freed, because the streams of the joins that copied them in
     /// have ended by then.
@@ -142,16 +142,16 @@ impl CudaDevice {
             // is too large costs one more round.
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
-            joins_partitions: true,
-            works_on_text: true,
+            fuses_partition_join: true,
+            supports_text: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
             id,
             memory: budget(gpu.free_bytes()?),
             gpu,
-            threads: Crews::new(id, threads).crew()?,
-            stream_threads: Crews::of_streams(id, info.streams),
+            threads: CpuPools::new(id, threads).cpu_pool()?,
+            stream_threads: CpuPools::of_streams(id, info.streams),
             info,
             kept: Default::default(),
         })
@@ -213,14 +213,14 @@ impl Device for CudaDevice {
         &self.memory
     }
 
-    fn beside(&self, work: &mut (dyn FnMut() + Send)) {
+    fn install(&self, work: &mut (dyn FnMut() + Send)) {
         self.threads.install(work);
     }
 
     fn on_stream_threads(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
         assert!(threads <= self.info.streams, "a thread for each stream at the most");
-        // Each thread of the crew runs the closure once, and the crew has no other work.
-        self.stream_threads.crew()?.broadcast(|thread| {
+        // Each thread of the pool runs the closure once, and the pool has no other work.
+        self.stream_threads.cpu_pool()?.broadcast(|thread| {
             if thread.index() < threads {
                 work()
             }
@@ -244,7 +244,7 @@ impl Device for CudaDevice {
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
         let handle = Arc::new(CudaStream::new(self.gpu.clone())?);
-        Ok(Stream { handle, cancel, spared: Arc::default() })
+        Ok(Stream { handle, cancel, savings: Arc::default() })
     }
 
     fn record_event(&self, stream: &Stream) -> Result<Event> {
@@ -267,9 +267,9 @@ impl Device for CudaDevice {
         cuda_stream(stream).queue.synchronize("waiting for work")
     }
 
-    fn hand_over(&self, buffer: &DeviceBuffer, stream: &Stream) {
+    fn record_stream(&self, buffer: &DeviceBuffer, stream: &Stream) {
         let kept_on = self.kept.get().map(|kept| &kept.queue);
-        buffer::cuda(buffer).hand_over(&cuda_stream(stream).queue, kept_on);
+        buffer::cuda(buffer).record_stream(&cuda_stream(stream).queue, kept_on);
     }
 
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
@@ -286,25 +286,25 @@ impl Device for CudaDevice {
             };
             match from {
                 CopyFrom::Host(memory) => charged(memory, &|work| transfer::copy_in(work, parts)),
-                CopyFrom::Kept(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
+                CopyFrom::Cached(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
             }
         };
         let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };
         stream.cancel.check()?;
-        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).hand_over(&kept.queue, None);
+        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).record_stream(&kept.queue, None);
         kept.cache.copy_in(rows, bytes, self, stream, copy, stays)
     }
 
-    fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
+    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
         let queue = Arc::new(Queue::new(self.gpu.clone())?);
         let gpu = self.gpu.clone();
         let settle = Box::new(move || gpu.settle("letting go of columns that were kept"));
-        self.kept.get_or_init(|| Kept { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
+        self.kept.get_or_init(|| Cached { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
         Ok(())
     }
 
-    fn kept_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
-        self.kept.get().map_or_else(Vec::new, |kept| kept.cache.kept_rows(table))
+    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        self.kept.get().map_or_else(Vec::new, |kept| kept.cache.cached_rows(table))
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {

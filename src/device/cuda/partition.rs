@@ -25,7 +25,7 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, payload: &[Payload], bits:
         // One pass cannot move that many columns. Move row numbers, and gather columns by them.
         let mut partitions = partition(work, keys, &[Payload::RowNumber], bits)?;
         let numbers = partitions.payload.pop().expect("row numbers were payload");
-        let order = Positions::List { data: numbers.data, rows: numbers.rows, may_miss: false };
+        let order = Positions::List { data: numbers.data, rows: numbers.rows, nullable: false };
         return Ok(Partitions { payload: payload(work, payload, &order)?, ..partitions });
     }
     let rows = keys.rows;

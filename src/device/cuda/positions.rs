@@ -101,7 +101,7 @@ pub(super) fn select_matches(work: &Work<'_>, matches: &Matches, which: Which) -
     args.base = matches.rows.start as u32;
     args.first = pointer_of(&matches.first, rows);
     let (data, rows) = select::run(work, args, Some(expected))?;
-    Ok(Positions::List { data: Arc::new(data), rows, may_miss: false })
+    Ok(Positions::List { data: Arc::new(data), rows, nullable: false })
 }
 
 pub(super) fn select_flags(work: &Work<'_>, flags: &DeviceBuffer, rows: usize, which: Which) -> Result<Positions> {
@@ -112,7 +112,7 @@ pub(super) fn select_flags(work: &Work<'_>, flags: &DeviceBuffer, rows: usize, w
     let mut args = select::rows_that(condition, rows);
     args.flags = pointer_of(flags, rows);
     let (data, rows) = select::run(work, args, None)?;
-    Ok(Positions::List { data: Arc::new(data), rows, may_miss: false })
+    Ok(Positions::List { data: Arc::new(data), rows, nullable: false })
 }
 
 /// Allocates a zeroed byte per row, in whole words.
@@ -177,12 +177,12 @@ pub(super) fn expand(
     assert!(pairs.start <= pairs.end && pairs.end <= pair_count, "pairs {pairs:?} of {pair_count}");
     let rows = matches.rows.len();
     let missing = rows - matches.matched_rows;
-    let may_miss = unmatched == Unmatched::Emit && missing > 0;
+    let nullable = unmatched == Unmatched::Emit && missing > 0;
     let len = (pairs.end - pairs.start) as usize;
     if matches.count.is_none() && (unmatched == Unmatched::Emit || missing == 0) {
         // Each row has one pair: the matches are the build positions.
         let range = pairs.start as usize..pairs.end as usize;
-        let matched = Positions::List { data: matches.first.clone(), rows, may_miss };
+        let matched = Positions::List { data: matches.first.clone(), rows, nullable };
         let start = matches.rows.start;
         return Ok(Pairs {
             build: compose(work, &matched, &Positions::Range(range.clone()))?,
@@ -210,8 +210,8 @@ pub(super) fn expand(
     };
     work.launch(PURPOSE, abi::dovetail_expand, &args)?;
     Ok(Pairs {
-        build: Positions::List { data: Arc::new(build), rows: len, may_miss },
-        probe: Positions::List { data: Arc::new(probe), rows: len, may_miss: false },
+        build: Positions::List { data: Arc::new(build), rows: len, nullable },
+        probe: Positions::List { data: Arc::new(probe), rows: len, nullable: false },
     })
 }
 
@@ -221,7 +221,7 @@ pub(super) fn split_pairs(work: &Work<'_>, pairs: &Pairs, part_bits: u32, parts:
     const _: () = assert!(PARTS_MAX == abi::DOVETAIL_PARTS_MAX, "the kernels have room for as many parts");
     let rows = pairs.build.len();
     assert!(parts <= PARTS_MAX && pairs.probe.len() == rows, "{parts} parts, {rows} and {} rows", pairs.probe.len());
-    let Positions::List { data: build, may_miss: false, .. } = &pairs.build else {
+    let Positions::List { data: build, nullable: false, .. } = &pairs.build else {
         unreachable!("each pair has a build row, and where it is was written by whoever found it")
     };
     let (probe, probe_start) = list(&pairs.probe);
@@ -248,7 +248,7 @@ pub(super) fn split_pairs(work: &Work<'_>, pairs: &Pairs, part_bits: u32, parts:
     });
     let bounds: Vec<usize> = std::iter::once(0).chain(ends).collect();
     assert_eq!(bounds[parts], rows, "build rows lie in {parts} parts of 2^{part_bits}");
-    let listed = |data| Positions::List { data: Arc::new(data), rows, may_miss: false };
+    let listed = |data| Positions::List { data: Arc::new(data), rows, nullable: false };
     Ok((Pairs { build: listed(build_split), probe: listed(probe_split) }, bounds))
 }
 
@@ -281,8 +281,8 @@ fn matched_rows(work: &Work<'_>, matches: &Matches) -> Result<Pairs> {
     let mut args = select::rows_that(abi::DOVETAIL_MATCHED, rows);
     args.first = pointer_of(&matches.first, rows);
     let (selected, len) = select::run(work, args, Some(matches.matched_rows))?;
-    let selected = Positions::List { data: Arc::new(selected), rows: len, may_miss: false };
-    let first = Positions::List { data: matches.first.clone(), rows, may_miss: false };
+    let selected = Positions::List { data: Arc::new(selected), rows: len, nullable: false };
+    let first = Positions::List { data: matches.first.clone(), rows, nullable: false };
     Ok(Pairs {
         build: compose(work, &first, &selected)?,
         probe: compose(work, &Positions::Range(matches.rows.clone()), &selected)?,

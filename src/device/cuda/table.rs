@@ -92,7 +92,7 @@ fn hashed(work: &Work<'_>, keys: Keys, runs: Option<(CudaBuffer, usize)>) -> Res
         own.launch("building a hash table", abi::dovetail_table_insert, &args)
     })?;
     let totals: DovetailMatchTotals = own.read(&totals, PURPOSE)?;
-    slots.hand_over(work.queue, None);
+    slots.record_stream(work.queue, None);
     let slot_mask = slot_count as u64 - 1;
     Ok((totals.unsound == 0).then_some(CudaTable::Hashed { slots, slot_mask, keys, heads }))
 }
@@ -184,7 +184,7 @@ pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: 
         own.launch("building a table of dense keys", abi::dovetail_dense_insert, &args)
     })?;
     let totals: DovetailMatchTotals = own.read(&totals, PURPOSE)?;
-    positions.hand_over(work.queue, None);
+    positions.record_stream(work.queue, None);
     let table = CudaTable::Dense { positions, key_min, span, key_bytes: keys.width.bytes() };
     Ok((totals.unsound == 0).then(|| Table { state: Arc::new(table), order: None, rows: keys.rows }))
 }

@@ -124,8 +124,8 @@ impl Side {
         bytemuck::pod_collect_to_vec(&bytes[..count * size_of::<T>()])
     }
 
-    fn list(&self, positions: &[u32], may_miss: bool) -> Positions {
-        Positions::List { data: self.put(positions), rows: positions.len(), may_miss }
+    fn list(&self, positions: &[u32], nullable: bool) -> Positions {
+        Positions::List { data: self.put(positions), rows: positions.len(), nullable }
     }
 
     fn numbers(&self, positions: &Positions) -> Vec<u32> {
@@ -1033,18 +1033,18 @@ fn assert_joins(
         side.device.partition(&keys, &payload, bits, &side.stream).unwrap()
     };
     let (build_side, probe_side) = (transform(build), transform(probe));
-    let lying = |partitions: &Partitions| {
+    let stored = |partitions: &Partitions| {
         let Partitions { payload, bounds, .. } = partitions;
         let bounds = bounds.get().unwrap();
         let rows = side.rows_moved(payload, story);
         rows[bounds[range.start]..bounds[range.end]].to_vec()
     };
     let mut rows_of: HashMap<u128, Vec<u32>> = HashMap::new();
-    for row in lying(&build_side) {
+    for row in stored(&build_side) {
         rows_of.entry(cut(key(build[row as usize]), width)).or_default().push(row);
     }
     let mut expected = Vec::new();
-    for row in lying(&probe_side) {
+    for row in stored(&probe_side) {
         let of_key = rows_of.get(&cut(key(probe[row as usize]), width));
         expected.extend(of_key.into_iter().flatten().map(|&build_row| (build_row, row)));
     }
@@ -1520,10 +1520,10 @@ fn columns_are_gathered_as_on_the_host() {
             let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
             let valid: Vec<bool> = (0..rows).map(|_| random.random_bool(0.7)).collect();
             let start = random.random_range(0..rows);
-            let may_miss: bool = random.random();
+            let nullable: bool = random.random();
             let with_nulls: bool = random.random();
             let list: Vec<u32> = (0..random.random_range(0..2 * rows))
-                .map(|_| match may_miss && random.random_bool(0.2) {
+                .map(|_| match nullable && random.random_bool(0.2) {
                     true => NO_ROW,
                     false => random.random_range(0..rows as u32),
                 })
@@ -1533,7 +1533,7 @@ fn columns_are_gathered_as_on_the_host() {
                     BitSlice::Bits { buffer: BooleanBuffer::from(valid.clone()).into_inner(), offset: 0, len: rows };
                 let validity = with_nulls.then(|| side.device.copy_in_bits(&[bits], &side.stream).unwrap());
                 let column = Column { data: side.put(&bytes), width, rows, validity };
-                let positions = [Positions::Range(start..rows), side.list(&list, may_miss)];
+                let positions = [Positions::Range(start..rows), side.list(&list, nullable)];
                 positions
                     .iter()
                     .map(|positions| {
@@ -1550,7 +1550,7 @@ fn columns_are_gathered_as_on_the_host() {
                         let again = side.device.gather(&column, positions, &side.stream).unwrap();
                         assert!(taken.validity.is_none() || again.validity.is_some());
                         let composed = side.device.compose(
-                            &side.list(&list, may_miss),
+                            &side.list(&list, nullable),
                             &Positions::Range(0..list.len() / 2),
                             &side.stream,
                         );
@@ -1558,7 +1558,7 @@ fn columns_are_gathered_as_on_the_host() {
                     })
                     .collect::<Vec<_>>()
             });
-            assert!(gpu == host, "{rows} rows of {width:?}, nulls {with_nulls}, misses {may_miss}");
+            assert!(gpu == host, "{rows} rows of {width:?}, nulls {with_nulls}, misses {nullable}");
         }
     }
 }
@@ -1579,16 +1579,16 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
                 let with_nulls = random.random_bool(0.2);
                 let validity = with_nulls.then(|| gpu.device.copy_in_bits(&bits, &gpu.stream).unwrap());
                 let column = Column { data: gpu.put(&bytes), width, rows, validity };
-                let (start, may_miss) = (random.random_range(0..rows), random.random_bool(0.2));
+                let (start, nullable) = (random.random_range(0..rows), random.random_bool(0.2));
                 let positions = match random.random_bool(0.2) {
                     true => Positions::Range(start..rows),
                     false => {
-                        let position = |random: &mut StdRng| match may_miss && random.random_bool(0.2) {
+                        let position = |random: &mut StdRng| match nullable && random.random_bool(0.2) {
                             true => NO_ROW,
                             false => random.random_range(0..rows as u32),
                         };
                         let taken = random.random_range(0..=rows);
-                        gpu.list(&(0..taken).map(|_| position(&mut random)).collect::<Vec<_>>(), may_miss)
+                        gpu.list(&(0..taken).map(|_| position(&mut random)).collect::<Vec<_>>(), nullable)
                     }
                 };
                 (column, positions)
@@ -1606,7 +1606,7 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
         let are_plain = |at: &usize| {
             let (column, positions) = &asked[*at];
             column.validity.is_none()
-                && matches!(positions, Positions::List { may_miss: false, .. })
+                && matches!(positions, Positions::List { nullable: false, .. })
                 && !positions.is_empty()
         };
         let plain: Vec<usize> = (0..asked.len()).filter(are_plain).collect();
@@ -1661,7 +1661,7 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     device.gather_to_host(&column, &pairs.probe, arena, stream)?;
     let plain = Column { validity: None, ..column.clone() };
     device.gather_all_to_host(&[(&plain, &pairs.probe), (&plain, &pairs.build)], arena, stream)?;
-    if device.info().works_on_text {
+    if device.info().supports_text {
         let text = BytesPart { offsets: Buffer::from_vec(vec![0u32; rows + 1]), data: Buffer::from_vec(vec![0u8]) };
         let text = device.copy_in_bytes(&[text], Width::W4, stream)?;
         device.short_values(&text, 9, stream)?;
@@ -1787,7 +1787,7 @@ fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
     }
     let column = Column { data, width: Width::W4, rows, validity: None };
     let gathered = gpu.device.gather(&column, &positions, &gpu.stream).unwrap();
-    gpu.device.hand_over(&column.data, &gpu.stream);
+    gpu.device.record_stream(&column.data, &gpu.stream);
     drop(column);
     let _written = gpu.device.new_flags(rows * size_of::<u32>(), &other).unwrap();
     gpu.device.synchronize(&other).unwrap();

@@ -13,7 +13,7 @@ use super::buffer::{CudaBuffer, GRANULE_BYTES, cuda};
 use super::fault;
 use super::work::Work;
 use crate::Result;
-use crate::device::cache::KeptPart;
+use crate::device::cache::CachedPart;
 use crate::device::{BitSlice, DeviceBuffer};
 use crate::memory::{Arena, ArenaBuffer};
 
@@ -26,7 +26,7 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer>
 
 /// Concatenates parts that are already on the GPU. A single part is used in place if it begins
 /// where a buffer could.
-pub(super) fn put_together(work: &Work<'_>, parts: &[KeptPart]) -> Result<DeviceBuffer> {
+pub(super) fn put_together(work: &Work<'_>, parts: &[CachedPart]) -> Result<DeviceBuffer> {
     const PURPOSE: &str = "putting a column together";
     if let [part] = parts
         && part.bytes.start.is_multiple_of(GRANULE_BYTES)

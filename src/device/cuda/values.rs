@@ -139,7 +139,7 @@ pub(super) fn hash(work: &Work<'_>, fields: &[ValueField], hashing: Hashing) -> 
         keys: keys.as_mut_ptr(),
     };
     work.launch("hashing keys", abi::dovetail_hash_keys, &args)?;
-    let list = |(data, rows)| Positions::List { data: Arc::new(data) as DeviceBuffer, rows, may_miss: false };
+    let list = |(data, rows)| Positions::List { data: Arc::new(data) as DeviceBuffer, rows, nullable: false };
     Ok(PackedKeys { keys: Keys { data: Arc::new(keys), width, rows: count }, rows_kept: kept.map(list) })
 }
 

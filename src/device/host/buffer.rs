@@ -70,8 +70,8 @@ impl Pool {
             Some(block) => block,
             None => Block::new(bytes).ok_or_else(|| {
                 let size = human_bytes(bytes as u64);
-                let knob = "the device's memory budget promises more than the system has; lower it";
-                Error::Exhausted(format!("{purpose}: the system refused {size} of memory; {knob}"))
+                let setting = "the device's memory budget promises more than the system has; lower it";
+                Error::Exhausted(format!("{purpose}: the system refused {size} of memory; {setting}"))
             })?,
         };
         Ok(Piece { block: Some(block), pool: self.clone(), reservation })
@@ -190,8 +190,8 @@ impl HostBuffer {
         // Zeroed by the allocator: large blocks come as untouched pages, which are zero already.
         let values = bytemuck::allocation::try_zeroed_slice_box::<AtomicU8>(rows).map_err(|()| {
             let size = human_bytes(rows as u64);
-            let knob = "the device's memory budget promises more than the system has; lower it";
-            Error::Exhausted(format!("flags of matched rows: the system refused {size} of memory; {knob}"))
+            let setting = "the device's memory budget promises more than the system has; lower it";
+            Error::Exhausted(format!("flags of matched rows: the system refused {size} of memory; {setting}"))
         })?;
         Ok(Arc::new(Self { storage: Storage::Flags { values, reservation }, bytes: rows }))
     }

@@ -27,7 +27,7 @@ pub(super) fn expand(run: &Run<'_>, matches: &Matches, pairs: Range<u64>, unmatc
     let first = values_of::<u32>(&matches.first, rows);
     let count = matches.count.as_ref().map(|count| values_of::<u32>(count, rows));
     let missing = rows - matches.matched_rows;
-    let may_miss = unmatched == Unmatched::Emit && missing > 0;
+    let nullable = unmatched == Unmatched::Emit && missing > 0;
     let len = (pairs.end - pairs.start) as usize;
 
     if count.is_none() && (unmatched == Unmatched::Emit || missing == 0) {
@@ -42,7 +42,7 @@ pub(super) fn expand(run: &Run<'_>, matches: &Matches, pairs: Range<u64>, unmatc
         };
         let start = matches.rows.start;
         return Ok(Pairs {
-            build: Positions::List { data, rows: len, may_miss },
+            build: Positions::List { data, rows: len, nullable },
             probe: Positions::Range(start + range.start..start + range.end),
         });
     }
@@ -76,8 +76,8 @@ pub(super) fn expand(run: &Run<'_>, matches: &Matches, pairs: Range<u64>, unmatc
         },
     )?;
     Ok(Pairs {
-        build: Positions::List { data: build.freeze(), rows: len, may_miss },
-        probe: Positions::List { data: probe.freeze(), rows: len, may_miss: false },
+        build: Positions::List { data: build.freeze(), rows: len, nullable },
+        probe: Positions::List { data: probe.freeze(), rows: len, nullable: false },
     })
 }
 
@@ -205,7 +205,7 @@ mod tests {
                             let found_pairs: Vec<(u32, u32)> =
                                 numbers(&found.build).into_iter().zip(numbers(&found.probe)).collect();
                             assert!(found_pairs == all[range.clone()], "{rows} rows, pairs {range:?} {unmatched:?}");
-                            let misses = matches!(found.build, Positions::List { may_miss: true, .. });
+                            let misses = matches!(found.build, Positions::List { nullable: true, .. });
                             assert!(misses || found_pairs.iter().all(|pair| pair.0 != NO_ROW));
                         }
                     }

@@ -211,7 +211,7 @@ pub(super) fn filter_keys<K: Key>(run: &Run<'_>, filter: &Filter, given: &Packed
     })?;
     Ok(PackedKeys {
         keys: Keys { data: kept_keys.freeze(), width: keys.width, rows: kept },
-        rows_kept: Some(Positions::List { data: numbers.freeze(), rows: kept, may_miss: false }),
+        rows_kept: Some(Positions::List { data: numbers.freeze(), rows: kept, nullable: false }),
     })
 }
 

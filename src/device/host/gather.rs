@@ -50,7 +50,7 @@ pub(super) fn gather_to_host(
 }
 
 fn needs_validity(column: &Column, positions: &Positions) -> bool {
-    column.validity.is_some() || matches!(positions, Positions::List { may_miss: true, .. })
+    column.validity.is_some() || matches!(positions, Positions::List { nullable: true, .. })
 }
 
 /// Writes the values at `positions`, and zeros for [`NO_ROW`].
@@ -62,16 +62,16 @@ fn gather_values(run: &Run<'_>, column: &Column, positions: &Positions, out: &mu
         let out = bytemuck::cast_slice_mut::<u8, T>(out);
         match positions {
             Positions::Range(range) => run.copy(&values[range.clone()], out),
-            Positions::List { data, rows, may_miss } => {
+            Positions::List { data, rows, nullable } => {
                 let positions = values_of::<u32>(data, *rows);
-                run.fill(out, |start, out| pick(values, &positions[start..start + out.len()], *may_miss, out))
+                run.fill(out, |start, out| pick(values, &positions[start..start + out.len()], *nullable, out))
             }
         }
     })
 }
 
-fn pick<T: Pod>(values: &[T], positions: &[u32], may_miss: bool, out: &mut [T]) {
-    if !may_miss {
+fn pick<T: Pod>(values: &[T], positions: &[u32], nullable: bool, out: &mut [T]) {
+    if !nullable {
         out.iter_mut().zip(positions).for_each(|(out, &at)| *out = values[at as usize]);
         return;
     }
@@ -123,14 +123,14 @@ pub(super) fn concat(run: &Run<'_>, lists: &[(&Positions, Range<usize>)]) -> Res
     let mut all = run.values::<u32>(rows, "putting positions together")?;
     let mut rest = &mut all[..];
     for (positions, range) in lists {
-        let Positions::List { data, rows, may_miss: false } = positions else {
+        let Positions::List { data, rows, nullable: false } = positions else {
             unreachable!("lists are put together, of rows that are there")
         };
         let (next, after) = rest.split_at_mut(range.len());
         run.copy(&values_of::<u32>(data, *rows)[range.clone()], next)?;
         rest = after;
     }
-    Ok(Positions::List { data: all.freeze(), rows, may_miss: false })
+    Ok(Positions::List { data: all.freeze(), rows, nullable: false })
 }
 
 pub(super) fn compose(run: &Run<'_>, map: &Positions, positions: &Positions) -> Result<Positions> {
@@ -140,7 +140,7 @@ pub(super) fn compose(run: &Run<'_>, map: &Positions, positions: &Positions) -> 
             Ok(Positions::Range(map.start + range.start..map.start + range.end))
         }
         (Positions::Range(map), Positions::List { .. }) if map.start == 0 => Ok(positions.clone()),
-        (Positions::Range(map), Positions::List { data, rows, may_miss }) => {
+        (Positions::Range(map), Positions::List { data, rows, nullable }) => {
             let positions = values_of::<u32>(data, *rows);
             let mut composed = run.values::<u32>(*rows, "composing positions")?;
             run.fill(&mut composed, |start, out| {
@@ -148,33 +148,33 @@ pub(super) fn compose(run: &Run<'_>, map: &Positions, positions: &Positions) -> 
                     *out = if at == NO_ROW { NO_ROW } else { map.start as u32 + at };
                 }
             })?;
-            Ok(Positions::List { data: composed.freeze(), rows: *rows, may_miss: *may_miss })
+            Ok(Positions::List { data: composed.freeze(), rows: *rows, nullable: *nullable })
         }
         (Positions::List { rows, .. }, Positions::Range(range)) if *range == (Range { start: 0, end: *rows }) => {
             Ok(map.clone())
         }
-        (Positions::List { data, rows, may_miss }, Positions::Range(range)) => {
+        (Positions::List { data, rows, nullable }, Positions::Range(range)) => {
             let map = &values_of::<u32>(data, *rows)[range.clone()];
             let mut composed = run.values::<u32>(range.len(), "composing positions")?;
             run.copy(map, &mut composed)?;
-            Ok(Positions::List { data: composed.freeze(), rows: range.len(), may_miss: *may_miss })
+            Ok(Positions::List { data: composed.freeze(), rows: range.len(), nullable: *nullable })
         }
         (
-            Positions::List { data: map, rows: map_rows, may_miss: map_may_miss },
-            Positions::List { data, rows, may_miss },
+            Positions::List { data: map, rows: map_rows, nullable: map_is_nullable },
+            Positions::List { data, rows, nullable },
         ) => {
             let (map, positions) = (values_of::<u32>(map, *map_rows), values_of::<u32>(data, *rows));
             let mut composed = run.values::<u32>(*rows, "composing positions")?;
             run.fill(&mut composed, |start, out| {
                 let positions = &positions[start..start + out.len()];
-                if !may_miss {
+                if !nullable {
                     return pick(map, positions, false, out);
                 }
                 for (out, &at) in out.iter_mut().zip(positions) {
                     *out = if at == NO_ROW { NO_ROW } else { map[at as usize] };
                 }
             })?;
-            Ok(Positions::List { data: composed.freeze(), rows: *rows, may_miss: *map_may_miss || *may_miss })
+            Ok(Positions::List { data: composed.freeze(), rows: *rows, nullable: *map_is_nullable || *nullable })
         }
     }
 }
@@ -294,8 +294,8 @@ mod tests {
                     let look_up = |at: u32| if at == NO_ROW { NO_ROW } else { table[at as usize] };
                     let expected: Vec<u32> = numbers(positions).into_iter().map(look_up).collect();
                     let found = bench.device.compose(map, positions, &bench.stream).unwrap();
-                    let may_miss = !matches!(found, Positions::Range(_) | Positions::List { may_miss: false, .. });
-                    assert!(may_miss || !expected.contains(&NO_ROW));
+                    let nullable = !matches!(found, Positions::Range(_) | Positions::List { nullable: false, .. });
+                    assert!(nullable || !expected.contains(&NO_ROW));
                     assert_eq!(numbers(&found), expected, "{positions:?} in {map:?}");
                 }
             }

@@ -66,7 +66,7 @@ use self::fault::Faults;
 use self::hash::with_key;
 use self::link::Transfer;
 use super::cache::{ColumnCache, CopyFrom};
-use super::crew::{Crew, Crews};
+use super::cpu_pool::{CpuPool, CpuPools};
 use super::fault::Trigger;
 use super::{
     BitSlice, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo,
@@ -87,7 +87,7 @@ pub struct HostDevice {
     id: DeviceId,
     info: DeviceInfo,
     pool: Pool,
-    threads: Crew,
+    threads: CpuPool,
     route: Option<EmulatedRoute>,
     /// Columns that stay from join to join, shared by the views of all jobs. Used only with a link.
     kept: Arc<OnceLock<Arc<ColumnCache>>>,
@@ -120,9 +120,9 @@ impl HostDevice {
         Ok(Self {
             id,
             // A GPU behind such a link would join partitions too.
-            info: DeviceInfo { joins_partitions: route.is_some(), ..info(threads) },
+            info: DeviceInfo { fuses_partition_join: route.is_some(), ..info(threads) },
             pool: Pool::new(memory),
-            threads: Crews::new(id, threads).crew()?,
+            threads: CpuPools::new(id, threads).cpu_pool()?,
             route,
             kept: Default::default(),
             faults: Faults::of(id, Trigger::of(id)),
@@ -143,14 +143,14 @@ impl HostDevice {
     /// the joins of other devices.
     #[must_use]
     pub fn joining_partitions(mut self, joins: bool) -> Self {
-        self.info.joins_partitions = joins;
+        self.info.fuses_partition_join = joins;
         self
     }
 
     fn copy_in_to(&self, pool: &Pool, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         let bytes = parts.iter().map(Buffer::len).sum();
         if let ([part], None) = (parts, &self.route) {
-            stream.spared.add_in_place(part.len() as u64);
+            stream.savings.add_in_place(part.len() as u64);
         }
         let copy = |run: &Run<'_>| transfer::copy_in(run, parts, self.route.is_some());
         self.pass_in(stream, bytes, || self.run_in(pool, stream, copy))
@@ -193,8 +193,8 @@ fn info(threads: usize) -> DeviceInfo {
         row_scratch_bytes: None,
         partition_rows: 1 << 15,
         pass_bits_max: 11,
-        joins_partitions: false,
-        works_on_text: false,
+        fuses_partition_join: false,
+        supports_text: false,
     }
 }
 
@@ -267,7 +267,7 @@ impl Device for HostDevice {
         &self.pool.budget
     }
 
-    fn beside(&self, work: &mut (dyn FnMut() + Send)) {
+    fn install(&self, work: &mut (dyn FnMut() + Send)) {
         self.threads.install(work);
     }
 
@@ -281,7 +281,7 @@ impl Device for HostDevice {
             id: self.id,
             info: self.info.clone(),
             pool: self.pool.charged_to(memory),
-            // Streams have their own threads. A crew that includes the caller must not wait for
+            // Streams have their own threads. A pool that includes the caller must not wait for
             // them.
             threads: if self.info.streams == 1 { self.threads.of_caller()? } else { self.threads.another()? },
             route: self.route.clone(),
@@ -291,7 +291,7 @@ impl Device for HostDevice {
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
-        Ok(Stream { handle: Arc::new(Done), cancel, spared: Arc::default() })
+        Ok(Stream { handle: Arc::new(Done), cancel, savings: Arc::default() })
     }
 
     fn record_event(&self, _stream: &Stream) -> Result<Event> {
@@ -322,7 +322,7 @@ impl Device for HostDevice {
         };
         let copy = |from: CopyFrom<'_>| match from {
             CopyFrom::Host(memory) => self.copy_in_to(&charged(memory), parts, stream),
-            CopyFrom::Kept(kept, memory) => {
+            CopyFrom::Cached(kept, memory) => {
                 self.run_in(&charged(memory), stream, |run| transfer::put_together(run, kept))
             }
         };
@@ -330,7 +330,7 @@ impl Device for HostDevice {
         cache.copy_in(rows, bytes, self, stream, copy, |_| ())
     }
 
-    fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
+    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
         if self.route.is_some() {
             // Calls are finished when they return, so there is no work to wait for.
             self.kept.get_or_init(|| ColumnCache::new(self.memory(), limit_bytes, Box::new(|| ())));
@@ -338,8 +338,8 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn kept_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
-        self.kept.get().map_or_else(Vec::new, |cache| cache.kept_rows(table))
+    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        self.kept.get().map_or_else(Vec::new, |cache| cache.cached_rows(table))
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {

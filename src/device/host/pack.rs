@@ -60,7 +60,7 @@ pub(super) fn pack_keys<K: Key>(run: &Run<'_>, fields: &[KeyField], width: KeyWi
     })?;
     Ok(PackedKeys {
         keys: Keys { data: keys.freeze(), width, rows: kept },
-        rows_kept: Some(Positions::List { data: numbers.freeze(), rows: kept, may_miss: false }),
+        rows_kept: Some(Positions::List { data: numbers.freeze(), rows: kept, nullable: false }),
     })
 }
 

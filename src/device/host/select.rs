@@ -57,7 +57,7 @@ fn select(run: &Run<'_>, rows: Range<usize>, condition: impl Fn(usize) -> bool +
         }
         Ok::<_, crate::Error>(())
     })?;
-    Ok(Positions::List { data: positions.freeze(), rows: selected, may_miss: false })
+    Ok(Positions::List { data: positions.freeze(), rows: selected, nullable: false })
 }
 
 pub(super) fn mark_build(run: &Run<'_>, matches: &Matches, flags: &DeviceBuffer) -> Result<()> {

@@ -49,7 +49,7 @@ pub(super) fn split_pairs(run: &Run<'_>, pairs: &Pairs, part_bits: u32, parts: u
         }
         Ok::<_, crate::Error>(())
     })?;
-    let listed = |data| Positions::List { data, rows, may_miss: false };
+    let listed = |data| Positions::List { data, rows, nullable: false };
     Ok((Pairs { build: listed(build_split.freeze()), probe: listed(probe_split.freeze()) }, bounds))
 }
 
@@ -86,7 +86,7 @@ mod tests {
                 for (part_bits, build_rows) in [(3, 1), (3, 8), (3, 9), (3, 8 * 32), (10, 20_000), (31, 1 << 31)] {
                     let parts = ((build_rows - 1) as usize >> part_bits) + 1;
                     let build: Vec<u32> = (0..rows).map(|_| random.random_range(0..build_rows)).collect();
-                    let list = Positions::List { data: bench.buffer(&build), rows, may_miss: false };
+                    let list = Positions::List { data: bench.buffer(&build), rows, nullable: false };
                     let pairs = Pairs { build: list, probe: Positions::Range(7..7 + rows) };
                     let (split, bounds) = bench.device.split_pairs(&pairs, part_bits, parts, &bench.stream).unwrap();
                     let (found_build, found_probe) = (numbers(&split.build), numbers(&split.probe));

@@ -141,7 +141,7 @@ impl Regions {
             return Ok(Some(Table { state: Arc::new(table), order: None, rows }));
         }
         let Some((table, order)) = self.build_runs::<K>(run)? else { return Ok(None) };
-        let order = Positions::List { data: order.freeze(), rows, may_miss: false };
+        let order = Positions::List { data: order.freeze(), rows, nullable: false };
         Ok(Some(Table { state: Arc::new(table), order: Some(order), rows }))
     }
 

@@ -44,8 +44,8 @@ impl Bench {
     }
 
     /// Returns positions as a list, with `NO_ROW` allowed.
-    pub(super) fn list(&self, positions: &[u32], may_miss: bool) -> Positions {
-        Positions::List { data: self.buffer(positions), rows: positions.len(), may_miss }
+    pub(super) fn list(&self, positions: &[u32], nullable: bool) -> Positions {
+        Positions::List { data: self.buffer(positions), rows: positions.len(), nullable }
     }
 }
 

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::Run;
 use super::buffer::{HostBuffer, bytes_of, split_at_bounds, values_of};
 use crate::Result;
-use crate::device::cache::KeptPart;
+use crate::device::cache::CachedPart;
 use crate::device::{BitSlice, DeviceBuffer, Positions};
 use crate::memory::Arena;
 
@@ -41,7 +41,7 @@ fn copy_bytes(run: &Run<'_>, from: &[u8], to: &mut [u8]) -> Result<()> {
 }
 
 /// Concatenates parts of buffers that the device has already.
-pub(super) fn put_together(run: &Run<'_>, parts: &[KeptPart]) -> Result<DeviceBuffer> {
+pub(super) fn put_together(run: &Run<'_>, parts: &[CachedPart]) -> Result<DeviceBuffer> {
     let bytes = parts.iter().map(|part| part.bytes.len()).sum();
     let mut values = run.values::<u8>(bytes, "putting a column together")?;
     let mut rest = &mut values[..];

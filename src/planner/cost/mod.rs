@@ -83,7 +83,7 @@ impl Model<'_> {
 
     /// True if the device joins partitions in one go (`join/fused.rs`). If a key has many build
     /// rows, the join may give that up, and group and match the rows.
-    fn joins_partitions(&self) -> bool {
+    fn fuses_partition_join(&self) -> bool {
         /// Maximum mean rows per key. Beyond it, listing runs of equal keys is the better way.
         const ROWS_OF_KEY_MAX: f64 = 32.0;
         /// Maximum rows of a heavy key: half of what a GPU goes through in one bucket of its table

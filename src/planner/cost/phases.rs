@@ -51,7 +51,7 @@ impl Model<'_> {
             Strategy::RadixHash | Strategy::RadixHashGfur => {
                 steps.push(self.partition("partition build", Role::Build, chunks));
                 steps.push(self.partition("partition probe", Role::Probe, chunks));
-                if (self.inputs.build.repeats || self.inputs.hashed) && !self.joins_partitions() {
+                if (self.inputs.build.repeats || self.inputs.hashed) && !self.fuses_partition_join() {
                     steps.push(self.group());
                 }
             }
@@ -66,13 +66,13 @@ impl Model<'_> {
                 }
             }
         }
-        let joins_partitions = self.joins_partitions();
-        steps.push(if joins_partitions { self.join_partitions(chunks) } else { self.match_rows(chunks) });
+        let fuses_partition_join = self.fuses_partition_join();
+        steps.push(if fuses_partition_join { self.join_partitions(chunks) } else { self.match_rows(chunks) });
         if self.inputs.hashed {
             steps.push(self.compare(chunks));
         }
         // A count is known once rows are matched.
-        if self.join.spec.how.only_side().is_none() && !self.join.spec.count && !joins_partitions {
+        if self.join.spec.how.only_side().is_none() && !self.join.spec.count && !fuses_partition_join {
             let bytes = PAIR_BYTES * self.estimates.pairs;
             let step = Step::new("expand", Role::Probe, bytes, bytes / self.rates.stream);
             let step = step.by_morsels_of(self.estimates.pairs);
@@ -371,7 +371,7 @@ impl Model<'_> {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
         let mut gathered = 0;
-        let (is_probe_shared, joins_partitions) = (self.is_probe_shared(), self.joins_partitions());
+        let (is_probe_shared, fuses_partition_join) = (self.is_probe_shared(), self.fuses_partition_join());
         for given in self.inputs.given.iter() {
             let input = self.inputs.of(given.role);
             if given.role == Role::Probe && is_probe_shared {
@@ -388,7 +388,7 @@ impl Model<'_> {
                     out_bytes += width * rows;
                     // Joined partitions have these columns side by side already, and they are
                     // copied out from there.
-                    if !(joins_partitions && (column.raw_key || column.is_moved)) {
+                    if !(fuses_partition_join && (column.raw_key || column.is_moved)) {
                         seconds += value_bytes.max(VALUE_BYTES_MIN * rows) / self.rates.stream;
                     }
                     if self.gather_order(input, column.raw_key || column.is_moved) == Order::Random {

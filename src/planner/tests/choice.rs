@@ -23,9 +23,9 @@ fn text_is_gathered_by_whoever_is_quicker() {
         upload.append(batch).unwrap();
         upload.commit().unwrap();
     }
-    let planned = |count: bool, works_on_text: bool, rates: Rates, device_gathers_text: Option<bool>| {
+    let planned = |count: bool, supports_text: bool, rates: Rates, device_gathers_text: Option<bool>| {
         let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
-        let target = Target { works_on_text, rates, ..a100() };
+        let target = Target { supports_text, rates, ..a100() };
         let forced = Forced { device_gathers_text, ..Forced::default() };
         plan_forced(bind(spec, &catalog).unwrap(), &forced, &target)
     };
@@ -42,10 +42,10 @@ fn text_is_gathered_by_whoever_is_quicker() {
     assert!(by_host.task().unwrap().build.device_text.is_empty());
     assert!(!planned(false, true, slow_host(), Some(false)).unwrap().device_gathers_text);
     assert!(planned(false, true, slow_link(), Some(true)).unwrap().device_gathers_text);
-    for (count, works_on_text) in [(true, true), (false, false)] {
-        let plan = planned(count, works_on_text, slow_host(), None).unwrap();
+    for (count, supports_text) in [(true, true), (false, false)] {
+        let plan = planned(count, supports_text, slow_host(), None).unwrap();
         assert!(!plan.device_gathers_text);
-        let refused = planned(count, works_on_text, slow_host(), Some(true)).unwrap_err();
+        let refused = planned(count, supports_text, slow_host(), Some(true)).unwrap_err();
         assert!(matches!(&refused, Error::Unsupported(text) if text.contains("gathers text")), "{refused}");
     }
 }

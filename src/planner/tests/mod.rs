@@ -115,7 +115,7 @@ fn a100() -> Target {
     Target {
         name: "cuda:0".into(),
         memory_bytes: 40 << 30,
-        memory_knob: "--device-memory".into(),
+        memory_setting: "--device-memory".into(),
         parallelism: 108,
         morsel_rows: 1,
         partition_rows: 4096,
@@ -124,7 +124,7 @@ fn a100() -> Target {
         streams: 1,
         probe_batch_rows: usize::MAX,
         row_scratch_bytes: None,
-        works_on_text: false,
+        supports_text: false,
         rates,
         kept: Vec::new(),
     }

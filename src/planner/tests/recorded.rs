@@ -76,9 +76,11 @@ struct RecordedTarget {
     partition_rows: usize,
     pass_bits_max: u32,
     streams: usize,
+    #[serde(alias = "wave_rows")]
     probe_batch_rows: usize,
     row_scratch_bytes: Option<usize>,
-    works_on_text: bool,
+    #[serde(alias = "works_on_text")]
+    supports_text: bool,
     rates: Rates,
 }
 
@@ -187,11 +189,11 @@ impl Recorded {
 impl RecordedTarget {
     fn restore(&self, kept: Vec<ColumnRows>) -> Target {
         let Self { memory_bytes, parallelism, morsel_rows, partition_rows, pass_bits_max, .. } = *self;
-        let Self { streams, probe_batch_rows, row_scratch_bytes, works_on_text, .. } = *self;
+        let Self { streams, probe_batch_rows, row_scratch_bytes, supports_text, .. } = *self;
         Target {
             name: "recorded".into(),
             memory_bytes,
-            memory_knob: "--device-memory".into(),
+            memory_setting: "--device-memory".into(),
             parallelism,
             morsel_rows,
             partition_rows,
@@ -199,7 +201,7 @@ impl RecordedTarget {
             streams,
             probe_batch_rows,
             row_scratch_bytes,
-            works_on_text,
+            supports_text,
             rates: self.rates.clone(),
             kept,
         }

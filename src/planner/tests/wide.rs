@@ -48,7 +48,7 @@ fn gpu() -> Target {
     let mut target = a100();
     target.rates = Rates { copy_in: 50e9, copy_out: 50e9, ..target.rates };
     target.memory_bytes = u64::MAX;
-    Target { streams: 4, works_on_text: true, probe_batch_rows: 1 << 22, ..target }
+    Target { streams: 4, supports_text: true, probe_batch_rows: 1 << 22, ..target }
 }
 
 fn names(pairs: impl Iterator<Item = usize>) -> Vec<KeyPair> {

@@ -70,7 +70,7 @@ fn a_join_of_columns_that_a_device_has_kept_is_planned_without_their_copies() {
     let memory = Budget::new("memory of host:0", "--device-memory", 16 << 20);
     let link = EmulatedLink { to_device_bytes_per_second: 1e9, from_device_bytes_per_second: 1e9 };
     let device = HostDevice::new(0, 1, memory, Some(link)).unwrap();
-    device.keep_columns(1 << 20).unwrap();
+    device.enable_cache(1 << 20).unwrap();
     let scheduler = Scheduler::new(catalog, vec![Arc::new(device)]);
     let bytes = |explanation: Explanation, name: &str| {
         let phase = explanation.phases.iter().find(|phase| phase.name == name);

@@ -49,15 +49,15 @@ fn text_is_gathered_whatever_its_length_and_wherever_it_lies() {
             let values: Text = (0..rows).map(&mut value).collect();
             for offset_width in [Width::W4, Width::W8] {
                 let column = put(&gpu, &values, offset_width, &mut random);
-                let may_miss = random.random();
+                let nullable = random.random();
                 let mut position = || match random.random_bool(0.1) {
-                    true if may_miss => NO_ROW,
+                    true if nullable => NO_ROW,
                     _ => random.random_range(0..rows.max(1)) as u32,
                 };
                 let listed: Vec<u32> = (0..if rows == 0 { 0 } else { rows + 3 }).map(|_| position()).collect();
                 let some = some_range(rows, &mut random);
                 let ranged: Vec<u32> = some.clone().map(|row| row as u32).collect();
-                for (positions, rows_of) in [(gpu.list(&listed, may_miss), &listed), (Positions::Range(some), &ranged)]
+                for (positions, rows_of) in [(gpu.list(&listed, nullable), &listed), (Positions::Range(some), &ranged)]
                 {
                     let (arena, stream) = (&gpu.arena, &gpu.stream);
                     let found = gpu

@@ -72,7 +72,7 @@ impl DeviceModel {
 
 /// Rates, and the time of their measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KeptRates {
+pub struct SavedRates {
     /// The measured device.
     #[serde(flatten)]
     pub model: DeviceModel,
@@ -86,7 +86,7 @@ pub struct KeptRates {
 #[derive(Debug, Serialize, Deserialize)]
 struct Contents {
     calibration: u32,
-    devices: Vec<KeptRates>,
+    devices: Vec<SavedRates>,
 }
 
 /// A file of rates.
@@ -94,7 +94,7 @@ struct Contents {
 pub struct RatesFile {
     path: PathBuf,
     /// Rates in order of measurement, the latest last.
-    kept: Vec<KeptRates>,
+    kept: Vec<SavedRates>,
     /// True if the file may be overwritten.
     is_ours: bool,
 }
@@ -116,13 +116,13 @@ impl RatesFile {
     }
 
     /// Returns the rates of a device model, if known.
-    pub fn find(&self, model: &DeviceModel) -> Option<&KeptRates> {
+    pub fn find(&self, model: &DeviceModel) -> Option<&SavedRates> {
         self.kept.iter().find(|kept| kept.model == *model)
     }
 
     /// Adds measured rates and removes earlier ones of the same model. [`RatesFile::save`] writes
     /// them.
-    pub fn add(&mut self, measured: KeptRates) {
+    pub fn add(&mut self, measured: SavedRates) {
         self.kept.retain(|kept| kept.model != measured.model);
         self.kept.push(measured);
         let surplus = self.kept.len().saturating_sub(DEVICES_MAX);
@@ -178,7 +178,7 @@ fn is_ours(text: &str) -> bool {
     text.trim().is_empty() || first.starts_with(text) || text.starts_with(&first)
 }
 
-fn kept_in(text: &str) -> Result<Vec<KeptRates>> {
+fn kept_in(text: &str) -> Result<Vec<SavedRates>> {
     let wrong = |why: String| Error::Invalid(format!("it is no file of rates: {why}"));
     if text.trim().is_empty() {
         return Ok(Vec::new());
@@ -222,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    fn kept(name: &str, copy_in: f64) -> KeptRates {
+    fn kept(name: &str, copy_in: f64) -> SavedRates {
         let model = DeviceModel {
             kind: "host".into(),
             name: name.into(),
@@ -232,7 +232,7 @@ mod tests {
             link: vec![12e9, 24e9],
         };
         let measured = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        KeptRates { model, measured, rates: Rates { copy_in, ..Rates::host(2) } }
+        SavedRates { model, measured, rates: Rates { copy_in, ..Rates::host(2) } }
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! CPU threads of a device, which do a host device's work and the work that a GPU cannot do. The
-//! device has one crew, and each job that runs in parallel with others has one. A GPU has further
-//! crews, whose threads drive the streams of a join.
+//! device has one pool, and each job that runs in parallel with others has one. A GPU has further
+//! pools, whose threads drive the streams of a join.
 //!
-//! Jobs do not share a crew. A thread that waits for a part of its own work, or for a GPU, takes up
-//! any other work of its crew. With another job's work it would delay its own job until that work
+//! Jobs do not share a pool. A thread that waits for a part of its own work, or for a GPU, takes up
+//! any other work of its pool. With another job's work it would delay its own job until that work
 //! is done, stopped or read.
 //!
-//! A thread that runs jobs of a host device, one after the other, is itself part of a crew. A small
+//! A thread that runs jobs of a host device, one after the other, is itself part of a pool. A small
 //! join then never changes threads, because a change would take longer than its rows.
 
 use std::cell::OnceCell;
@@ -20,35 +20,35 @@ use super::DeviceId;
 use crate::{Error, Result};
 
 thread_local! {
-    /// The crew that includes this thread. A thread keeps its crew until the thread ends.
+    /// The pool that includes this thread. A thread keeps its pool until the thread ends.
     static OWN: OnceCell<Option<Own>> = const { OnceCell::new() };
 }
 
-/// A crew that is reserved for one of its threads.
+/// A pool that is reserved for one of its threads.
 struct Own {
     threads: Arc<ThreadPool>,
-    home: Arc<Crews>,
+    home: Arc<CpuPools>,
 }
 
-/// Crews of one device, with `threads` threads each.
+/// Pools of one device, with `threads` threads each.
 #[derive(Debug)]
-pub(super) struct Crews {
+pub(super) struct CpuPools {
     id: DeviceId,
     /// Prefix of the thread names, which end with the thread's number.
     name: String,
     threads: usize,
     /// Advice for the error when the system refuses threads.
     remedy: &'static str,
-    /// Unused crews, kept because threads take longer to start than a small join to run.
+    /// Unused pools, kept because threads take longer to start than a small join to run.
     idle: Mutex<Vec<Arc<ThreadPool>>>,
 }
 
-impl Crews {
+impl CpuPools {
     pub(super) fn new(id: DeviceId, threads: usize) -> Arc<Self> {
         Self::of_name(id, id.to_string(), threads, "use fewer")
     }
 
-    /// Returns crews with one thread per stream.
+    /// Returns pools with one thread per stream.
     #[cfg(dovetail_cuda)]
     pub(super) fn of_streams(id: DeviceId, streams: usize) -> Arc<Self> {
         Self::of_name(id, format!("{id}-stream"), streams, "allow this process more threads")
@@ -58,35 +58,35 @@ impl Crews {
         Arc::new(Self { id, name, threads: threads.max(1), remedy, idle: Mutex::default() })
     }
 
-    /// Takes a crew for the caller alone, until the crew is dropped.
+    /// Takes a pool for the caller alone, until the pool is dropped.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
-    pub(super) fn crew(self: &Arc<Self>) -> Result<Crew> {
+    pub(super) fn cpu_pool(self: &Arc<Self>) -> Result<CpuPool> {
         let idle = self.idle.lock().pop();
         let threads = match idle {
             Some(threads) => threads,
             None => Arc::new(self.start(false)?),
         };
-        Ok(Crew { threads, home: self.clone(), is_of_caller: false })
+        Ok(CpuPool { threads, home: self.clone(), is_of_caller: false })
     }
 
-    /// Takes a crew that includes the calling thread, unless that thread already has a crew of
+    /// Takes a pool that includes the calling thread, unless that thread already has a pool of
     /// another device. The caller works on the tasks that it shares out, and runs small tasks
-    /// without a change of threads. Other threads must not give work to this crew while its caller
+    /// without a change of threads. Other threads must not give work to this pool while its caller
     /// does not work.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
-    pub(super) fn crew_of_caller(self: &Arc<Self>) -> Result<Crew> {
+    pub(super) fn cpu_pool_of_caller(self: &Arc<Self>) -> Result<CpuPool> {
         let own = OWN.with(|own| {
             let start = || self.start(true).ok().map(|threads| Own { threads: Arc::new(threads), home: self.clone() });
             let own = own.get_or_init(start).as_ref()?;
             Arc::ptr_eq(&own.home, self).then(|| own.threads.clone())
         });
         match own {
-            Some(threads) => Ok(Crew { threads, home: self.clone(), is_of_caller: true }),
-            None => self.crew(),
+            Some(threads) => Ok(CpuPool { threads, home: self.clone(), is_of_caller: true }),
+            None => self.cpu_pool(),
         }
     }
 
@@ -104,32 +104,32 @@ impl Crews {
 
 /// Threads that go back to their device on drop.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct CpuPool {
     threads: Arc<ThreadPool>,
-    home: Arc<Crews>,
-    /// True for a crew that includes the calling thread, which keeps it.
+    home: Arc<CpuPools>,
+    /// True for a pool that includes the calling thread, which keeps it.
     is_of_caller: bool,
 }
 
-impl Crew {
-    /// Takes another crew of the same device.
+impl CpuPool {
+    /// Takes another pool of the same device.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
     pub(super) fn another(&self) -> Result<Self> {
-        self.home.crew()
+        self.home.cpu_pool()
     }
 
-    /// Takes another crew of the same device, as [`Crews::crew_of_caller`].
+    /// Takes another pool of the same device, as [`CpuPools::cpu_pool_of_caller`].
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
     pub(super) fn of_caller(&self) -> Result<Self> {
-        self.home.crew_of_caller()
+        self.home.cpu_pool_of_caller()
     }
 }
 
-impl Deref for Crew {
+impl Deref for CpuPool {
     type Target = ThreadPool;
 
     fn deref(&self) -> &ThreadPool {
@@ -137,7 +137,7 @@ impl Deref for Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for CpuPool {
     fn drop(&mut self) {
         if !self.is_of_caller {
             self.home.idle.lock().push(self.threads.clone());
@@ -154,9 +154,9 @@ mod tests {
     use crate::device::DeviceKind;
 
     #[test]
-    fn a_crew_works_on_while_another_is_held_up_and_is_used_again() {
+    fn a_cpu_pool_works_on_while_another_is_held_up_and_is_used_again() {
         let id = DeviceId { kind: DeviceKind::Host, index: 0 };
-        let device = Crews::new(id, 1).crew().unwrap();
+        let device = CpuPools::new(id, 1).cpu_pool().unwrap();
         let job = device.another().unwrap();
         let (let_go, held) = channel::<()>();
         std::thread::scope(|scope| {
@@ -166,24 +166,24 @@ mod tests {
         });
         drop(job);
         let _again = device.another().unwrap();
-        assert!(device.home.idle.lock().is_empty(), "a crew was idle, and another was started");
+        assert!(device.home.idle.lock().is_empty(), "a pool was idle, and another was started");
     }
 
     #[test]
-    fn a_thread_keeps_a_crew_that_it_is_one_of() {
-        let crews = |index| Crews::new(DeviceId { kind: DeviceKind::Host, index }, 2);
+    fn a_thread_keeps_a_cpu_pool_that_it_is_one_of() {
+        let cpu_pools = |index| CpuPools::new(DeviceId { kind: DeviceKind::Host, index }, 2);
         let who = || std::thread::current().id();
-        // The spawned thread stays in that crew for its life. The test's own thread should not.
+        // The spawned thread stays in that pool for its life. The test's own thread should not.
         let ended = std::thread::spawn(move || {
-            let (device, caller) = (crews(0), who());
-            let crew = device.crew_of_caller().unwrap();
-            assert_eq!(crew.install(who), caller);
+            let (device, caller) = (cpu_pools(0), who());
+            let cpu_pool = device.cpu_pool_of_caller().unwrap();
+            assert_eq!(cpu_pool.install(who), caller);
             let both = Barrier::new(2);
-            crew.install(|| rayon::join(|| both.wait(), || both.wait()));
-            drop(crew);
-            assert_eq!(device.crew_of_caller().unwrap().install(who), caller, "the same once more");
+            cpu_pool.install(|| rayon::join(|| both.wait(), || both.wait()));
+            drop(cpu_pool);
+            assert_eq!(device.cpu_pool_of_caller().unwrap().install(who), caller, "the same once more");
             assert!(device.idle.lock().is_empty(), "nobody else may have it");
-            assert_ne!(crews(1).crew_of_caller().unwrap().install(who), caller, "a thread is of one crew");
+            assert_ne!(cpu_pools(1).cpu_pool_of_caller().unwrap().install(who), caller, "a thread is in one pool");
         });
         ended.join().unwrap();
     }
