@@ -23,7 +23,7 @@ use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::{CancelFlag, DeviceId, open_device, parse_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget, parse_bytes};
-use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Strategy, Target};
+use dovetail::planner::{self, JoinSpec, KeyPair, PlanOverrides, Strategy, Target};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -287,8 +287,9 @@ fn main() {
             let join = planner::bind(spec, &catalog).unwrap();
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::cached_rows(device, table)).collect();
-            let forced = Forced { defer_build_payload, device_gathers_text, ..Forced::named(strategy) };
-            let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
+            let overrides =
+                PlanOverrides { defer_build_payload, device_gathers_text, ..PlanOverrides::named(strategy) };
+            let plan = planner::plan_forced(join, &overrides, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
             columns_last = plan.defer_build_payload;
             text_by = if plan.device_gathers_text { "device" } else { "host" };

@@ -11,7 +11,7 @@ use super::engine::Measured;
 use super::random::{below, hash, unit};
 use super::workload::Workload;
 use dovetail::cli::output::{self, Align};
-use dovetail::planner::Forced;
+use dovetail::planner::PlanOverrides;
 
 /// A choice this much slower than the best is good enough.
 const TOLERANCE: f64 = 1.1;
@@ -151,7 +151,7 @@ impl Choice {
 
 /// Returns the planner's choice and the fastest alternative. `None` without either.
 fn rival<'a>(measured: &[&'a Measured]) -> Option<(&'a Measured, &'a Measured)> {
-    let chosen = measured.iter().find(|measured| measured.asked == Forced::default())?;
+    let chosen = measured.iter().find(|measured| measured.asked == PlanOverrides::default())?;
     let others = measured.iter().filter(|other| other.asked != chosen.asked);
     Some((chosen, others.min_by(|a, b| a.median().total_cmp(&b.median()))?))
 }
@@ -296,16 +296,16 @@ mod tests {
         assert!(drawn.iter().all(|workload| !another.contains(workload)), "another seed draws other joins");
     }
 
-    fn measured(asked: Forced, strategy: &str, seconds: f64) -> Measured {
+    fn measured(asked: PlanOverrides, strategy: &str, seconds: f64) -> Measured {
         Measured { asked, seconds: vec![seconds], strategy: strategy.into(), ..Measured::default() }
     }
 
     /// Measurements of two strategies, and of the planner's choice.
     fn of_three(auto: f64) -> Vec<Measured> {
         vec![
-            measured(Forced::named(Some(Strategy::Hash)), "hash", 1.0),
-            measured(Forced::named(Some(Strategy::SortMerge)), "sort-merge", 2.0),
-            measured(Forced::default(), "x", auto),
+            measured(PlanOverrides::named(Some(Strategy::Hash)), "hash", 1.0),
+            measured(PlanOverrides::named(Some(Strategy::SortMerge)), "sort-merge", 2.0),
+            measured(PlanOverrides::default(), "x", auto),
         ]
     }
 
@@ -315,7 +315,7 @@ mod tests {
         choices.add("good", &of_three(1.09));
         choices.add("bad", &of_three(1.3));
         choices.add("the best itself", &of_three(0.5));
-        choices.add("alone", &[measured(Forced::default(), "hash", 1.0)]);
+        choices.add("alone", &[measured(PlanOverrides::default(), "hash", 1.0)]);
         let summary = choices.summary().unwrap();
         assert_eq!((&summary["cases"], &summary["within"]), (&3.into(), &2.into()));
         assert_eq!(summary["misses"].as_array().unwrap().len(), 1);

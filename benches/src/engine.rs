@@ -7,15 +7,15 @@ use std::time::Instant;
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 
-use super::asked;
 use super::at_once::at_once;
 use super::check::{Join, Prepared, Summary};
 use super::floor::Boundaries;
+use super::overrides;
 use dovetail::catalog::{Catalog, Upload, UploadMode, UploadOptions};
 use dovetail::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
+use dovetail::planner::{self, JoinSpec, KeyPair, Plan, PlanOverrides, Rates, Strategy, Target};
 use dovetail::service::encode::batch_bytes;
 use dovetail::{Context, Error, Result};
 
@@ -70,7 +70,7 @@ pub struct Engine {
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Request: a strategy, the planner's choice, or a way to compose the join.
-    pub asked: Forced,
+    pub asked: PlanOverrides,
     /// True if columns were on the device from earlier runs.
     pub kept: bool,
     /// Seconds of each timed run, ascending.
@@ -271,7 +271,7 @@ impl Engine {
         }
         self.keeps = true;
         for strategy in Strategy::ALL {
-            match self.run(&Forced::named(Some(strategy)), &*self.device) {
+            match self.run(&PlanOverrides::named(Some(strategy)), &*self.device) {
                 // Another strategy may need less memory.
                 Ok(_) | Err(Error::Exhausted(_)) => {}
                 Err(error) => return Err(error),
@@ -294,13 +294,13 @@ impl Engine {
     ///
     /// # Errors
     /// Errors of the planner.
-    pub fn ways(&self, known: &[Forced]) -> Result<Vec<Forced>> {
+    pub fn ways(&self, known: &[PlanOverrides]) -> Result<Vec<PlanOverrides>> {
         // Each join of a sequence would have its own ways.
         let [join] = &self.joins[..] else { return Ok(Vec::new()) };
         let mut plans: BTreeSet<String> =
             known.iter().filter_map(|way| Some(self.plan(join, way).ok()?.composition())).collect();
         let mut ways = Vec::new();
-        for way in asked::every_way() {
+        for way in overrides::every_way() {
             match self.plan(join, &way) {
                 Ok(plan) if plans.insert(plan.composition()) => ways.push(way),
                 // This composition is impossible, or does not fit memory.
@@ -317,7 +317,7 @@ impl Engine {
     /// Errors of the planner.
     pub fn planned(&self) -> Result<Option<PlannedJoin<'_>>> {
         let [join] = &self.joins[..] else { return Ok(None) };
-        let plan = self.plan(join, &Forced::default())?;
+        let plan = self.plan(join, &PlanOverrides::default())?;
         Ok(Some(PlannedJoin { join, plan, target: &self.target }))
     }
 
@@ -325,7 +325,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Internal`] when the result is not the expected one; errors of the engine.
-    pub fn check(&self, asked: &Forced, prepared: &Prepared) -> Result<Measured> {
+    pub fn check(&self, asked: &PlanOverrides, prepared: &Prepared) -> Result<Measured> {
         self.device.add_up_times(true)?;
         drop(self.device.take_times());
         let outcome = self.run_and_see_memory(asked);
@@ -358,7 +358,7 @@ impl Engine {
     }
 
     /// Runs once. Returns the run and its peak device memory.
-    fn run_and_see_memory(&self, asked: &Forced) -> Result<(Run, Option<u64>)> {
+    fn run_and_see_memory(&self, asked: &PlanOverrides) -> Result<(Run, Option<u64>)> {
         if self.keeps {
             // A job with all memory would evict the kept columns.
             return Ok((self.run(asked, &*self.device)?, None));
@@ -375,7 +375,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Internal`] when the result is not the expected one; errors of the engine.
-    pub fn time(&self, asked: &Forced, prepared: &Prepared) -> Result<Timed> {
+    pub fn time(&self, asked: &PlanOverrides, prepared: &Prepared) -> Result<Timed> {
         if self.at_once > 1 {
             return self.time_at_once(asked, prepared);
         }
@@ -388,7 +388,7 @@ impl Engine {
 
     /// Times several runs at once on the same device. Checks the last run of each thread. Reports
     /// no phases or work times, because they cannot be assigned to a run.
-    fn time_at_once(&self, asked: &Forced, prepared: &Prepared) -> Result<Timed> {
+    fn time_at_once(&self, asked: &PlanOverrides, prepared: &Prepared) -> Result<Timed> {
         let (seconds, last) = at_once(self.at_once, || self.run(asked, &*self.device));
         last.into_iter().try_for_each(|run| run?.verify(prepared).map(drop))?;
         Ok(Timed { seconds, phases: Vec::new(), times: Vec::new() })
@@ -396,7 +396,7 @@ impl Engine {
 
     /// Runs all joins of the case. The clock runs from the first primitive to the last batch of
     /// each join. Planning is not timed, nor is turning a result into the table of the next join.
-    fn run(&self, asked: &Forced, device: &dyn Device) -> Result<Run> {
+    fn run(&self, asked: &PlanOverrides, device: &dyn Device) -> Result<Run> {
         let mut run = Run::default();
         for join in &self.joins {
             let plan = self.plan(join, asked)?;
@@ -418,7 +418,7 @@ impl Engine {
         Ok(run)
     }
 
-    fn plan(&self, join: &Join, asked: &Forced) -> Result<Plan> {
+    fn plan(&self, join: &Join, asked: &PlanOverrides) -> Result<Plan> {
         let keys = join.on.iter().map(|(left, right)| KeyPair::new(left, right)).collect();
         let spec = JoinSpec {
             strategy: asked.strategy,

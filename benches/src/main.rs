@@ -24,7 +24,6 @@
 //! for a GPU, to send them over the link. The floor uses the measured rates of plain copies
 //! (`floor.rs`).
 
-mod asked;
 #[path = "../at_once/mod.rs"]
 mod at_once;
 mod axes;
@@ -33,6 +32,7 @@ mod check;
 mod choices;
 mod engine;
 mod floor;
+mod overrides;
 mod planned;
 mod random;
 mod report;
@@ -66,7 +66,7 @@ use dovetail::cli::output::{self, Align};
 use dovetail::cli::progress::Progress;
 use dovetail::device::{DeviceId, DeviceKind, parse_device};
 use dovetail::memory::{human_bytes, parse_bytes, process_memory_limit};
-use dovetail::planner::{self, Forced, Strategy};
+use dovetail::planner::{self, PlanOverrides, Strategy};
 use dovetail::{Context, Error, Result};
 
 /// Bytes of tables and result of the largest case on a CPU, without `--scale`: more than caches
@@ -359,20 +359,21 @@ fn measure_group(
     of_case: &mut OfCase,
 ) -> Result<()> {
     let runs = asking.runs;
-    let mut wanted: Vec<Forced> = asking.strategies.iter().map(|&strategy| Forced::named(strategy)).collect();
+    let mut wanted: Vec<PlanOverrides> =
+        asking.strategies.iter().map(|&strategy| PlanOverrides::named(strategy)).collect();
     if asking.exhaustive {
         let ways = engine.ways(&wanted)?;
         wanted.extend(ways);
     }
     let mut measured: Vec<Measured> = Vec::new();
     for asked in wanted {
-        let checked = engine.check(&asked, prepared).context(|| asked::label(&asked));
+        let checked = engine.check(&asked, prepared).context(|| overrides::label(&asked));
         match checked {
             Ok(checked) => measured.push(checked),
             // Another strategy may need less.
             Err(Error::Exhausted(reason)) => {
                 progress.aside(|| {
-                    output::remark(format!("skipped {} for {}: {reason}", asked::label(&asked), case.label()));
+                    output::remark(format!("skipped {} for {}: {reason}", overrides::label(&asked), case.label()));
                 });
             }
             Err(error) => return Err(error),
@@ -386,7 +387,7 @@ fn measure_group(
     let time = |at: usize| {
         let Measured { asked, bytes_in, bytes_out, .. } = &measured[at];
         progress.moved(bytes_in + bytes_out);
-        engine.time(asked, prepared).context(|| asked::label(asked))
+        engine.time(asked, prepared).context(|| overrides::label(asked))
     };
     let timed = in_turn(&own, runs, time)?;
     for (measured, with) in measured.iter_mut().zip(measured_with) {
@@ -395,7 +396,7 @@ fn measure_group(
     if asking.compares {
         let time = |at: usize| {
             let asked = &measured[at].asked;
-            engine.time(asked, prepared).context(|| asked::label(asked))
+            engine.time(asked, prepared).context(|| overrides::label(asked))
         };
         for (at, again) in in_turn(&choices::to_measure_again(&measured), runs, time)? {
             measured[at].set_runs_again(&again);

@@ -12,7 +12,7 @@ use super::case::Case;
 use super::engine::{Machine, Measurable, Measured};
 use super::floor::{Boundaries, Floor};
 use super::suite::Suite;
-use super::{OfCase, asked};
+use super::{OfCase, overrides};
 use dovetail::cli::VERSION;
 use dovetail::cli::output::{self, Align};
 use dovetail::device::WorkTime;
@@ -108,7 +108,7 @@ impl Report {
         for line in planned {
             self.write(&self.with_head(&json!({"planned": line})))?;
         }
-        for measured in measured.iter().filter(|measured| asked::name(&measured.asked) != "forced") {
+        for measured in measured.iter().filter(|measured| overrides::name(&measured.asked) != "forced") {
             let floor = Floor::of(&self.boundaries, measured);
             self.write(&self.line(case, rows, measured, floor))?;
             if self.is_table() {
@@ -153,7 +153,7 @@ impl Report {
             output::line(self.row("join", COLUMNS.map(|(name, _, _)| name.to_owned())));
             self.begun = true;
         }
-        let strategy = match asked::name(&measured.asked) {
+        let strategy = match overrides::name(&measured.asked) {
             "auto" => format!("{} (auto)", measured.strategy),
             name => name.to_owned(),
         };
@@ -189,7 +189,7 @@ impl Report {
         };
         let median = measured.median();
         let measurements = json!({
-            "asked": asked::name(&measured.asked),
+            "asked": overrides::name(&measured.asked),
             "kept": measured.kept,
             "strategy": measured.strategy,
             "plan": measured.plan,

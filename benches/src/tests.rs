@@ -164,7 +164,7 @@ fn a_wrong_result_is_not_measured() {
     let case = cases("joins", &["--rows", "1000", "--key-bytes", "4"]).remove(0);
     let mut prepared = case.prepare().unwrap();
     let engine = Engine::new(&small("joins", 1.0, 64 << 20), &mut prepared).unwrap();
-    let hash = Forced::named(Some(Strategy::Hash));
+    let hash = PlanOverrides::named(Some(Strategy::Hash));
     engine.check(&hash, &prepared).unwrap();
     engine.time(&hash, &prepared).unwrap();
     let right = prepared.expected;
@@ -214,7 +214,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
     let device = HostDevice::new(0, 2, memory, Some(link)).unwrap();
     let on = small("joins", 1.0, 64 << 20);
     let mut engine = Engine::on_device(std::sync::Arc::new(device), &on, &mut prepared).unwrap();
-    let hash = Forced::named(Some(Strategy::Hash));
+    let hash = PlanOverrides::named(Some(Strategy::Hash));
     let kept_bytes = |engine: &Engine, prepared: &Prepared| {
         engine.time(&hash, prepared).unwrap().phases.iter().map(|phase| phase.kept_bytes).sum::<u64>()
     };

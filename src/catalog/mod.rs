@@ -36,7 +36,9 @@ pub use adopt::Adopter;
 pub use editor::{Editor, IntoMode};
 pub use names::{Catalog, NameReservation, check_name};
 pub use quota::{Charge, TenantLimits, TenantUsage};
-pub use result::{GiveWay, ResultReader, ResultSpool, Spending, SpentResults, SpoolOptions, SpoolState};
+pub use result::{
+    BackpressureLimits, EvictableResults, EvictionPermit, ResultReader, ResultSpool, SpoolOptions, SpoolState,
+};
 pub use statistics::{ColumnStatistics, Combination, HeavyValue, Overlap, Sketch, StatisticsCollector, Value};
 pub use table::Table;
 pub use upload::{Upload, UploadMode, UploadOptions};

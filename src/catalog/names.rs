@@ -8,7 +8,7 @@ use arrow::array::RecordBatch;
 use parking_lot::RwLock;
 
 use super::quota::{Charge, Ledger};
-use super::{Adopter, Editor, IntoMode, SpentResults, Table, TenantLimits, TenantUsage};
+use super::{Adopter, Editor, EvictableResults, IntoMode, Table, TenantLimits, TenantUsage};
 use crate::human;
 use crate::memory::Arena;
 use crate::{Error, Result};
@@ -49,20 +49,20 @@ impl Catalog {
 
     /// Same as [`Catalog::new`], with a limit on each tenant's holdings.
     pub fn with_limits(arena: Arena, limits: TenantLimits) -> Self {
-        let spent = SpentResults::default();
-        arena.budget().reclaim_from(spent.as_reclaim());
+        let evictable = EvictableResults::default();
+        arena.budget().reclaim_from(evictable.as_reclaim());
         Self {
             arena,
             tables_max: limits.tables,
-            ledger: Ledger::new(limits, spent),
+            ledger: Ledger::new(limits, evictable),
             names: Arc::default(),
             samples: Arc::default(),
         }
     }
 
     /// Results whose memory is released when other work needs it.
-    pub fn spent_results(&self) -> &SpentResults {
-        self.ledger.spent()
+    pub fn evictable_results(&self) -> &EvictableResults {
+        self.ledger.evictable()
     }
 
     /// The arena of the tables' buffers.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::SpentResults;
+use super::EvictableResults;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
@@ -33,18 +33,19 @@ pub struct TenantUsage {
 pub(super) struct Ledger {
     bytes_limit: Option<u64>,
     bytes: Arc<Mutex<HashMap<String, u64>>>,
-    spent: SpentResults,
+    evictable: EvictableResults,
 }
 
 impl Ledger {
-    /// Returns an empty ledger. Results in `spent` are released before a tenant is refused memory.
-    pub(super) fn new(limits: TenantLimits, spent: SpentResults) -> Self {
-        Self { bytes_limit: limits.bytes, bytes: Arc::default(), spent }
+    /// Returns an empty ledger. Results in `evictable` are released before a tenant is refused
+    /// memory.
+    pub(super) fn new(limits: TenantLimits, evictable: EvictableResults) -> Self {
+        Self { bytes_limit: limits.bytes, bytes: Arc::default(), evictable }
     }
 
     /// Results that are released before a tenant is refused memory.
-    pub(super) fn spent(&self) -> &SpentResults {
-        &self.spent
+    pub(super) fn evictable(&self) -> &EvictableResults {
+        &self.evictable
     }
 
     /// Returns a charge of zero bytes on that tenant's account.
@@ -88,7 +89,7 @@ impl Charge {
     pub fn try_grow(&mut self, bytes: u64) -> Result<()> {
         while let Err(Full { held_bytes, limit_bytes }) = self.try_add(bytes) {
             let missing = held_bytes.saturating_add(bytes) - limit_bytes;
-            if bytes > limit_bytes || self.ledger.spent.give_back_of(&self.owner, missing) == 0 {
+            if bytes > limit_bytes || self.ledger.evictable.give_back_of(&self.owner, missing) == 0 {
                 return Err(Error::Exhausted(format!(
                     "tenant {:?} holds {} of tables, uploads and results, and {} more would exceed its {}; drop a table, let a \
                      result go, or raise the server's --tenant-memory",

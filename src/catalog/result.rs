@@ -5,7 +5,7 @@
 //!   retained:   push ─► 0 1 2 3 4 5 …      reader i of n clones i, i + n, …   all stay until the
 //!                                          or one part, 0 1 2 (parts.rs)      lease ends, or until
 //!                                                                             read and memory is
-//!                                                                             needed (spent.rs)
+//!                                                                             needed (eviction.rs)
 //!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     a reader frees it
 //! ```
 //!
@@ -26,9 +26,9 @@
 //! Readers share one queue instead of fixed shares of it. So a client that reads its endpoints one
 //! after the other does not wait for batches that are behind those of its later endpoints.
 
+mod eviction;
 mod parts;
 mod reading;
-mod spent;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,10 +40,10 @@ use arrow::datatypes::SchemaRef;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::watch;
 
+use eviction::Reading;
+pub use eviction::{EvictableResults, EvictionPermit};
 use parts::Parts;
 pub use reading::ResultReader;
-use spent::Reading;
-pub use spent::{Spending, SpentResults};
 
 use super::adopt::{Adopter, Meter};
 use super::{Charge, NameReservation, Table};
@@ -76,7 +76,7 @@ pub enum SpoolState {
 /// result may be long and need no memory. So the limits allow the pause of a working client, and
 /// not less.
 #[derive(Clone, Debug)]
-pub struct GiveWay {
+pub struct BackpressureLimits {
     /// True while other joins wait for the device.
     pub is_wanted: Arc<AtomicBool>,
     /// Maximum time that the writer waits while readers take nothing.
@@ -85,7 +85,7 @@ pub struct GiveWay {
     pub wait_max: Duration,
 }
 
-impl GiveWay {
+impl BackpressureLimits {
     /// Returns limits that hold while `is_wanted` is true: 5 s without a read, and 30 s in all. 5 s
     /// is longer than a client's garbage collection, or the network's repair of a loss. 30 s is a
     /// tenth of the limit that holds when no other join wants the device.
@@ -108,7 +108,7 @@ pub struct SpoolOptions {
     /// meanwhile.
     pub wait_max: Duration,
     /// Shorter limits while other joins want the device; `None`: the limits are never shortened.
-    pub give_way: Option<GiveWay>,
+    pub when_wanted: Option<BackpressureLimits>,
     /// Arena into which batches from elsewhere are copied; `None` leaves batches where they are.
     pub arena: Option<Arena>,
     /// The charge to which the result's bytes are added.
@@ -119,7 +119,7 @@ pub struct SpoolOptions {
     pub interrupt: Interrupt,
     /// Permits the release of the result's memory once it was read; `None`: not before its lease
     /// ends.
-    pub spending: Option<Spending>,
+    pub eviction: Option<EvictionPermit>,
 }
 
 impl Default for SpoolOptions {
@@ -129,12 +129,12 @@ impl Default for SpoolOptions {
             bytes_max: u64::MAX,
             stall: Duration::from_secs(30),
             wait_max: Duration::from_secs(300),
-            give_way: None,
+            when_wanted: None,
             arena: None,
             charge: None,
             tables: Vec::new(),
             interrupt: Interrupt::default(),
-            spending: None,
+            eviction: None,
         }
     }
 }
@@ -151,12 +151,12 @@ struct Inner {
     bytes_max: u64,
     stall: Duration,
     wait_max: Duration,
-    give_way: Option<GiveWay>,
+    when_wanted: Option<BackpressureLimits>,
     tables: Vec<Weak<Table>>,
     /// Budget of the result's arena.
     budget: Option<Budget>,
     interrupt: Interrupt,
-    spending: Option<Spending>,
+    eviction: Option<EvictionPermit>,
     held: Mutex<Held>,
     /// Notified when batches were taken, or the result was released.
     room: Condvar,
@@ -229,8 +229,18 @@ impl ResultSpool {
 
     /// Makes an empty result.
     pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
-        let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, tables, interrupt, spending } =
-            options;
+        let SpoolOptions {
+            retain,
+            bytes_max,
+            stall,
+            wait_max,
+            when_wanted,
+            arena,
+            charge,
+            tables,
+            interrupt,
+            eviction,
+        } = options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
         let budget = arena.as_ref().map(|arena| arena.budget().clone());
         let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
@@ -241,11 +251,11 @@ impl ResultSpool {
             bytes_max,
             stall,
             wait_max,
-            give_way,
+            when_wanted,
             tables,
             budget,
             interrupt,
-            spending,
+            eviction,
             held,
             room,
             progress,
@@ -392,14 +402,14 @@ impl ResultSpool {
     }
 
     /// Same as [`ResultSpool::returning_bytes`], for a result whose batches wait for readers. Such
-    /// a result is complete and does not give way, or it is consumed. 0 for any other result, and
-    /// for one that is locked: the caller may be at work on it.
+    /// a result is complete and cannot be evicted, or it is consumed. 0 for any other result,
+    /// and for one that is locked: the caller may be at work on it.
     pub fn waiting_bytes(&self) -> u64 {
         if !self.is_consumed_by_reading() && self.progress().1 != SpoolState::Complete {
             return 0;
         }
         let Some(held) = self.inner.held.try_lock() else { return 0 };
-        match self.inner.gives_way(&held) {
+        match self.inner.is_evictable(&held) {
             true => 0,
             false => held.bytes.saturating_add(held.bytes_of_gone_tables()),
         }
@@ -411,8 +421,8 @@ impl ResultSpool {
     }
 
     /// Extends the lease to `duration` from now. A lease that ends later stays as it is. From then
-    /// on the result does not give way. Returns the end of the lease; `None` while the join runs,
-    /// since the lease has not begun.
+    /// on the result cannot be evicted. Returns the end of the lease; `None` while the join
+    /// runs, since the lease has not begun.
     ///
     /// # Errors
     /// [`Error::NotFound`] when the result is released.
@@ -554,8 +564,8 @@ impl ResultSpool {
         self.wanted().map_or(self.inner.stall, |wanted| wanted.stall.min(self.inner.stall))
     }
 
-    fn wanted(&self) -> Option<&GiveWay> {
-        self.inner.give_way.as_ref().filter(|give_way| give_way.is_wanted.load(Ordering::Relaxed))
+    fn wanted(&self) -> Option<&BackpressureLimits> {
+        self.inner.when_wanted.as_ref().filter(|when_wanted| when_wanted.is_wanted.load(Ordering::Relaxed))
     }
 
     /// True if the bytes fit the result's bound, or if the arena keeps enough free for other work.

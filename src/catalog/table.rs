@@ -18,7 +18,7 @@ use crate::{Error, Result, listed};
 
 /// Facts about a column that are computed on first request.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct LazyFacts {
     /// Sketch of the column's values; `None` if the table has no rows to sketch, or the type has no
     /// order.
     sketch: OnceLock<Option<Sketch>>,
@@ -28,7 +28,7 @@ pub(super) struct Asked {
     passing: Mutex<()>,
 }
 
-impl Asked {
+impl LazyFacts {
     /// Returns the value of `cell`, or fills it by a pass over the column.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ pub struct Table {
     pub created: SystemTime,
     pub(super) collectors: Vec<StatisticsCollector>,
     /// Facts computed on request, one entry per column.
-    pub(super) asked: Vec<Asked>,
+    pub(super) lazy: Vec<LazyFacts>,
     pub(super) combinations: Combinations,
     /// Charges for the rows. Tables that share batches share them.
     pub(super) charges: Vec<Arc<Charge>>,
@@ -135,7 +135,7 @@ impl Table {
             statistics,
             unique: Vec::new(),
             created: SystemTime::now(),
-            asked: unasked(collectors.len()),
+            lazy: no_lazy_facts(collectors.len()),
             combinations: Combinations::default(),
             collectors,
             charges: Vec::new(),
@@ -155,7 +155,7 @@ impl Table {
             sorted_by: Vec::new(),
             unique: Vec::new(),
             created: SystemTime::now(),
-            asked: Vec::new(),
+            lazy: Vec::new(),
             combinations: Combinations::default(),
             collectors: Vec::new(),
             charges: Vec::new(),
@@ -169,12 +169,12 @@ impl Table {
     /// # Errors
     /// The interrupt's.
     pub fn sketch(&self, column: usize, interrupt: &Interrupt) -> Result<Option<&Sketch>> {
-        let asked = &self.asked[column];
+        let lazy = &self.lazy[column];
         let sketch = || {
             let sketch = self.collectors[column].sketch_interruptible(self.arrays(column), interrupt)?;
             Ok(sketch.filter(|_| self.is_here()))
         };
-        Ok(asked.once(&asked.sketch, interrupt, sketch)?.as_ref())
+        Ok(lazy.once(&lazy.sketch, interrupt, sketch)?.as_ref())
     }
 
     /// Returns the combinations of values in those columns. Each column has a flag: true if its
@@ -220,16 +220,16 @@ impl Table {
     /// Returns the columns' computed facts for a table with the rows of `more` appended. A sketch
     /// that was requested once will be requested again, so it is merged with a sketch of the new
     /// rows only.
-    pub(super) fn asked_with(&self, collectors: &[StatisticsCollector], more: &[RecordBatch]) -> Vec<Asked> {
-        let with = |(column, (asked, collector)): (usize, (&Asked, &StatisticsCollector))| {
+    pub(super) fn lazy_facts_with(&self, collectors: &[StatisticsCollector], more: &[RecordBatch]) -> Vec<LazyFacts> {
+        let with = |(column, (lazy, collector)): (usize, (&LazyFacts, &StatisticsCollector))| {
             let of_more = || collector.sketch(more.iter().map(|batch| batch.column(column)));
-            let sketch = match asked.sketch.get() {
+            let sketch = match lazy.sketch.get() {
                 Some(Some(sketch)) => of_more().map(|of_more| OnceLock::from(Some(sketch.clone().merge(of_more)))),
                 _ => None,
             };
-            Asked { sketch: sketch.unwrap_or_default(), ..Asked::default() }
+            LazyFacts { sketch: sketch.unwrap_or_default(), ..LazyFacts::default() }
         };
-        self.asked.iter().zip(collectors).enumerate().map(with).collect()
+        self.lazy.iter().zip(collectors).enumerate().map(with).collect()
     }
 
     fn arrays(&self, column: usize) -> impl Iterator<Item = &ArrayRef> {
@@ -240,7 +240,7 @@ impl Table {
     /// batches do not change. Comparing the dictionaries of thousands of batches in each join takes
     /// longer than the rest of binding.
     pub fn gathered_type(&self, column: usize, find: impl FnOnce() -> DataType) -> &DataType {
-        self.asked[column].gathered_type.get_or_init(find)
+        self.lazy[column].gathered_type.get_or_init(find)
     }
 
     /// Returns the value of one row of a column as text; `None` beyond the last row.
@@ -266,8 +266,8 @@ impl Table {
 }
 
 /// Returns one empty entry per column.
-pub(super) fn unasked(columns: usize) -> Vec<Asked> {
-    (0..columns).map(|_| Asked::default()).collect()
+pub(super) fn no_lazy_facts(columns: usize) -> Vec<LazyFacts> {
+    (0..columns).map(|_| LazyFacts::default()).collect()
 }
 
 /// Returns the index of a column. The error message calls the schema's owner `of`.

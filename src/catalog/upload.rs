@@ -12,7 +12,7 @@ use super::adopt::{Adopter, Meter};
 use super::names::exists;
 use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
-use super::table::{Combinations, column_index, detected_order, unasked};
+use super::table::{Combinations, column_index, detected_order, no_lazy_facts};
 use super::{Catalog, ColumnStatistics, Editor, NameReservation, StatisticsCollector, Table};
 use crate::human::type_name;
 use crate::memory::Interrupt;
@@ -230,7 +230,7 @@ impl Target {
             unique: self.unique.clone(),
             created: SystemTime::now(),
             collectors: rows.collectors.clone(),
-            asked: unasked(rows.collectors.len()),
+            lazy: no_lazy_facts(rows.collectors.len()),
             combinations: Combinations::default(),
             charges: rows.charges.clone(),
         })
@@ -271,7 +271,7 @@ impl Target {
             statistics,
             sorted_by,
             unique,
-            asked: existing.asked_with(&collectors, &rows.batches),
+            lazy: existing.lazy_facts_with(&collectors, &rows.batches),
             combinations: existing.combinations_with(&rows.batches),
             collectors,
         })

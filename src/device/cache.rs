@@ -346,7 +346,7 @@ impl ColumnCache {
         };
         if surplus > 0 {
             // Evict several at once, because each eviction waits for all work on the device.
-            self.give_way(surplus.max(self.limit_bytes / 16));
+            self.evict(surplus.max(self.limit_bytes / 16));
         }
         let mut inner = self.inner.lock();
         let fits = inner.stats.bytes + inner.coming_bytes + bytes <= self.limit_bytes;
@@ -401,7 +401,7 @@ impl ColumnCache {
 
     /// Evicts columns that no job uses, until `bytes` are free or no such column is left. All
     /// columns of dropped tables are evicted. Returns the bytes that became free.
-    fn give_way(&self, bytes: u64) -> u64 {
+    fn evict(&self, bytes: u64) -> u64 {
         let mut inner = self.inner.lock();
         let unused = inner.entries.iter().filter(|(_, entry)| !entry.is_in_use());
         let mut victims: Vec<_> =
@@ -437,7 +437,7 @@ impl Reclaim for ColumnCache {
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {
-        self.give_way(bytes)
+        self.evict(bytes)
     }
 }
 
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_were_put_together_give_way_before_the_whole() {
+    fn parts_that_were_put_together_are_evicted_before_the_whole() {
         let bench = bench(1000, 500);
         let table = Arc::new("t".to_string());
         for range in [0..10, 10..20] {
@@ -611,7 +611,7 @@ mod tests {
         assert_eq!((bench.memory.used_bytes(), bench.memory.free_bytes()), (600 * PIECE, 700 * PIECE));
         let job = bench.memory.reserve(700 * PIECE, "a job").unwrap();
         assert_eq!(bench.cache.stats().bytes, 300 * PIECE);
-        assert!(bench.memory.reserve(1, "another job").is_err(), "what is in use cannot give way");
+        assert!(bench.memory.reserve(1, "another job").is_err(), "what is in use cannot be evicted");
         drop((job, held));
         assert_eq!(bench.memory.free_bytes(), 1000 * PIECE);
         assert!(bench.memory.reserve(1000 * PIECE, "a large job").is_ok());
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_of_a_table_that_is_gone_give_way_first() {
+    fn columns_of_a_table_that_is_gone_are_evicted_first() {
         let bench = bench(1000, 300);
         let (stays, goes) = (Arc::new("t".to_string()), Arc::new("t".to_string()));
         bench.copy_in(&rows(&stays, 0, 0..10), 100);
@@ -666,7 +666,7 @@ mod tests {
         assert_eq!(reclaimable(), 100);
         drop(other);
         assert_eq!(reclaimable(), 400);
-        bench.cache.give_way(100 * PIECE);
+        bench.cache.evict(100 * PIECE);
         assert_eq!(reclaimable(), 300, "the other one was used later");
         let other = bench.copy_in(&column(1), 300);
         assert_eq!((reclaimable(), other.size_bytes() as u64), (0, 300 * PIECE));

@@ -82,7 +82,7 @@ pub(super) struct DeferredPayload<'a> {
     whole: Mutex<bool>,
     /// Host memory to complete some rows, however much memory the waiting rows have taken. It is
     /// given back when it is needed.
-    spare: Mutex<Option<Held>>,
+    headroom: Mutex<Option<Held>>,
     /// Rows whose deferred columns are gathered at once.
     rows_at_once: usize,
     /// Host memory that all streams together take for these gathers at a time, at most.
@@ -139,8 +139,8 @@ impl<'a> DeferredPayload<'a> {
         let streams = cx.device.info().streams as u64;
         let row_bytes = mean_row_bytes(build);
         let rows_at_once = sizes.gather_rows_of(row_bytes);
-        let spare_bytes = 4 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);
-        let spare = cx.arena.reserve(spare_bytes, "completing rows whose build columns are deferred").ok()?;
+        let headroom_bytes = 4 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);
+        let headroom = cx.arena.reserve(headroom_bytes, "completing rows whose build columns are deferred").ok()?;
         let rows = build.table.rows;
         let table = build.rows(0..rows);
         let bytes_of = |&column: &usize| {
@@ -163,7 +163,7 @@ impl<'a> DeferredPayload<'a> {
             waiting: Mutex::default(),
             is_short: AtomicBool::new(false),
             whole: Mutex::new(false),
-            spare: Mutex::new(Some(spare)),
+            headroom: Mutex::new(Some(headroom)),
             rows_at_once,
             at_once_bytes: 2 * streams * rows_at_once as u64 * row_bytes,
         })
@@ -269,7 +269,7 @@ impl<'a> DeferredPayload<'a> {
         stream: usize,
         streams: usize,
     ) -> Result<()> {
-        *self.spare.lock() = None;
+        *self.headroom.lock() = None;
         let waiting = self.waiting.lock().clone();
         let share: Vec<_> = waiting.iter().skip(stream).step_by(streams).collect();
         self.complete_these(&share, materializer, build)
@@ -277,7 +277,7 @@ impl<'a> DeferredPayload<'a> {
 
     /// Completes the rows that wait now, to give their memory back.
     fn complete_early(&self, materializer: &Materializer<'_>, build: &TransformedSide) -> Result<()> {
-        *self.spare.lock() = None;
+        *self.headroom.lock() = None;
         let waiting = std::mem::take(&mut *self.waiting.lock());
         self.complete_these(&waiting.iter().collect::<Vec<_>>(), materializer, build)?;
         self.arriving.lock().there.clear();

@@ -181,13 +181,13 @@ impl Materializer<'_> {
         let in_flight_max = if self.cx.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
         // Time since which there is no memory for the next rows.
-        let mut short_since = None;
+        let mut starved_since = None;
         // Halves of pieces that were too large, the next one last.
         let mut parts: Vec<RowSlice> = Vec::new();
         while let Some(piece) = parts.pop().or_else(|| pieces.next()) {
             match queue(&piece) {
                 Ok(queued) => {
-                    short_since = None;
+                    starved_since = None;
                     in_flight.push_back(queued);
                 }
                 Err(error @ Error::Exhausted(_)) => {
@@ -199,7 +199,7 @@ impl Materializer<'_> {
                         parts.push(piece);
                     } else if piece.range.len() > self.sizes.batch_rows {
                         parts.extend(piece.halves());
-                    } else if self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
+                    } else if self.sink.wait_for_readers(*starved_since.get_or_insert_with(Instant::now))? {
                         parts.push(piece);
                     } else if piece.range.len() > PIECE_ROWS_MIN {
                         // Other streams may hold the memory that is short, and a smaller piece

@@ -22,9 +22,9 @@ mod cost;
 mod estimate;
 mod explain;
 mod filter;
-mod forced;
 mod inputs;
 mod moved_payload;
+mod overrides;
 mod plan;
 mod rates;
 mod saved_rates;
@@ -42,8 +42,8 @@ pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedHeavyKey, ExplainedPhase, ExplainedResult, ExplainedSide,
     Explanation, Measured,
 };
-pub use forced::Forced;
 pub use moved_payload::MovedPayload;
+pub use overrides::PlanOverrides;
 pub use plan::{Alternative, Plan, plan, plan_forced, plan_on, propose};
 pub use rates::Rates;
 pub use saved_rates::{DeviceModel, RatesFile, SavedRates};

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
 use super::inputs::{Input, Inputs, TextWork};
 use super::moved_payload::MovedPayload;
-use super::{BoundJoin, Estimates, Forced, OutputSource, Side, Strategy, Target};
+use super::{BoundJoin, Estimates, OutputSource, PlanOverrides, Side, Strategy, Target};
 use crate::catalog::Table;
 use crate::columns::{KeyLayout, Role, fixed_width};
 use crate::device::ROWS_MAX;
@@ -137,16 +137,16 @@ pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
 /// [`Error::Exhausted`] when no strategy, or not the requested one, fits in device memory.
 /// [`Error::Unsupported`] when both sides have more rows than positions can address.
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
-    plan_forced(join, &Forced::named(strategy), target)
+    plan_forced(join, &PlanOverrides::named(strategy), target)
 }
 
 /// Plans as [`plan_on`] does, with some decisions taken beforehand.
 ///
 /// # Errors
-/// The errors of [`plan_on`], and [`Error::Unsupported`] when no plan agrees with the forced
+/// The errors of [`plan_on`], and [`Error::Unsupported`] when no plan agrees with the overridden
 /// decisions.
-pub fn plan_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<Plan> {
-    let (plan, refusal) = propose_forced(join, forced, target, &Interrupt::default())?;
+pub fn plan_forced(join: BoundJoin, overrides: &PlanOverrides, target: &Target) -> Result<Plan> {
+    let (plan, refusal) = propose_forced(join, overrides, target, &Interrupt::default())?;
     refusal.map_or(Ok(plan), Err)
 }
 
@@ -162,43 +162,43 @@ pub fn propose(
     target: &Target,
     interrupt: &Interrupt,
 ) -> Result<(Plan, Option<Error>)> {
-    propose_forced(join, &Forced::named(strategy), target, interrupt)
+    propose_forced(join, &PlanOverrides::named(strategy), target, interrupt)
 }
 
 fn propose_forced(
     join: BoundJoin,
-    forced: &Forced,
+    overrides: &PlanOverrides,
     target: &Target,
     interrupt: &Interrupt,
 ) -> Result<(Plan, Option<Error>)> {
     let estimates = Estimates::of(&join, interrupt)?;
-    propose_estimated(join, estimates, forced, target, interrupt)
+    propose_estimated(join, estimates, overrides, target, interrupt)
 }
 
 /// Proposes a plan for a join with the given estimates.
 pub(super) fn propose_estimated(
     join: BoundJoin,
     estimates: Estimates,
-    forced: &Forced,
+    overrides: &PlanOverrides,
     target: &Target,
     interrupt: &Interrupt,
 ) -> Result<(Plan, Option<Error>)> {
-    let question = Question { join: &join, forced, estimates: &estimates, target, interrupt };
+    let question = Question { join: &join, overrides, estimates: &estimates, target, interrupt };
     let mut candidates = candidates(&question)?;
     // Plans that fit are sorted by time. The others follow by memory, because a refusal names the
     // one nearest to fitting.
     candidates.sort_by(|a, b| by_fit_and_time(&a.costed, &b.costed, target));
-    let wanted = |candidate: &Candidate| forced.allows(candidate.build_side, &candidate.costed);
+    let wanted = |candidate: &Candidate| overrides.allows(candidate.build_side, &candidate.costed);
     let Some(chosen) = candidates.iter().position(wanted) else {
         return Err(Error::Unsupported(format!(
-            "no plan of this join on {} is as it was asked for: {forced}; a build side has at most {ROWS_MAX} rows, a filter goes \
+            "no plan of this join on {} is as it was asked for: {overrides}; a build side has at most {ROWS_MAX} rows, a filter goes \
              with a kind of join that drops probe rows without a match, on a device that has filters, and a GPU gathers text if \
              there is some that it can",
             target.name
         )));
     };
     let chosen = candidates.remove(chosen);
-    let by_strategy = forced.strategy.is_some();
+    let by_strategy = overrides.strategy.is_some();
     let refusal = (!chosen.fits(target)).then(|| too_large(&join, &chosen, by_strategy, &candidates, target));
 
     let mut alternatives = Vec::with_capacity(candidates.len());
@@ -206,7 +206,7 @@ pub(super) fn propose_estimated(
         let another_was_asked_for = !wanted(&candidate);
         alternatives.push(candidate.into_alternative(&chosen.costed, another_was_asked_for, target));
     }
-    let is_forced = forced.is_anything();
+    let is_forced = overrides.is_anything();
     let reason = match (&refusal, is_forced) {
         (Some(_), false) => "none fits in device memory, and this one is the nearest to it".into(),
         _ => why(&chosen.costed, is_forced, &alternatives),
@@ -260,7 +260,7 @@ struct Candidate {
 }
 
 fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
-    let Question { join, forced, target, .. } = *question;
+    let Question { join, overrides, target, .. } = *question;
     // The smaller side comes first, so it wins if times are equal.
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
@@ -272,8 +272,8 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
         let links: Vec<Links> = ways.iter().map(|inputs| Links::new(join, inputs, target)).collect();
         for strategy in Strategy::ALL {
             let costed = |(inputs, links)| Ok((inputs, Costed::cheapest(question, strategy, inputs, links)?));
-            // Plans that agree with the forced decisions come first.
-            let is_other = |costed: &Costed| !forced.allows(build_side, costed);
+            // Plans that agree with the overridden decisions come first.
+            let is_other = |costed: &Costed| !overrides.allows(build_side, costed);
             let by_way: Vec<(&Inputs, Costed)> = ways.iter().zip(&links).map(costed).collect::<Result<_>>()?;
             let best = by_way
                 .into_iter()
@@ -299,7 +299,7 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
 /// Returns the inputs for each way that the device can work on text. In the last, the host does
 /// everything.
 fn text_ways(question: &Question<'_>, build_side: Side) -> Result<Vec<Inputs>> {
-    let Question { join, forced, estimates, target, interrupt } = *question;
+    let Question { join, overrides, estimates, target, interrupt } = *question;
     let inputs = |makes_keys, gathers| {
         interrupt.check()?;
         Inputs::new(join, build_side, estimates, TextWork { makes_keys, gathers })
@@ -316,7 +316,7 @@ fn text_ways(question: &Question<'_>, build_side: Side) -> Result<Vec<Inputs>> {
         }
     }
     ways.push(by_host);
-    ways.retain(|way| forced.device_gathers_text.is_none_or(|gathers| gathers == way.device_gathers_text()));
+    ways.retain(|way| overrides.device_gathers_text.is_none_or(|gathers| gathers == way.device_gathers_text()));
     Ok(ways)
 }
 
@@ -365,8 +365,8 @@ fn against(loser: &Costed, winner: &Costed) -> String {
     }
 }
 
-fn why(chosen: &Costed, forced: bool, alternatives: &[Alternative]) -> String {
-    if forced {
+fn why(chosen: &Costed, overrides: bool, alternatives: &[Alternative]) -> String {
+    if overrides {
         return format!("it was asked for; predicted to take {}", human::seconds(chosen.seconds));
     }
     match alternatives.first() {
@@ -381,8 +381,8 @@ fn why(chosen: &Costed, forced: bool, alternatives: &[Alternative]) -> String {
     }
 }
 
-fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candidate], target: &Target) -> Error {
-    let attempt = match forced {
+fn too_large(join: &BoundJoin, chosen: &Candidate, overrides: bool, others: &[Candidate], target: &Target) -> Error {
+    let attempt = match overrides {
         true => format!("strategy {} for this join", chosen.costed.strategy),
         false => "this join".into(),
     };

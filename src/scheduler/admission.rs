@@ -187,9 +187,9 @@ pub(super) fn admit(
 /// an equal part of the device's memory, with its probe side in one chunk. The join gets twice its
 /// need, up to that part, so that its probe batches need not be small.
 fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms<'_>) -> Place {
-    let seats = executor.jobs_max.min(terms.jobs_per_device).max(1) as u64;
-    let (part, need) = (executor.memory.limit_bytes() / seats, plan.memory.whole_bytes);
-    let is_small = seats > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
+    let slots = executor.jobs_max.min(terms.jobs_per_device).max(1) as u64;
+    let (part, need) = (executor.memory.limit_bytes() / slots, plan.memory.whole_bytes);
+    let is_small = slots > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
     let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
     Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
 }

@@ -9,11 +9,11 @@ use super::admission::{Admitted, Proposed, Terms, admit, propose};
 use super::ending::count_failure;
 use super::executor::Executor;
 use super::handle::Submission;
-use super::job::{Job, JobId, JobPlans, JobState, QueueTurn};
-use super::placing::{HostMemory, Load, Seated, Turn, Wait};
+use super::job::{Job, JobId, JobPlans, JobState, QueueForecast};
+use super::placing::{HostMemory, Load, RunningJob, ScheduledStart, Wait};
 use super::queue::Waiting;
-use super::state::{Leftovers, Running, Shared, Slot, State};
-use crate::catalog::{Editor, GiveWay, ResultSpool, Spending, SpoolOptions};
+use super::state::{DeviceState, Leftovers, Running, Shared, State};
+use crate::catalog::{BackpressureLimits, Editor, EvictionPermit, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::human;
 use crate::join::MESSAGE_BYTES;
@@ -39,7 +39,7 @@ impl Shared {
 
     /// Returns, for each device, true if it is out of service.
     fn lost(&self) -> Vec<bool> {
-        self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect()
+        self.state.lock().devices.iter().map(|device_state| device_state.lost.is_some()).collect()
     }
 
     fn terms<'a>(&self, interrupt: &'a Interrupt) -> Terms<'a> {
@@ -87,7 +87,7 @@ impl Shared {
         };
         // A table holds the same memory. A client that sets the time of its result was promised
         // that time.
-        let may_give_way = name.is_none() && spec.retain_seconds.is_none();
+        let is_evictable = name.is_none() && spec.retain_seconds.is_none();
         let (interrupt, is_device_wanted) = (cancel.interrupt(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
         let options = SpoolOptions {
@@ -97,9 +97,9 @@ impl Shared {
             charge: Some(self.catalog.charge(&owner)),
             tables: planned.tables().map(Arc::downgrade).to_vec(),
             interrupt,
-            give_way: Some(GiveWay::when(is_device_wanted.clone())),
-            spending: may_give_way
-                .then(|| Spending { results: self.catalog.spent_results().clone(), owner: owner.clone() }),
+            when_wanted: Some(BackpressureLimits::when(is_device_wanted.clone())),
+            eviction: is_evictable
+                .then(|| EvictionPermit { results: self.catalog.evictable_results().clone(), owner: owner.clone() }),
             ..SpoolOptions::default()
         };
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);
@@ -113,8 +113,8 @@ impl Shared {
             priority,
             submitted: now,
             places,
-            short_since: None,
-            hopeless_since: None,
+            starved_since: None,
+            unsatisfiable_since: None,
         });
         let predicted_ms = (job.plan.seconds * 1e6).round() / 1e3;
         tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy, predicted_ms, "queued");
@@ -155,7 +155,7 @@ impl Shared {
         }
         // A client that has stopped a job need not wait until the job's device has noticed.
         let is_stopped = |running: &&Running| running.job.owner == owner && running.job.check_stop().is_err();
-        let stopped = state.slots.iter().flat_map(|slot| &slot.running).filter(is_stopped).count();
+        let stopped = state.devices.iter().flat_map(|device_state| &device_state.running).filter(is_stopped).count();
         let active = state.queue.active(owner).saturating_sub(stopped);
         if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
             return Err(Error::Exhausted(format!(
@@ -179,16 +179,17 @@ impl Shared {
         let now = self.clock.now();
         let loads = self.loads(state, now);
         let host = self.host_memory(state, now);
-        let turns = state.queue.turns(now, &loads, host);
-        let mut is_wanted = vec![false; state.slots.len()];
+        let schedule = state.queue.schedule(now, &loads, host);
+        let mut is_wanted = vec![false; state.devices.len()];
         let (mut position, mut failed) = (0, false);
-        for turn in turns {
-            is_wanted[turn.place.device] |= matches!(turn.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
-            let job = state.live[&turn.id].clone();
-            let device = self.executors[turn.place.device].id;
-            let waiting_for = match turn.wait {
+        for scheduled in schedule {
+            is_wanted[scheduled.place.device] |=
+                matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
+            let job = state.live[&scheduled.id].clone();
+            let device = self.executors[scheduled.place.device].id;
+            let waiting_for = match scheduled.wait {
                 None if state.shutdown => "the server is shutting down".into(),
-                None => match self.start(state, &job, &turn, now) {
+                None => match self.start(state, &job, &scheduled, now) {
                     Ok(()) => continue,
                     // Another thread took the memory a moment ago.
                     Err(error) => error.message().to_string(),
@@ -199,9 +200,9 @@ impl Shared {
                     format!("{needed} of the memory of {device}, of which {free} are free")
                 }
                 Some(Wait::HostMemory { needed_bytes, free_bytes, comes_back }) => {
-                    let Some(short) = state.queue.note_short(turn.id, now, comes_back) else { continue };
+                    let Some(short) = state.queue.note_starved(scheduled.id, now, comes_back) else { continue };
                     let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
-                    if short.waited >= self.options.memory_wait || short.hopeless >= HOPELESS_WAIT {
+                    if short.waited >= self.options.memory_wait || short.unsatisfiable >= HOPELESS_WAIT {
                         let error = self.out_of_host_memory(state, &job, &needed, &free, short.waited);
                         state.queue.remove(job.id);
                         leftovers.push(self.close(&job, Err(error.clone())).1);
@@ -214,13 +215,16 @@ impl Shared {
                     format!("{needed} of host memory for its result, of which {free} are free{held}")
                 }
             };
-            let start = SystemTime::now() + turn.start.saturating_sub(now);
-            job.life.lock().turn = Some(QueueTurn { position, start, waiting_for });
+            let start = SystemTime::now() + scheduled.start.saturating_sub(now);
+            job.life.lock().forecast = Some(QueueForecast { position, start, waiting_for });
             position += 1;
         }
         // Tell the jobs' writers, which may be waiting for a reader.
-        for (slot, is_wanted) in state.slots.iter().zip(is_wanted) {
-            slot.running.iter().for_each(|running| running.job.is_device_wanted.store(is_wanted, Ordering::Relaxed));
+        for (device_state, is_wanted) in state.devices.iter().zip(is_wanted) {
+            device_state
+                .running
+                .iter()
+                .for_each(|running| running.job.is_device_wanted.store(is_wanted, Ordering::Relaxed));
         }
         failed
     }
@@ -238,29 +242,33 @@ impl Shared {
     }
 
     pub(super) fn loads(&self, state: &mut State, now: Duration) -> Vec<Load> {
-        let seated = |running: &Running, beside: usize| {
+        let running_job = |running: &Running, beside: usize| {
             let left = running.predicted_seconds - running.device_seconds;
             // A late job is expected to stay for another tenth of its time so far. The later it is,
             // the worse was its prediction, and waiting clients must not be told "now" repeatedly.
             let late = 0.1 * now.saturating_sub(running.started).as_secs_f64();
             let ahead = if left > 0.0 { left * beside as f64 } else { late };
             let ahead = Duration::try_from_secs_f64(ahead).unwrap_or(Duration::MAX);
-            Seated { until: now.saturating_add(ahead), alone: running.shared_bytes.is_none() }
+            RunningJob { until: now.saturating_add(ahead), alone: running.shared_bytes.is_none() }
         };
-        let load = |(slot, executor): (&mut Slot, &Executor)| {
-            slot.count_time(now);
+        let load = |(device_state, executor): (&mut DeviceState, &Executor)| {
+            device_state.count_time(now);
             // Bytes promised to jobs that are about to reserve them are not free.
-            let promised_bytes = slot.running.iter().map(|running| running.promised_bytes).sum();
-            match &slot.lost {
+            let promised_bytes = device_state.running.iter().map(|running| running.promised_bytes).sum();
+            match &device_state.lost {
                 Some(_) => Load::Lost,
                 None => Load::InService {
-                    seats: self.options.seats(executor),
+                    slots: self.options.slots(executor),
                     free_bytes: executor.memory.free_bytes().saturating_sub(promised_bytes),
-                    running: slot.running.iter().map(|running| seated(running, slot.running.len())).collect(),
+                    running: device_state
+                        .running
+                        .iter()
+                        .map(|running| running_job(running, device_state.running.len()))
+                        .collect(),
                 },
             }
         };
-        state.slots.iter_mut().zip(&self.executors).map(load).collect()
+        state.devices.iter_mut().zip(&self.executors).map(load).collect()
     }
 
     /// Returns the free host memory. If a job may have to wait for more, also returns when memory
@@ -275,8 +283,8 @@ impl Shared {
         let returns = state.live.values().filter_map(|job| {
             let is_queued = job.life.lock().state == JobState::Queued;
             let becomes_table = job.plan.join.spec.into.is_some();
-            // A result that gives way counts as free already.
-            let held = if becomes_table || job.result.gives_way() { 0 } else { job.result.returning_bytes() };
+            // A result that can be evicted counts as free already.
+            let held = if becomes_table || job.result.is_evictable() { 0 } else { job.result.returning_bytes() };
             let bytes = held.saturating_add(job.host_memory.free_bytes());
             // A running job is given a lease at its end. The time to its end is short compared with
             // a lease.
@@ -295,26 +303,26 @@ impl Shared {
     ///
     /// # Errors
     /// Returns [`Error::Exhausted`] if less host memory is free. The job then waits on.
-    fn start(&self, state: &mut State, job: &Arc<Job>, turn: &Turn, now: Duration) -> Result<()> {
-        let (device, seconds) = (turn.place.device, turn.place.seconds);
+    fn start(&self, state: &mut State, job: &Arc<Job>, scheduled: &ScheduledStart, now: Duration) -> Result<()> {
+        let (device, seconds) = (scheduled.place.device, scheduled.place.seconds);
         // The holders are listed here, because the lock is held: the budget would wait for it.
-        let reserved = self.host_budget().try_reserve(turn.host_bytes).map_err(|used| {
-            let (needed, limit) = (human_bytes(turn.host_bytes), self.host_budget().limit_bytes());
+        let reserved = self.host_budget().try_reserve(scheduled.host_bytes).map_err(|used| {
+            let (needed, limit) = (human_bytes(scheduled.host_bytes), self.host_budget().limit_bytes());
             let free = human_bytes(limit.saturating_sub(used));
             let held = held_behind(&self.holders(state));
             Error::Exhausted(format!("{needed} of host memory for its result, of which {free} are free{held}"))
         })?;
-        let Some(entry) = state.queue.start(turn.id, seconds) else { return Ok(()) };
+        let Some(entry) = state.queue.start(scheduled.id, seconds) else { return Ok(()) };
         job.host_memory.open(reserved);
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
-        let slot = &mut state.slots[device];
-        slot.count_time(now);
-        let beside = slot.running.len();
+        let device_state = &mut state.devices[device];
+        device_state.count_time(now);
+        let beside = device_state.running.len();
         {
             let mut life = job.life.lock();
             let id = self.executors[device].id;
             life.state = JobState::Running(id);
-            life.turn = None;
+            life.forecast = None;
             life.device = Some(id);
             life.place_on(device);
             life.started = Some(SystemTime::now());
@@ -326,8 +334,8 @@ impl Shared {
                 life.device_reason += &format!("; it is short, and started beside {beside} more");
             }
         }
-        let shared_bytes = turn.place.shared_bytes;
-        slot.running.push(Running {
+        let shared_bytes = scheduled.place.shared_bytes;
+        device_state.running.push(Running {
             job: job.clone(),
             entry,
             started: now,
@@ -338,7 +346,7 @@ impl Shared {
             is_taken: false,
         });
         // If no worker is idle, one will be soon.
-        if let Some(worker) = slot.idle.pop() {
+        if let Some(worker) = device_state.idle.pop() {
             self.work[device][worker].notify_one();
         }
         Ok(())

@@ -25,7 +25,7 @@ impl Shared {
         let rows = job.result.pushed_rows();
         life.state = state.clone();
         life.finished = Some(SystemTime::now());
-        life.turn = None;
+        life.forecast = None;
         let leftovers =
             Leftovers { _plans: std::mem::take(&mut life.plans), _tables: life.tables.take(), _into: life.into.take() };
         drop(life);
@@ -104,7 +104,7 @@ impl Shared {
         let mut state = self.state.lock();
         self.note_found(&mut state);
         if self.note_lost(&mut state) {
-            self.fail_homeless(&mut state, &mut leftovers);
+            self.fail_unplaceable(&mut state, &mut leftovers);
             self.ended.notify_all();
         }
         drop(state);

@@ -12,7 +12,7 @@ use super::clock::{Clock, SystemClock};
 use super::executor::Executor;
 use super::job::{Job, JobId};
 use super::queue::Queue;
-use super::state::{Shared, Slot, State};
+use super::state::{DeviceState, Shared, State};
 use super::stats::{DeviceStats, SchedulerStats};
 use crate::catalog::Catalog;
 use crate::device::Device;
@@ -65,7 +65,7 @@ impl Default for SchedulerOptions {
 
 impl SchedulerOptions {
     /// Returns the most jobs that a device runs at a time.
-    pub(super) fn seats(&self, executor: &Executor) -> usize {
+    pub(super) fn slots(&self, executor: &Executor) -> usize {
         executor.jobs_max.min(self.jobs_per_device).max(1)
     }
 }
@@ -123,7 +123,7 @@ impl Scheduler {
     pub fn over(catalog: Catalog, executors: Vec<Executor>, options: SchedulerOptions, clock: Arc<dyn Clock>) -> Self {
         let state = State {
             queue: Queue::default(),
-            slots: executors.iter().map(|_| Slot::default()).collect(),
+            devices: executors.iter().map(|_| DeviceState::default()).collect(),
             live: BTreeMap::new(),
             history: VecDeque::new(),
             last_id: 0,
@@ -132,14 +132,14 @@ impl Scheduler {
             totals: SchedulerStats::default(),
         };
         let has_timer = options.timer;
-        let seats: Vec<usize> = executors.iter().map(|executor| options.seats(executor)).collect();
+        let slots: Vec<usize> = executors.iter().map(|executor| options.slots(executor)).collect();
         let shared = Arc::new(Shared {
             catalog,
             executors,
             options,
             clock,
             state: Mutex::new(state),
-            work: seats.iter().map(|&seats| (0..seats).map(|_| Condvar::new()).collect()).collect(),
+            work: slots.iter().map(|&slots| (0..slots).map(|_| Condvar::new()).collect()).collect(),
             ended: Condvar::new(),
             timer: Condvar::new(),
         });
@@ -150,7 +150,7 @@ impl Scheduler {
         };
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         for (device, executor) in shared.executors.iter().enumerate() {
-            for worker in 0..seats[device] {
+            for worker in 0..slots[device] {
                 let shared = shared.clone();
                 threads.push(spawn(executor.id.to_string(), Box::new(move || shared.work(device, worker))));
             }
@@ -255,7 +255,7 @@ impl Scheduler {
         let shared = self.shared();
         let mut state = shared.state.lock();
         loop {
-            if state.queue.len() == 0 && state.slots.iter().all(|slot| slot.running.is_empty()) {
+            if state.queue.len() == 0 && state.devices.iter().all(|device_state| device_state.running.is_empty()) {
                 return true;
             }
             if shared.ended.wait_until(&mut state, end).timed_out() {
@@ -284,14 +284,14 @@ impl Scheduler {
         let shared = self.shared();
         let now = shared.clock.now();
         let mut state = shared.state.lock();
-        state.slots.iter_mut().for_each(|slot| slot.count_time(now));
-        let running = state.slots.iter().map(|slot| slot.running.len()).sum();
-        let devices = shared.executors.iter().zip(&state.slots).map(|(executor, slot)| DeviceStats {
+        state.devices.iter_mut().for_each(|device_state| device_state.count_time(now));
+        let running = state.devices.iter().map(|device_state| device_state.running.len()).sum();
+        let devices = shared.executors.iter().zip(&state.devices).map(|(executor, device_state)| DeviceStats {
             id: executor.id,
-            lost: slot.lost.as_ref().map(|error| error.message().into()),
-            running: slot.running.len(),
-            jobs_total: slot.jobs_total,
-            busy_seconds_total: slot.busy_seconds_total,
+            lost: device_state.lost.as_ref().map(|error| error.message().into()),
+            running: device_state.running.len(),
+            jobs_total: device_state.jobs_total,
+            busy_seconds_total: device_state.busy_seconds_total,
         });
         SchedulerStats { queued: state.queue.len(), running, devices: devices.collect(), ..state.totals.clone() }
     }

@@ -102,7 +102,7 @@ pub struct Job {
 
 /// Place of a job in the queue.
 #[derive(Clone, Debug)]
-pub(super) struct QueueTurn {
+pub(super) struct QueueForecast {
     /// Jobs before this one.
     pub(super) position: usize,
     /// Time at which the job is expected to start.
@@ -125,7 +125,7 @@ pub(super) struct Life {
     /// Most progress that was reported.
     progress_max: f64,
     /// `None` if the job does not wait.
-    pub(super) turn: Option<QueueTurn>,
+    pub(super) forecast: Option<QueueForecast>,
     pub(super) device: Option<DeviceId>,
     pub(super) device_reason: String,
     /// True if the job was put back in the queue after a failure that may pass.
@@ -215,7 +215,7 @@ impl Job {
             planned: plan.clone(),
             monitor: Arc::new(Monitor::new(cancel.clone())),
             progress_max: 0.0,
-            turn: None,
+            forecast: None,
             device: None,
             device_reason: "not placed yet".into(),
             tried_again: false,
@@ -250,13 +250,13 @@ impl Job {
     pub fn status(&self) -> JobStatus {
         let mut life = self.life.lock();
         life.progress_max = life.progress_max.max(life.monitor.progress());
-        let turn = life.turn.as_ref().filter(|_| life.state == JobState::Queued);
+        let forecast = life.forecast.as_ref().filter(|_| life.state == JobState::Queued);
         JobStatus {
             state: life.state.clone(),
             progress: if life.state == JobState::Complete { 1.0 } else { life.progress_max },
-            queue_position: turn.map(|turn| turn.position),
-            waiting_for: turn.map(|turn| turn.waiting_for.clone()),
-            predicted_start: turn.map(|turn| turn.start),
+            queue_position: forecast.map(|forecast| forecast.position),
+            waiting_for: forecast.map(|forecast| forecast.waiting_for.clone()),
+            predicted_start: forecast.map(|forecast| forecast.start),
             device: life.device,
             started: life.started,
             finished: life.finished,

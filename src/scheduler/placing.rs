@@ -1,19 +1,19 @@
-//! Placing: predicts where and when a waiting job runs. Devices are seats that are booked one job
+//! Placing: predicts where and when a waiting job runs. Devices are slots that are booked one job
 //! after the other; host memory is shared.
 //!
 //! ```text
-//!   host:0   seat 0  │ short job ▒▒▒│                │ large job ████████████│ ...
-//!            seat 1  │ short job ▒▒▒▒▒▒▒│ (kept free) │           ████████████│ ...
-//!                    now                 └─ the last seat is free: the large job takes all of them
+//!   host:0   slot 0  │ short job ▒▒▒│                │ large job ████████████│ ...
+//!            slot 1  │ short job ▒▒▒▒▒▒▒│ (kept free) │           ████████████│ ...
+//!                    now                 └─ the last slot is free: the large job takes all of them
 //! ```
 //!
-//! A short job whose device memory fits next to that of others takes one seat. Jobs on the other
-//! seats stretch its time. Any other job takes all seats of its device. Seats are used in the order
+//! A short job whose device memory fits next to that of others takes one slot. Jobs on the other
+//! slots stretch its time. Any other job takes all slots of its device. Slots are used in the order
 //! of booking, so that later short jobs do not delay a large one. They are booked after it, or
 //! elsewhere.
 //!
 //! Host memory is shared by all jobs, and may be held for as long as a lease. So a job that lacks
-//! only host memory books no seat, and others run meanwhile. That does not go on forever: after
+//! only host memory books no slot, and others run meanwhile. That does not go on forever: after
 //! [`CLAIM_AFTER`] free host memory is kept for the job.
 
 use std::time::Duration;
@@ -22,7 +22,7 @@ use super::JobId;
 use super::admission::HostNeed;
 use super::queue::Waiting;
 
-/// Time after which a job that has a seat, but lacks memory, is tried again.
+/// Time after which a job that has a slot, but lacks memory, is tried again.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 /// Time that a job lets others overtake it that take less host memory. It is a tenth of the default
@@ -59,11 +59,11 @@ pub(super) enum Load {
     /// The device serves.
     InService {
         /// Most jobs that the device runs at a time.
-        seats: usize,
+        slots: usize,
         /// Free bytes of the device's memory.
         free_bytes: u64,
         /// Jobs on the device.
-        running: Vec<Seated>,
+        running: Vec<RunningJob>,
     },
     /// The device is out of service.
     Lost,
@@ -71,7 +71,7 @@ pub(super) enum Load {
 
 /// Job on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Seated {
+pub(super) struct RunningJob {
     /// Predicted end.
     pub(super) until: Duration,
     /// True if the job has the device alone.
@@ -112,7 +112,7 @@ impl HostMemory {
 
 /// Predicted turn of a job. Its index among the turns is its position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Turn {
+pub(super) struct ScheduledStart {
     pub(super) id: JobId,
     pub(super) place: Place,
     /// Bytes of host memory that the job starts with.
@@ -123,7 +123,7 @@ pub(super) struct Turn {
     pub(super) wait: Option<Wait>,
 }
 
-impl Turn {
+impl ScheduledStart {
     /// Returns the seconds of device time that the job is about to take; 0 if only host memory
     /// keeps it from starting.
     pub(super) fn seconds(&self) -> f64 {
@@ -136,9 +136,9 @@ impl Turn {
 pub(super) enum Wait {
     /// The device runs other jobs, or will run some first.
     Device,
-    /// The device has a seat for the job, but not the memory.
+    /// The device has a slot for the job, but not the memory.
     DeviceMemory { needed_bytes: u64, free_bytes: u64 },
-    /// The device has a seat and memory for the job, but the host has no memory for its result.
+    /// The device has a slot and memory for the job, but the host has no memory for its result.
     HostMemory {
         needed_bytes: u64,
         free_bytes: u64,
@@ -149,28 +149,28 @@ pub(super) enum Wait {
 
 /// Bookings so far: running jobs, and jobs with an earlier turn.
 #[derive(Debug)]
-pub(super) struct Bookings {
+pub(super) struct Timeline {
     now: Duration,
-    /// Time at which each seat of each device is free. A lost device has no seats.
-    seats: Vec<Vec<Duration>>,
+    /// Time at which each slot of each device is free. A lost device has no slots.
+    slots: Vec<Vec<Duration>>,
     device_free_bytes: Vec<u64>,
     host: HostMemory,
     /// Host memory that is free once all running jobs and leases have ended.
     host_bytes_ever: u64,
 }
 
-impl Bookings {
+impl Timeline {
     /// Creates bookings of the running jobs.
     pub(super) fn new(now: Duration, loads: &[Load], host: HostMemory) -> Self {
-        let seats_of = |load: &Load| match load {
+        let slots_of = |load: &Load| match load {
             Load::Lost => Vec::new(),
-            Load::InService { seats, running, .. } => {
-                // A seat is taken while a job runs there, however late.
-                let until = |job: &Seated| job.until.max(now + Duration::from_nanos(1));
+            Load::InService { slots, running, .. } => {
+                // A slot is taken while a job runs there, however late.
+                let until = |job: &RunningJob| job.until.max(now + Duration::from_nanos(1));
                 let alone = running.iter().filter(|job| job.alone).map(until).max();
-                let mut free_at = vec![alone.unwrap_or(now); (*seats).max(running.len()).max(1)];
-                for (seat, job) in free_at.iter_mut().zip(running) {
-                    *seat = until(job);
+                let mut free_at = vec![alone.unwrap_or(now); (*slots).max(running.len()).max(1)];
+                for (slot, job) in free_at.iter_mut().zip(running) {
+                    *slot = until(job);
                 }
                 free_at
             }
@@ -181,16 +181,16 @@ impl Bookings {
         };
         Self {
             now,
-            seats: loads.iter().map(seats_of).collect(),
+            slots: loads.iter().map(slots_of).collect(),
             device_free_bytes: loads.iter().map(free_bytes_of).collect(),
             host_bytes_ever: host.bytes_ever(),
             host,
         }
     }
 
-    /// Finds the place where a job is predicted to finish first, and books a seat there. `None` if
+    /// Finds the place where a job is predicted to finish first, and books a slot there. `None` if
     /// all its devices are lost.
-    pub(super) fn place(&mut self, job: &Waiting) -> Option<Turn> {
+    pub(super) fn place(&mut self, job: &Waiting) -> Option<ScheduledStart> {
         let starts = job.places.iter().filter_map(|place| Some((*place, self.start_on(place)?)));
         let finish = |(place, start): &(Place, Duration)| start.as_secs_f64() + self.run_seconds(place, *start);
         let (place, start) = starts.min_by(|a, b| finish(a).total_cmp(&finish(b)))?;
@@ -198,8 +198,8 @@ impl Bookings {
 
         let device_free_bytes = self.device_free_bytes[place.device];
         let needed_bytes = place.host.bytes.min(self.host_bytes_ever.max(place.host.least_bytes));
-        let turn = |start, wait| Some(Turn { id: job.id, place, host_bytes: needed_bytes, start, wait });
-        let wait = if self.seat_free_at(&place)? > self.now {
+        let scheduled = |start, wait| Some(ScheduledStart { id: job.id, place, host_bytes: needed_bytes, start, wait });
+        let wait = if self.slot_free_at(&place)? > self.now {
             Some(Wait::Device)
         } else if device_free_bytes < place.needed_bytes() {
             Some(Wait::DeviceMemory { needed_bytes: place.needed_bytes(), free_bytes: device_free_bytes })
@@ -207,10 +207,10 @@ impl Bookings {
             let free_at = self.host.free_at(needed_bytes, self.now);
             let wait =
                 Wait::HostMemory { needed_bytes, free_bytes: self.host.free_bytes, comes_back: free_at.is_some() };
-            if job.short_since.is_some_and(|since| self.now.saturating_sub(since) >= CLAIM_AFTER) {
+            if job.starved_since.is_some_and(|since| self.now.saturating_sub(since) >= CLAIM_AFTER) {
                 self.host.free_bytes = 0;
             }
-            return turn(free_at.unwrap_or(self.now).max(self.now + RETRY), Some(wait));
+            return scheduled(free_at.unwrap_or(self.now).max(self.now + RETRY), Some(wait));
         } else {
             self.host.free_bytes -= needed_bytes;
             self.device_free_bytes[place.device] -= place.needed_bytes();
@@ -218,37 +218,37 @@ impl Bookings {
         };
         let run = Duration::try_from_secs_f64(run.max(1e-6)).unwrap_or(Duration::from_secs(u32::MAX.into()));
         self.book(&place, start.saturating_add(run));
-        turn(start, wait)
+        scheduled(start, wait)
     }
 
-    /// Returns when one seat is free for the job, or all seats if it runs alone.
-    fn seat_free_at(&self, place: &Place) -> Option<Duration> {
-        let seats = self.seats[place.device].iter().copied();
-        if place.shared_bytes.is_some() { seats.min() } else { seats.max() }
+    /// Returns when one slot is free for the job, or all slots if it runs alone.
+    fn slot_free_at(&self, place: &Place) -> Option<Duration> {
+        let slots = self.slots[place.device].iter().copied();
+        if place.shared_bytes.is_some() { slots.min() } else { slots.max() }
     }
 
-    /// Returns when the job could start. A device with a free seat but too little memory is kept
+    /// Returns when the job could start. A device with a free slot but too little memory is kept
     /// for the job.
     fn start_on(&self, place: &Place) -> Option<Duration> {
-        let free_at = self.seat_free_at(place)?.max(self.now);
+        let free_at = self.slot_free_at(place)?.max(self.now);
         let is_short = free_at <= self.now && self.device_free_bytes[place.device] < place.needed_bytes();
         Some(if is_short { self.now + RETRY } else { free_at })
     }
 
-    /// Returns the run time of a job, stretched by the jobs on other seats when it starts.
+    /// Returns the run time of a job, stretched by the jobs on other slots when it starts.
     fn run_seconds(&self, place: &Place, start: Duration) -> f64 {
-        let beside = self.seats[place.device].iter().filter(|free_at| **free_at > start).count();
+        let beside = self.slots[place.device].iter().filter(|free_at| **free_at > start).count();
         if place.shared_bytes.is_some() { place.seconds * (1 + beside) as f64 } else { place.seconds }
     }
 
     fn book(&mut self, place: &Place, end: Duration) {
-        let seats = &mut self.seats[place.device];
+        let slots = &mut self.slots[place.device];
         match place.shared_bytes {
             Some(_) => {
-                let first = seats.iter_mut().min();
-                *first.expect("a device in service has a seat") = end;
+                let first = slots.iter_mut().min();
+                *first.expect("a device in service has a slot") = end;
             }
-            None => seats.fill(end),
+            None => slots.fill(end),
         }
     }
 }

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::JobId;
-use super::placing::{Bookings, HostMemory, Load, Place, Turn};
+use super::placing::{HostMemory, Load, Place, ScheduledStart, Timeline};
 
 /// Seconds of waiting that are worth one point of priority.
 pub(super) const AGING_SECONDS: f64 = 1.0;
@@ -34,17 +34,17 @@ pub(super) struct Waiting {
     /// Devices that may run the job.
     pub(super) places: Vec<Place>,
     /// Time at which the job began to lack only host memory.
-    pub(super) short_since: Option<Duration>,
+    pub(super) starved_since: Option<Duration>,
     /// Time from which nothing is known to give that memory back.
-    pub(super) hopeless_since: Option<Duration>,
+    pub(super) unsatisfiable_since: Option<Duration>,
 }
 
 /// Durations for which a job has lacked only host memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Short {
+pub(super) struct Starvation {
     pub(super) waited: Duration,
     /// Duration for which nothing is known to give that memory back; zero if something is.
-    pub(super) hopeless: Duration,
+    pub(super) unsatisfiable: Duration,
 }
 
 #[derive(Debug)]
@@ -82,14 +82,14 @@ impl Queue {
     }
 
     /// Notes that a job lacks only host memory, and returns for how long.
-    pub(super) fn note_short(&mut self, id: JobId, now: Duration, comes_back: bool) -> Option<Short> {
+    pub(super) fn note_starved(&mut self, id: JobId, now: Duration, comes_back: bool) -> Option<Starvation> {
         let job = self.waiting.iter_mut().find(|job| job.id == id)?;
-        let waited = now.saturating_sub(*job.short_since.get_or_insert(now));
+        let waited = now.saturating_sub(*job.starved_since.get_or_insert(now));
         if comes_back {
-            job.hopeless_since = None;
-            return Some(Short { waited, hopeless: Duration::ZERO });
+            job.unsatisfiable_since = None;
+            return Some(Starvation { waited, unsatisfiable: Duration::ZERO });
         }
-        Some(Short { waited, hopeless: now.saturating_sub(*job.hopeless_since.get_or_insert(now)) })
+        Some(Starvation { waited, unsatisfiable: now.saturating_sub(*job.unsatisfiable_since.get_or_insert(now)) })
     }
 
     /// Sets a tenant's share relative to other tenants. The default is 1.
@@ -122,9 +122,9 @@ impl Queue {
     }
 
     /// Removes the jobs that have no place left among `loads`.
-    pub(super) fn remove_homeless(&mut self, loads: &[Load]) -> Vec<Waiting> {
-        let homeless = |job: &Waiting| job.places.iter().all(|place| loads[place.device] == Load::Lost);
-        let ids: Vec<JobId> = self.waiting.iter().filter(|job| homeless(job)).map(|job| job.id).collect();
+    pub(super) fn remove_unplaceable(&mut self, loads: &[Load]) -> Vec<Waiting> {
+        let unplaceable = |job: &Waiting| job.places.iter().all(|place| loads[place.device] == Load::Lost);
+        let ids: Vec<JobId> = self.waiting.iter().filter(|job| unplaceable(job)).map(|job| job.id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
@@ -144,18 +144,18 @@ impl Queue {
     }
 
     /// Returns every waiting job's turn, in order. Jobs with no reason to wait should start.
-    pub(super) fn turns(&self, now: Duration, loads: &[Load], host: HostMemory) -> Vec<Turn> {
-        let mut bookings = Bookings::new(now, loads, host);
+    pub(super) fn schedule(&self, now: Duration, loads: &[Load], host: HostMemory) -> Vec<ScheduledStart> {
+        let mut timeline = Timeline::new(now, loads, host);
         let mut lines = self.lines(now);
-        let mut turns = Vec::with_capacity(self.waiting.len());
+        let mut schedule = Vec::with_capacity(self.waiting.len());
         while let Some(line) = lines.iter_mut().min_by(|a, b| a.compare(b)) {
             let Some(job) = line.jobs.pop() else { break };
-            let turn = bookings.place(job);
-            line.pass += turn.as_ref().map_or(0.0, Turn::seconds) / line.weight;
-            turns.extend(turn);
+            let scheduled = timeline.place(job);
+            line.pass += scheduled.as_ref().map_or(0.0, ScheduledStart::seconds) / line.weight;
+            schedule.extend(scheduled);
             lines.retain(|line| !line.jobs.is_empty());
         }
-        turns
+        schedule
     }
 
     /// Returns the waiting jobs by tenant, the first to start at the end.

@@ -34,7 +34,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) queue: Queue,
-    pub(super) slots: Vec<Slot>,
+    pub(super) devices: Vec<DeviceState>,
     /// Jobs that wait, run, or have a result that is not released.
     pub(super) live: BTreeMap<JobId, Arc<Job>>,
     /// Jobs that are over, oldest first.
@@ -47,7 +47,7 @@ pub(super) struct State {
 
 /// Jobs, workers and counters of a device.
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct DeviceState {
     pub(super) running: Vec<Running>,
     /// Workers that wait for a job. The last worker to come is the first to get one: its data is
     /// still in caches. Jobs in sequence then need no more threads than one job does.
@@ -59,7 +59,7 @@ pub(super) struct Slot {
     pub(super) counted: Duration,
 }
 
-impl Slot {
+impl DeviceState {
     /// Counts the time until now. Jobs that run in parallel share it equally.
     pub(super) fn count_time(&mut self, now: Duration) {
         let seconds = now.saturating_sub(self.counted).as_secs_f64();

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime};
 use arrow::array::RecordBatch;
 
 use super::ending::count_failure;
-use super::job::{Job, QueueTurn};
+use super::job::{Job, QueueForecast};
 use super::placing::RETRY;
 use super::state::{Leftovers, Shared, State, Taken};
 use crate::catalog::ResultSpool;
@@ -38,8 +38,8 @@ impl Shared {
         let mut state = self.state.lock();
         loop {
             // A spurious wakeup leaves the worker in the list.
-            state.slots[device].idle.retain(|&idle| idle != worker);
-            if let Some(running) = state.slots[device].running.iter_mut().find(|running| !running.is_taken) {
+            state.devices[device].idle.retain(|&idle| idle != worker);
+            if let Some(running) = state.devices[device].running.iter_mut().find(|running| !running.is_taken) {
                 running.is_taken = true;
                 return Some(Taken {
                     device,
@@ -53,7 +53,7 @@ impl Shared {
             if state.shutdown {
                 return None;
             }
-            state.slots[device].idle.push(worker);
+            state.devices[device].idle.push(worker);
             self.work[device][worker].wait(&mut state);
         }
     }
@@ -69,7 +69,7 @@ impl Shared {
         let Some(bytes) = taken.shared_bytes else { return Ok(Grant { device_memory: None, host_memory }) };
         let part = self.executors[taken.device].memory.reserve(bytes, &format!("job {}", taken.job.id))?;
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
-        let running = state.slots[taken.device].running.iter_mut().find(|running| running.job.id == taken.job.id);
+        let running = state.devices[taken.device].running.iter_mut().find(|running| running.job.id == taken.job.id);
         running.expect("a job that was taken is on its device").promised_bytes = 0;
         // Until now these bytes counted twice, so another job may be waiting for them.
         if state.queue.len() > 0 {
@@ -93,14 +93,14 @@ impl Shared {
             }
             life.wait_again("not placed yet".into());
             let waiting_for = error.message().to_string();
-            life.turn = Some(QueueTurn { position: 0, start: SystemTime::now() + RETRY, waiting_for });
+            life.forecast = Some(QueueForecast { position: 0, start: SystemTime::now() + RETRY, waiting_for });
         }
-        let slot = &mut state.slots[taken.device];
-        slot.count_time(now);
-        slot.running.retain(|running| running.job.id != taken.job.id);
+        let device_state = &mut state.devices[taken.device];
+        device_state.count_time(now);
+        device_state.running.retain(|running| running.job.id != taken.job.id);
         state.totals.waited_seconds_total -= taken.started.saturating_sub(taken.entry.submitted).as_secs_f64();
         state.queue.push_back(taken.entry.clone(), taken.predicted_seconds);
-        self.fail_homeless(&mut state, &mut leftovers);
+        self.fail_unplaceable(&mut state, &mut leftovers);
         self.ended.notify_all();
         drop(state);
         drop(leftovers);
@@ -145,7 +145,7 @@ impl Shared {
             let id = self.executors[device].id;
             // The same cause may have lost other devices too.
             self.note_lost(&mut state);
-            let is_lost = state.slots[device].lost.is_some();
+            let is_lost = state.devices[device].lost.is_some();
             match is_lost {
                 true => tracing::error!(device = %id, job = job.id.0, %error, "device out of service"),
                 false => tracing::warn!(device = %id, job = job.id.0, %error, "a failure that may pass"),
@@ -178,7 +178,7 @@ impl Shared {
         if is_unwanted {
             self.retire(&mut state, job);
         }
-        self.fail_homeless(&mut state, &mut leftovers);
+        self.fail_unplaceable(&mut state, &mut leftovers);
         self.dispatch(&mut state, &mut leftovers);
         self.ended.notify_all();
         drop(state);
@@ -188,11 +188,11 @@ impl Shared {
     /// Takes lost devices out of service. True if another one is lost.
     pub(super) fn note_lost(&self, state: &mut State) -> bool {
         let mut is_one_more = false;
-        for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
+        for (device_state, executor) in state.devices.iter_mut().zip(&self.executors) {
             if let Err(lost) = executor.runner.check() {
-                is_one_more |= slot.lost.is_none();
+                is_one_more |= device_state.lost.is_none();
                 // The message may have changed, as it tells whether the device will be back.
-                slot.lost = Some(lost);
+                device_state.lost = Some(lost);
             }
         }
         is_one_more
@@ -200,9 +200,9 @@ impl Shared {
 
     /// Puts lost devices that can work again back into service.
     pub(super) fn note_found(&self, state: &mut State) {
-        for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
-            if slot.lost.is_some() && executor.runner.check().is_ok() {
-                slot.lost = None;
+        for (device_state, executor) in state.devices.iter_mut().zip(&self.executors) {
+            if device_state.lost.is_some() && executor.runner.check().is_ok() {
+                device_state.lost = None;
                 tracing::info!(device = %executor.id, "back in service");
             }
         }
@@ -213,7 +213,7 @@ impl Shared {
     /// once for each of the two causes, because the job itself may be the cause of the loss.
     fn try_again(&self, state: &mut State, taken: &Taken, is_lost: bool, leftovers: &mut Vec<Leftovers>) -> bool {
         let job = &taken.job;
-        let has_place = taken.entry.places.iter().any(|place| state.slots[place.device].lost.is_none());
+        let has_place = taken.entry.places.iter().any(|place| state.devices[place.device].lost.is_none());
         if !has_place || job.result.progress().0 > 0 || state.shutdown {
             return false;
         }
@@ -233,7 +233,7 @@ impl Shared {
         }
         self.free(state, taken);
         state.queue.push_back(taken.entry.clone(), taken.predicted_seconds);
-        self.fail_homeless(state, leftovers);
+        self.fail_unplaceable(state, leftovers);
         self.dispatch(state, leftovers);
         self.ended.notify_all();
         true
@@ -241,18 +241,18 @@ impl Shared {
 
     /// Takes a job off its device. Returns the seconds of device time that it has had.
     fn free(&self, state: &mut State, taken: &Taken) -> f64 {
-        let slot = &mut state.slots[taken.device];
-        slot.count_time(self.clock.now());
-        slot.jobs_total += 1;
-        let at = slot.running.iter().position(|running| running.job.id == taken.job.id);
-        at.map_or(0.0, |at| slot.running.swap_remove(at).device_seconds)
+        let device_state = &mut state.devices[taken.device];
+        device_state.count_time(self.clock.now());
+        device_state.jobs_total += 1;
+        let at = device_state.running.iter().position(|running| running.job.id == taken.job.id);
+        at.map_or(0.0, |at| device_state.running.swap_remove(at).device_seconds)
     }
 
     /// Fails the jobs whose devices are all lost. The caller must drop the leftovers without the
     /// lock.
-    pub(super) fn fail_homeless(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
+    pub(super) fn fail_unplaceable(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         let loads = self.loads(state, self.clock.now());
-        for entry in state.queue.remove_homeless(&loads) {
+        for entry in state.queue.remove_unplaceable(&loads) {
             let job = state.live[&entry.id].clone();
             let error = Error::Unavailable(format!(
                 "every device that may run job {} is out of service; try again later, or on other devices",

@@ -10,7 +10,7 @@ use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::device::{CancelFlag, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, Forced, JoinKind, JoinSpec, Plan, Rates, Side, Strategy, Target};
+use dovetail::planner::{self, JoinKind, JoinSpec, Plan, PlanOverrides, Rates, Side, Strategy, Target};
 
 use crate::{Collect, spec};
 
@@ -147,8 +147,9 @@ fn run_in_exact_memory(
         for strategy in Strategy::ALL {
             let target = retarget(Target::of(&*devices.open(1 << 30), devices.rates()));
             let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
-            let forced = Forced { device_gathers_text: devices.gathers_text(), ..Forced::named(Some(strategy)) };
-            let plan = planner::plan_forced(bound, &forced, &target).unwrap();
+            let overrides =
+                PlanOverrides { device_gathers_text: devices.gathers_text(), ..PlanOverrides::named(Some(strategy)) };
+            let plan = planner::plan_forced(bound, &overrides, &target).unwrap();
             assert!(is_so(&plan), "{how} by {strategy}, {label}: {}", plan.reason);
             let may_come_last = how == JoinKind::Inner && strategy == Strategy::Hash;
             let columns_last: &[bool] = if may_come_last { &[false, true] } else { &[false] };

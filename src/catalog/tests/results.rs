@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::catalog::{GiveWay, ResultSpool, Spending, SpoolOptions, SpoolState, Upload};
+use crate::catalog::{BackpressureLimits, EvictionPermit, ResultSpool, SpoolOptions, SpoolState, Upload};
 
 /// Returns the bytes that a batch of `rows` rows counts for.
 fn bytes_of(rows: i64) -> u64 {
@@ -317,7 +317,7 @@ fn a_writer_gives_way_to_others_sooner_and_only_while_they_wait() {
     let soon = Duration::from_millis(50);
     let never = Duration::from_secs(600);
     let way = |stall, wait_max| SpoolOptions {
-        give_way: Some(GiveWay { is_wanted: is_wanted.clone(), stall, wait_max }),
+        when_wanted: Some(BackpressureLimits { is_wanted: is_wanted.clone(), stall, wait_max }),
         ..consumed(1, never)
     };
     let idle = ResultSpool::with_options(schema(), way(soon, never));
@@ -418,11 +418,11 @@ const KEPT_BYTES: u64 = 8 * 1024;
 
 /// Makes a result of `KEPT_BYTES` bytes.
 fn kept_in(catalog: &Catalog, owner: &str) -> ResultSpool {
-    let spending = Spending { results: catalog.spent_results().clone(), owner: owner.into() };
+    let eviction = EvictionPermit { results: catalog.evictable_results().clone(), owner: owner.into() };
     let options = SpoolOptions {
         arena: Some(catalog.arena().clone()),
         charge: Some(catalog.charge(owner)),
-        spending: Some(spending),
+        eviction: Some(eviction),
         ..SpoolOptions::default()
     };
     let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1024));
@@ -434,7 +434,7 @@ fn kept_in(catalog: &Catalog, owner: &str) -> ResultSpool {
 }
 
 #[tokio::test]
-async fn results_that_were_read_give_way_the_oldest_first_and_no_others() {
+async fn results_that_were_read_are_evicted_the_oldest_first_and_no_others() {
     let catalog = Catalog::new(arena_of(4 * KEPT_BYTES));
     let budget = catalog.arena().budget().clone();
     let [unread, first, second, renewed] = [(); 4].map(|()| kept_in(&catalog, ""));
@@ -449,11 +449,11 @@ async fn results_that_were_read_give_way_the_oldest_first_and_no_others() {
     assert_eq!(read(&first, 0, 1).await.unwrap().len(), 1024);
     assert!(budget.reserve(1, "one more").is_err());
     drop(open);
-    assert!(first.gives_way());
+    assert!(first.is_evictable());
     assert!(budget.reserve(2 * KEPT_BYTES, "two tables").is_err());
-    assert!(first.gives_way(), "it would have been too little");
+    assert!(first.is_evictable(), "it would have been too little");
     drop(budget.reserve(KEPT_BYTES, "another table").unwrap());
-    assert!(!first.gives_way());
+    assert!(!first.is_evictable());
     drop(table);
     assert_eq!(budget.free_bytes(), 2 * KEPT_BYTES);
     for kept in [&unread, &renewed] {
@@ -482,7 +482,7 @@ async fn with_results_that_were_read_goes_what_they_keep_of_tables_that_are_gone
             arena: Some(catalog.arena().clone()),
             charge: Some(catalog.charge("")),
             tables: [&table, &table].map(Arc::downgrade).to_vec(),
-            spending: Some(Spending { results: catalog.spent_results().clone(), owner: String::new() }),
+            eviction: Some(EvictionPermit { results: catalog.evictable_results().clone(), owner: String::new() }),
             ..SpoolOptions::default()
         };
         let spool = ResultSpool::with_options(rows.schema(), options);
@@ -494,14 +494,14 @@ async fn with_results_that_were_read_goes_what_they_keep_of_tables_that_are_gone
     let [first, second] = [sharing(), sharing()];
     assert_eq!((first.held_bytes(), first.returning_bytes()), (0, 0));
     assert!(budget.reserve(2 * KEPT_BYTES + 1, "more").is_err());
-    assert!(first.gives_way() && second.gives_way(), "they free nothing: the table is there");
+    assert!(first.is_evictable() && second.is_evictable(), "they free nothing: the table is there");
     drop(table);
     put(UploadMode::Replace);
     assert_eq!(first.returning_bytes(), KEPT_BYTES);
     assert_eq!((budget.free_bytes(), budget.unused_bytes()), (2 * KEPT_BYTES, KEPT_BYTES));
     // The reservation takes the memory of both results.
     let reserved = budget.reserve(2 * KEPT_BYTES, "two tables").unwrap();
-    assert!(!first.gives_way() && !second.gives_way());
+    assert!(!first.is_evictable() && !second.is_evictable());
     assert_refused(second.batch(0).await, is!(NotFound), &["its memory was needed"]);
     drop(reserved);
 }
@@ -513,10 +513,10 @@ fn what_a_tenant_has_read_goes_before_it_is_refused_more() {
     [&mine, &theirs].into_iter().for_each(ResultSpool::was_read);
     let mut charge = catalog.charge("me");
     charge.try_grow(KEPT_BYTES).unwrap();
-    assert!(mine.gives_way(), "there is room beside it");
+    assert!(mine.is_evictable(), "there is room beside it");
     assert_refused(charge.try_grow(2 * KEPT_BYTES + 1), is!(Exhausted), &["--tenant-memory"]);
-    assert!(mine.gives_way(), "so much there will never be");
+    assert!(mine.is_evictable(), "so much there will never be");
     charge.try_grow(KEPT_BYTES).unwrap();
-    assert!(!mine.gives_way() && theirs.gives_way());
+    assert!(!mine.is_evictable() && theirs.is_evictable());
     assert_refused(charge.try_grow(1), is!(Exhausted), &["--tenant-memory"]);
 }

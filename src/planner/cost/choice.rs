@@ -5,7 +5,7 @@
 use super::super::filter;
 use super::super::inputs::Inputs;
 use super::super::moved_payload::MovedPayload;
-use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
+use super::super::{BoundJoin, Estimates, PlanOverrides, Strategy, Target};
 use super::links::Links;
 use super::memory::{Chunks, MemoryNeed};
 use super::steps::{phases_of, total_seconds};
@@ -18,7 +18,7 @@ use crate::memory::Interrupt;
 /// Inputs common to all prices of one plan.
 pub(in crate::planner) struct Question<'a> {
     pub(in crate::planner) join: &'a BoundJoin,
-    pub(in crate::planner) forced: &'a Forced,
+    pub(in crate::planner) overrides: &'a PlanOverrides,
     pub(in crate::planner) estimates: &'a Estimates,
     pub(in crate::planner) target: &'a Target,
     /// Ends the pricing.
@@ -31,17 +31,17 @@ impl Costed {
     pub(in crate::planner) fn new(
         join: &BoundJoin,
         strategy: Strategy,
-        forced: &Forced,
+        overrides: &PlanOverrides,
         inputs: &Inputs,
         estimates: &Estimates,
         target: &Target,
     ) -> Self {
-        let question = Question { join, forced, estimates, target, interrupt: &Interrupt::default() };
+        let question = Question { join, overrides, estimates, target, interrupt: &Interrupt::default() };
         Self::cheapest(&question, strategy, inputs, &Links::new(join, inputs, target)).unwrap()
     }
 
-    /// Finds the cheapest composition of a strategy that agrees with the forced decisions, as far
-    /// as possible.
+    /// Finds the cheapest composition of a strategy that agrees with the overridden decisions, as
+    /// far as possible.
     ///
     /// # Errors
     /// The errors of the interrupt.
@@ -51,24 +51,24 @@ impl Costed {
         inputs: &Inputs,
         links: &Links,
     ) -> Result<Self> {
-        let Question { join, forced, estimates, target, .. } = *question;
+        let Question { join, overrides, estimates, target, .. } = *question;
         let cheapest = |filtered_rows: Option<f64>| {
             let priced = radix_bits(strategy, inputs, target).into_iter().map(|radix_bits| {
                 let choice = Choice { question, strategy, links, radix_bits, filtered_rows };
-                choice.price(inputs.clone(), forced.by_name)
+                choice.price(inputs.clone(), overrides.by_name)
             });
             let priced: Vec<Self> = priced.collect::<Result<_>>()?;
             let cheapest = priced.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
             Ok(cheapest.expect("every strategy can be composed in one way at least"))
         };
-        let passing = match forced.filter {
+        let passing = match overrides.filter {
             Some(false) => None,
             None if !filter::is_predictable(inputs, estimates) => None,
             _ => filter::passing_rows(join, inputs),
         };
         let Some(rows) = passing else { return cheapest(None) };
         let filtered = cheapest(Some(rows))?;
-        if forced.filter.is_some() {
+        if overrides.filter.is_some() {
             return Ok(filtered);
         }
         let unfiltered = cheapest(None)?;
@@ -140,7 +140,7 @@ impl Choice<'_> {
     /// # Errors
     /// The errors of the interrupt.
     fn costed(&self, inputs: &Inputs) -> Result<Costed> {
-        let Question { forced, target, interrupt, .. } = *self.question;
+        let Question { overrides, target, interrupt, .. } = *self.question;
         interrupt.check()?;
         let model = self.model(inputs);
         let memory = model.memory();
@@ -148,11 +148,11 @@ impl Choice<'_> {
         let in_chunks = chunks(false);
         let mut best = self.costed_with(&model, memory, in_chunks);
         let at_once = (in_chunks.count > 1.0).then(|| (chunks(true), memory));
-        let last = model.memory_with_deferred_payload(memory, forced.defer_build_payload);
+        let last = model.memory_with_deferred_payload(memory, overrides.defer_build_payload);
         let last = last.map(|memory| (Chunks { defer_build_payload: true, ..in_chunks }, memory));
         for (chunks, memory) in [at_once, last].into_iter().flatten() {
             let costed = self.costed_with(&model, memory, chunks);
-            let is_forced = chunks.defer_build_payload && forced.defer_build_payload == Some(true);
+            let is_forced = chunks.defer_build_payload && overrides.defer_build_payload == Some(true);
             if is_forced || costed.seconds < best.seconds {
                 best = costed;
             }

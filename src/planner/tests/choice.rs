@@ -26,8 +26,8 @@ fn text_is_gathered_by_whoever_is_quicker() {
     let planned = |count: bool, supports_text: bool, rates: Rates, device_gathers_text: Option<bool>| {
         let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
         let target = Target { supports_text, rates, ..a100() };
-        let forced = Forced { device_gathers_text, ..Forced::default() };
-        plan_forced(bind(spec, &catalog).unwrap(), &forced, &target)
+        let overrides = PlanOverrides { device_gathers_text, ..PlanOverrides::default() };
+        plan_forced(bind(spec, &catalog).unwrap(), &overrides, &target)
     };
     let slow_host = || Rates { host_values: 1e6, ..a100().rates };
     let slow_link = || Rates { copy_in: 1e7, copy_out: 1e7, host_values: 1e12, ..a100().rates };
@@ -107,8 +107,8 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
         let join = bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner);
         let inputs = inputs::Inputs::new(&join, Side::Left, &estimates, inputs::TextWork::default()).unwrap();
         assert_eq!(inputs.dense_slots.is_some(), !repeats);
-        let forced = Forced::named(Some(Strategy::Hash));
-        let costed = crate::planner::cost::Costed::new(&join, Strategy::Hash, &forced, &inputs, &estimates, &target);
+        let overrides = PlanOverrides::named(Some(Strategy::Hash));
+        let costed = crate::planner::cost::Costed::new(&join, Strategy::Hash, &overrides, &inputs, &estimates, &target);
         costed.phases.iter().find(|phase| phase.name == "build table").unwrap().seconds
     };
     assert!(seconds(false) < 2.0 * target.rates.call_seconds);
@@ -202,24 +202,24 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
 #[test]
 fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
     let target = Target::default();
-    let of = |forced: Forced| plan_forced(one_in_sixteen(JoinKind::Inner), &forced, &target).unwrap();
-    let chosen = of(Forced::default());
+    let of = |overrides: PlanOverrides| plan_forced(one_in_sixteen(JoinKind::Inner), &overrides, &target).unwrap();
+    let chosen = of(PlanOverrides::default());
     assert!(chosen.filtered_rows.is_some());
     let (strategy, build_side) = (Some(chosen.strategy), Some(chosen.build_side));
-    let as_chosen = Forced { strategy, build_side, filter: Some(true), ..Forced::default() };
+    let as_chosen = PlanOverrides { strategy, build_side, filter: Some(true), ..PlanOverrides::default() };
     let same = of(as_chosen);
     assert_eq!(
         (same.seconds, &same.moved_payload, same.radix_bits),
         (chosen.seconds, &chosen.moved_payload, chosen.radix_bits)
     );
 
-    let unfiltered = of(Forced { filter: Some(false), ..as_chosen });
+    let unfiltered = of(PlanOverrides { filter: Some(false), ..as_chosen });
     assert_eq!((unfiltered.strategy, unfiltered.build_side), (chosen.strategy, chosen.build_side));
     assert!(!unfiltered.task().unwrap().filter && unfiltered.seconds > chosen.seconds);
     assert!(unfiltered.phases.iter().all(|phase| phase.name != "filter"));
     assert!(unfiltered.reason.starts_with("it was asked for"), "{}", unfiltered.reason);
 
-    let other = of(Forced { build_side: Some(chosen.build_side.other()), ..Forced::default() });
+    let other = of(PlanOverrides { build_side: Some(chosen.build_side.other()), ..PlanOverrides::default() });
     assert_eq!(other.task().unwrap().build.side, chosen.build_side.other());
     assert!(other.seconds > chosen.seconds);
     let of_chosen_side =
@@ -228,10 +228,11 @@ fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
 
     // A filter without benefit, and a filter that is impossible.
     let all_match = || bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner);
-    let filtered = plan_forced(all_match(), &Forced { filter: Some(true), ..Forced::default() }, &target).unwrap();
+    let filtered =
+        plan_forced(all_match(), &PlanOverrides { filter: Some(true), ..PlanOverrides::default() }, &target).unwrap();
     assert!(filtered.task().unwrap().filter);
     assert!(filtered.seconds > plan_on(all_match(), None, &target).unwrap().seconds);
-    let on_the_left = Forced { build_side: Some(Side::Left), filter: Some(true), ..Forced::default() };
+    let on_the_left = PlanOverrides { build_side: Some(Side::Left), filter: Some(true), ..PlanOverrides::default() };
     let refusal = plan_forced(one_in_sixteen(JoinKind::Full), &on_the_left, &target).unwrap_err();
     let Error::Unsupported(text) = &refusal else { panic!("{refusal}") };
     assert!(text.contains("built on the left side, with a filter"), "{text}");
@@ -246,8 +247,8 @@ fn columns_are_moved_by_the_side_where_that_is_worth_it() {
     target.memory_bytes = u64::MAX;
     // A filter would leave hardly any rows of s to move.
     let plan = |strategy| {
-        let forced = Forced { filter: Some(false), ..Forced::named(strategy) };
-        plan_forced(bound(&r, &s, JoinKind::Inner), &forced, &target).unwrap()
+        let overrides = PlanOverrides { filter: Some(false), ..PlanOverrides::named(strategy) };
+        plan_forced(bound(&r, &s, JoinKind::Inner), &overrides, &target).unwrap()
     };
     let chosen = plan(None);
     assert_eq!((chosen.strategy, chosen.build_side), (Strategy::RadixHash, Side::Left), "{}", chosen.reason);

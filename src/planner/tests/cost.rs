@@ -146,8 +146,8 @@ fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
         let mut target = Target { streams: 5, ..two_pass(a100()) };
         (target.rates.copy_in, target.rates.copy_out) = (20e9, 20e9);
         target.rates.call_seconds = call_seconds;
-        let forced = Forced { build_side: Some(Side::Left), ..Forced::named(Some(Strategy::Hash)) };
-        plan_forced(join, &forced, &target).unwrap().probe_at_once
+        let overrides = PlanOverrides { build_side: Some(Side::Left), ..PlanOverrides::named(Some(Strategy::Hash)) };
+        plan_forced(join, &overrides, &target).unwrap().probe_at_once
     };
     assert!(is_at_once(3 << 20, 100e-6), "three chunks of calls take longer than what they hide");
     assert!(!is_at_once(3 << 20, 1e-6), "calls take hardly anything");
@@ -252,8 +252,8 @@ fn a_table_is_as_large_as_its_keys_are_many() {
     let seconds = |rows_of_key: u64| {
         let build = TableSpec { distinct: (1 << 26) as f64 / rows_of_key as f64, ..sparse(1 << 26, 1) };
         let join = bound(&build, &sparse(1 << 24, 1), JoinKind::Inner);
-        let forced = Forced { build_side: Some(Side::Left), ..Forced::named(Some(Strategy::Hash)) };
-        let plan = plan_forced(join, &forced, &Target { memory_bytes: u64::MAX, ..a100() }).unwrap();
+        let overrides = PlanOverrides { build_side: Some(Side::Left), ..PlanOverrides::named(Some(Strategy::Hash)) };
+        let plan = plan_forced(join, &overrides, &Target { memory_bytes: u64::MAX, ..a100() }).unwrap();
         ["build table", "match"].map(|name| plan.phases.iter().find(|phase| phase.name == name).unwrap().seconds)
     };
     let ([build_few, match_few], [build_many, match_many]) = (seconds(64), seconds(4));

@@ -159,7 +159,7 @@ impl Recorded {
         let kept = [self.left.kept(&join.left), self.right.kept(&join.right)].concat();
         let target = self.target.restore(kept);
         let (plan, refusal) =
-            propose_estimated(join, self.estimates.clone(), &Forced::default(), &target, &Interrupt::default())
+            propose_estimated(join, self.estimates.clone(), &PlanOverrides::default(), &target, &Interrupt::default())
                 .unwrap();
         assert!(refusal.is_none(), "{refusal:?}");
         plan

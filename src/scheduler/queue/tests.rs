@@ -1,19 +1,19 @@
 //! Tests of the queue without threads: order and places of jobs.
 
 use super::super::admission::HostNeed;
-use super::super::placing::{CLAIM_AFTER, RETRY, Seated, Wait};
+use super::super::placing::{CLAIM_AFTER, RETRY, RunningJob, Wait};
 use super::*;
 
-const IDLE: Load = Load::InService { seats: 1, free_bytes: 1 << 30, running: Vec::new() };
+const IDLE: Load = Load::InService { slots: 1, free_bytes: 1 << 30, running: Vec::new() };
 
-/// Idle device of one seat with the given free memory.
+/// Idle device of one slot with the given free memory.
 fn idle(free_bytes: u64) -> Load {
-    Load::InService { seats: 1, free_bytes, running: Vec::new() }
+    Load::InService { slots: 1, free_bytes, running: Vec::new() }
 }
 
-/// Device of one seat that is taken.
+/// Device of one slot that is taken.
 fn busy(until: f64) -> Load {
-    Load::InService { seats: 1, free_bytes: 1 << 30, running: vec![Seated { until: seconds(until), alone: true }] }
+    Load::InService { slots: 1, free_bytes: 1 << 30, running: vec![RunningJob { until: seconds(until), alone: true }] }
 }
 
 /// More than any job asks for.
@@ -34,8 +34,8 @@ fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waitin
         priority,
         submitted: Duration::ZERO,
         places: (0..devices).map(place).collect(),
-        short_since: None,
-        hopeless_since: None,
+        starved_since: None,
+        unsatisfiable_since: None,
     }
 }
 
@@ -53,17 +53,17 @@ fn taking(id: u64, bytes: u64) -> Waiting {
 }
 
 fn order(queue: &Queue, now: Duration, loads: &[Load]) -> Vec<u64> {
-    queue.turns(now, loads, ample()).iter().map(|turn| turn.id.0).collect()
+    queue.schedule(now, loads, ample()).iter().map(|scheduled| scheduled.id.0).collect()
 }
 
 /// Runs all jobs on one device, one after the other, and returns their order.
 fn run_all(queue: &mut Queue, mut now: Duration) -> Vec<u64> {
     let mut order = Vec::new();
-    while let Some(turn) = queue.turns(now, &[IDLE], ample()).first().copied() {
-        assert!(turn.wait.is_none(), "the first turn starts on an idle device");
-        let job = queue.start(turn.id, turn.place.seconds).unwrap();
-        now += seconds(turn.place.seconds);
-        queue.end(&job.tenant, turn.place.seconds, turn.place.seconds);
+    while let Some(scheduled) = queue.schedule(now, &[IDLE], ample()).first().copied() {
+        assert!(scheduled.wait.is_none(), "the first scheduled starts on an idle device");
+        let job = queue.start(scheduled.id, scheduled.place.seconds).unwrap();
+        now += seconds(scheduled.place.seconds);
+        queue.end(&job.tenant, scheduled.place.seconds, scheduled.place.seconds);
         order.push(job.id.0);
     }
     order
@@ -88,7 +88,7 @@ fn waiting_outweighs_priority_in_the_end() {
     loop {
         id += 1;
         queue.push(Waiting { submitted: now, ..job(id, "a", 100, 1.0, 1) });
-        let first = queue.turns(now, &[IDLE], ample())[0];
+        let first = queue.schedule(now, &[IDLE], ample())[0];
         queue.start(first.id, 1.0).unwrap();
         queue.end("a", 1.0, 1.0);
         if first.id == JobId(1) {
@@ -146,8 +146,8 @@ fn nobody_saves_up_turns_by_being_away() {
         queue.push(job(id, "always", 0, 1.0, 1));
     }
     for _ in 0..10 {
-        let turn = queue.turns(Duration::ZERO, &[IDLE], ample())[0];
-        queue.start(turn.id, 1.0).unwrap();
+        let scheduled = queue.schedule(Duration::ZERO, &[IDLE], ample())[0];
+        queue.start(scheduled.id, 1.0).unwrap();
         queue.end("always", 1.0, 1.0);
     }
     for id in 101..=110 {
@@ -179,12 +179,12 @@ fn jobs_spread_over_idle_devices_and_their_starts_are_predicted() {
     for id in 1..=5 {
         queue.push(job(id, "a", 0, 2.0, 2));
     }
-    let turns = queue.turns(seconds(10.0), &[IDLE, IDLE], ample());
-    let starts: Vec<f64> = turns.iter().map(|turn| turn.start.as_secs_f64()).collect();
+    let schedule = queue.schedule(seconds(10.0), &[IDLE, IDLE], ample());
+    let starts: Vec<f64> = schedule.iter().map(|scheduled| scheduled.start.as_secs_f64()).collect();
     assert_eq!(starts, [10.0, 10.0, 12.0, 12.0, 14.0]);
-    let now: Vec<bool> = turns.iter().map(|turn| turn.wait.is_none()).collect();
+    let now: Vec<bool> = schedule.iter().map(|scheduled| scheduled.wait.is_none()).collect();
     assert_eq!(now, [true, true, false, false, false]);
-    assert_ne!(turns[0].place.device, turns[1].place.device);
+    assert_ne!(schedule[0].place.device, schedule[1].place.device);
 }
 
 #[test]
@@ -193,15 +193,15 @@ fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
         |id: u64| Waiting { places: vec![place(0, 10.0, None), place(1, 1.0, None)], ..job(id, "a", 0, 0.0, 0) };
     let mut queue = Queue::default();
     queue.push(slow_and_fast(1));
-    let turns = queue.turns(Duration::ZERO, &[IDLE, busy(3.0)], ample());
-    assert_eq!((turns[0].place.device, turns[0].start, turns[0].wait.is_none()), (1, seconds(3.0), false));
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(3.0)], ample());
+    assert_eq!((schedule[0].place.device, schedule[0].start, schedule[0].wait.is_none()), (1, seconds(3.0), false));
     // A later job that only the slow device can run does not have to wait for the first.
     queue.push(job(2, "a", 0, 5.0, 1));
-    let turns = queue.turns(Duration::ZERO, &[IDLE, busy(3.0)], ample());
-    assert_eq!((turns[1].id, turns[1].place.device, turns[1].wait.is_none()), (JobId(2), 0, true));
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(3.0)], ample());
+    assert_eq!((schedule[1].id, schedule[1].place.device, schedule[1].wait.is_none()), (JobId(2), 0, true));
     // The longer the fast device is taken, the better the slow one looks.
-    let turns = queue.turns(Duration::ZERO, &[IDLE, busy(30.0)], ample());
-    assert_eq!((turns[0].place.device, turns[0].wait.is_none()), (0, true));
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(30.0)], ample());
+    assert_eq!((schedule[0].place.device, schedule[0].wait.is_none()), (0, true));
 }
 
 #[test]
@@ -211,11 +211,11 @@ fn a_large_job_keeps_its_device_until_memory_is_free() {
     large.places[0].memory_bytes = 100;
     queue.push(large);
     queue.push(job(2, "a", 0, 1.0, 1));
-    let turns = queue.turns(Duration::ZERO, &[idle(50)], ample());
-    assert_eq!((turns[0].id, turns[0].wait.is_none()), (JobId(1), false));
-    assert!(turns[1].wait.is_some(), "a small job overtook a large one on its device");
-    let turns = queue.turns(Duration::ZERO, &[idle(100)], ample());
-    assert_eq!((turns[0].id, turns[0].wait.is_none()), (JobId(1), true));
+    let schedule = queue.schedule(Duration::ZERO, &[idle(50)], ample());
+    assert_eq!((schedule[0].id, schedule[0].wait.is_none()), (JobId(1), false));
+    assert!(schedule[1].wait.is_some(), "a small job overtook a large one on its device");
+    let schedule = queue.schedule(Duration::ZERO, &[idle(100)], ample());
+    assert_eq!((schedule[0].id, schedule[0].wait.is_none()), (JobId(1), true));
 }
 
 #[test]
@@ -224,10 +224,10 @@ fn jobs_go_elsewhere_when_a_device_is_lost_and_are_named_when_there_is_none() {
     queue.push(job(1, "a", 0, 1.0, 2));
     queue.push(job(2, "b", 0, 1.0, 1));
     let loads = [Load::Lost, IDLE];
-    let homeless: Vec<u64> = queue.remove_homeless(&loads).iter().map(|job| job.id.0).collect();
-    assert_eq!(homeless, [2]);
-    let turns = queue.turns(Duration::ZERO, &loads, ample());
-    assert_eq!((turns.len(), turns[0].place.device), (1, 1));
+    let unplaceable: Vec<u64> = queue.remove_unplaceable(&loads).iter().map(|job| job.id.0).collect();
+    assert_eq!(unplaceable, [2]);
+    let schedule = queue.schedule(Duration::ZERO, &loads, ample());
+    assert_eq!((schedule.len(), schedule[0].place.device), (1, 1));
     assert_eq!((queue.active("b"), queue.active("a")), (0, 1));
 }
 
@@ -251,10 +251,10 @@ fn tenants_are_forgotten_once_they_owe_nothing() {
     assert!(queue.tenants.is_empty(), "{} tenants are remembered", queue.tenants.len());
 }
 
-/// Device of two seats, with the given jobs on it.
-fn two_seats(running: &[(f64, bool)]) -> Load {
-    let running = running.iter().map(|&(until, alone)| Seated { until: seconds(until), alone }).collect();
-    Load::InService { seats: 2, free_bytes: 100, running }
+/// Device of two slots, with the given jobs on it.
+fn two_slots(running: &[(f64, bool)]) -> Load {
+    let running = running.iter().map(|&(until, alone)| RunningJob { until: seconds(until), alone }).collect();
+    Load::InService { slots: 2, free_bytes: 100, running }
 }
 
 /// Short job that takes 50 bytes of a device in parallel with others.
@@ -268,30 +268,34 @@ fn short_jobs_sit_side_by_side_and_slow_each_other_down() {
     for id in 1..=3 {
         queue.push(short(id, 1.0));
     }
-    let turns = queue.turns(seconds(10.0), &[two_seats(&[])], ample());
-    let waits: Vec<_> = turns.iter().map(|turn| turn.wait).collect();
+    let schedule = queue.schedule(seconds(10.0), &[two_slots(&[])], ample());
+    let waits: Vec<_> = schedule.iter().map(|scheduled| scheduled.wait).collect();
     assert_eq!(waits, [None, None, Some(Wait::Device)]);
-    // The first job is placed on the empty seat. The second shares the device and takes twice as
+    // The first job is placed on the empty slot. The second shares the device and takes twice as
     // long.
-    assert_eq!(turns[2].start, seconds(11.0));
-    let turns = queue.turns(seconds(10.0), &[two_seats(&[(14.0, false)])], ample());
-    assert_eq!(turns[0].wait, None);
-    assert_eq!(turns[1].start, seconds(12.0), "beside another the first takes 2 s, and its seat is free after that");
-    let turns = queue.turns(seconds(10.0), &[two_seats(&[(14.0, true)])], ample());
-    assert_eq!((turns[0].start, turns[1].start), (seconds(14.0), seconds(14.0)), "nobody sits beside a large job");
+    assert_eq!(schedule[2].start, seconds(11.0));
+    let schedule = queue.schedule(seconds(10.0), &[two_slots(&[(14.0, false)])], ample());
+    assert_eq!(schedule[0].wait, None);
+    assert_eq!(schedule[1].start, seconds(12.0), "beside another the first takes 2 s, and its slot is free after that");
+    let schedule = queue.schedule(seconds(10.0), &[two_slots(&[(14.0, true)])], ample());
+    assert_eq!(
+        (schedule[0].start, schedule[1].start),
+        (seconds(14.0), seconds(14.0)),
+        "nobody sits beside a large job"
+    );
 }
 
 #[test]
-fn a_large_job_takes_all_seats_and_is_not_overtaken_on_them() {
+fn a_large_job_takes_all_slots_and_is_not_overtaken_on_them() {
     let mut queue = Queue::default();
     queue.push(Waiting { submitted: Duration::ZERO, ..job(1, "a", 0, 5.0, 1) });
     queue.push(short(2, 1.0));
-    let turns = queue.turns(seconds(10.0), &[two_seats(&[(11.0, false), (13.0, false)])], ample());
-    assert_eq!((turns[0].id, turns[0].start, turns[0].wait), (JobId(1), seconds(13.0), Some(Wait::Device)));
-    assert_eq!((turns[1].id, turns[1].start), (JobId(2), seconds(18.0)));
-    // One seat is free already; it is kept.
-    let turns = queue.turns(seconds(12.0), &[two_seats(&[(13.0, false)])], ample());
-    assert!(turns.iter().all(|turn| turn.wait == Some(Wait::Device)), "{turns:?}");
+    let schedule = queue.schedule(seconds(10.0), &[two_slots(&[(11.0, false), (13.0, false)])], ample());
+    assert_eq!((schedule[0].id, schedule[0].start, schedule[0].wait), (JobId(1), seconds(13.0), Some(Wait::Device)));
+    assert_eq!((schedule[1].id, schedule[1].start), (JobId(2), seconds(18.0)));
+    // One slot is free already; it is kept.
+    let schedule = queue.schedule(seconds(12.0), &[two_slots(&[(13.0, false)])], ample());
+    assert!(schedule.iter().all(|scheduled| scheduled.wait == Some(Wait::Device)), "{schedule:?}");
 }
 
 #[test]
@@ -299,10 +303,10 @@ fn a_short_job_prefers_a_device_of_its_own() {
     let mut queue = Queue::default();
     let place = |device| place(device, 1.0, Some(50));
     queue.push(Waiting { places: vec![place(0), place(1)], ..job(1, "a", 0, 1.0, 1) });
-    let turns = queue.turns(Duration::ZERO, &[two_seats(&[(9.0, false)]), two_seats(&[])], ample());
-    assert_eq!((turns[0].place.device, turns[0].wait), (1, None));
-    let turns = queue.turns(Duration::ZERO, &[two_seats(&[(9.0, false)]), two_seats(&[(9.0, true)])], ample());
-    assert_eq!((turns[0].place.device, turns[0].wait), (0, None));
+    let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[(9.0, false)]), two_slots(&[])], ample());
+    assert_eq!((schedule[0].place.device, schedule[0].wait), (1, None));
+    let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[(9.0, false)]), two_slots(&[(9.0, true)])], ample());
+    assert_eq!((schedule[0].place.device, schedule[0].wait), (0, None));
 }
 
 #[test]
@@ -311,11 +315,11 @@ fn parts_of_a_devices_memory_are_given_once() {
     for id in 1..=2 {
         queue.push(short(id, 1.0));
     }
-    let load = Load::InService { seats: 2, free_bytes: 99, running: Vec::new() };
-    let turns = queue.turns(seconds(1.0), &[load], ample());
-    assert_eq!(turns[0].wait, None);
-    assert_eq!(turns[1].wait, Some(Wait::DeviceMemory { needed_bytes: 50, free_bytes: 49 }));
-    assert_eq!(turns[1].start, seconds(1.0) + RETRY);
+    let load = Load::InService { slots: 2, free_bytes: 99, running: Vec::new() };
+    let schedule = queue.schedule(seconds(1.0), &[load], ample());
+    assert_eq!(schedule[0].wait, None);
+    assert_eq!(schedule[1].wait, Some(Wait::DeviceMemory { needed_bytes: 50, free_bytes: 49 }));
+    assert_eq!(schedule[1].start, seconds(1.0) + RETRY);
 }
 
 #[test]
@@ -325,19 +329,19 @@ fn a_job_that_waits_for_host_memory_holds_nobody_up_for_a_while() {
     queue.push(taking(2, 10));
     let host =
         HostMemory { free_bytes: 50, returns: vec![(seconds(70.0), 20), (seconds(60.0), 20), (seconds(90.0), 9)] };
-    let turns = queue.turns(Duration::ZERO, &[IDLE], host.clone());
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE], host.clone());
     let wait = Wait::HostMemory { needed_bytes: 80, free_bytes: 50, comes_back: true };
-    assert_eq!((turns[0].id, turns[0].wait, turns[0].start), (JobId(1), Some(wait), seconds(70.0)));
-    assert_eq!((turns[1].id, turns[1].wait), (JobId(2), None), "it books no device");
+    assert_eq!((schedule[0].id, schedule[0].wait, schedule[0].start), (JobId(1), Some(wait), seconds(70.0)));
+    assert_eq!((schedule[1].id, schedule[1].wait), (JobId(2), None), "it books no device");
     // After a while, free memory is kept for the job.
-    queue.note_short(JobId(1), Duration::ZERO, true);
-    assert_eq!(queue.note_short(JobId(1), CLAIM_AFTER, true).map(|short| short.waited), Some(CLAIM_AFTER));
-    let turns = queue.turns(CLAIM_AFTER, &[IDLE], host);
-    assert!(matches!(turns[1].wait, Some(Wait::HostMemory { free_bytes: 0, .. })), "{turns:?}");
+    queue.note_starved(JobId(1), Duration::ZERO, true);
+    assert_eq!(queue.note_starved(JobId(1), CLAIM_AFTER, true).map(|short| short.waited), Some(CLAIM_AFTER));
+    let schedule = queue.schedule(CLAIM_AFTER, &[IDLE], host);
+    assert!(matches!(schedule[1].wait, Some(Wait::HostMemory { free_bytes: 0, .. })), "{schedule:?}");
     // A return that would not be enough is reported.
     let host = HostMemory { free_bytes: 50, returns: vec![(seconds(60.0), 29)] };
-    let turns = queue.turns(Duration::ZERO, &[IDLE], host);
-    assert!(matches!(turns[0].wait, Some(Wait::HostMemory { comes_back: false, .. })), "{turns:?}");
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE], host);
+    assert!(matches!(schedule[0].wait, Some(Wait::HostMemory { comes_back: false, .. })), "{schedule:?}");
 }
 
 #[test]
@@ -348,11 +352,14 @@ fn a_job_takes_the_host_memory_of_the_device_that_it_is_placed_on() {
     queue.push(Waiting { places: places.to_vec(), ..job(1, "a", 0, 1.0, 1) });
     assert_eq!(queue.host_bytes(), 70);
     let host = HostMemory { free_bytes: 50, returns: Vec::new() };
-    let turns = queue.turns(Duration::ZERO, &[IDLE, IDLE], host.clone());
-    assert_eq!((turns[0].place.device, turns[0].host_bytes, turns[0].wait), (0, 10, None));
-    let turns = queue.turns(Duration::ZERO, &[Load::Lost, IDLE], host);
-    assert_eq!((turns[0].place.device, turns[0].host_bytes), (1, 70));
-    assert!(matches!(turns[0].wait, Some(Wait::HostMemory { needed_bytes: 70, free_bytes: 50, .. })), "{turns:?}");
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE, IDLE], host.clone());
+    assert_eq!((schedule[0].place.device, schedule[0].host_bytes, schedule[0].wait), (0, 10, None));
+    let schedule = queue.schedule(Duration::ZERO, &[Load::Lost, IDLE], host);
+    assert_eq!((schedule[0].place.device, schedule[0].host_bytes), (1, 70));
+    assert!(
+        matches!(schedule[0].wait, Some(Wait::HostMemory { needed_bytes: 70, free_bytes: 50, .. })),
+        "{schedule:?}"
+    );
 }
 
 #[test]
@@ -360,8 +367,8 @@ fn how_long_a_wait_is_hopeless_is_counted_apart_from_how_long_it_is() {
     let mut queue = Queue::default();
     queue.push(job(1, "a", 0, 1.0, 1));
     let mut note = |at: f64, comes_back| {
-        let short = queue.note_short(JobId(1), seconds(at), comes_back).unwrap();
-        (short.waited.as_secs_f64(), short.hopeless.as_secs_f64())
+        let short = queue.note_starved(JobId(1), seconds(at), comes_back).unwrap();
+        (short.waited.as_secs_f64(), short.unsatisfiable.as_secs_f64())
     };
     assert_eq!(note(10.0, true), (0.0, 0.0));
     // A lease has ended, and a client still reads its result.
@@ -369,5 +376,5 @@ fn how_long_a_wait_is_hopeless_is_counted_apart_from_how_long_it_is() {
     assert_eq!(note(52.0, false), (42.0, 2.0));
     assert_eq!(note(53.0, true), (43.0, 0.0));
     assert_eq!(note(60.0, false), (50.0, 0.0));
-    assert_eq!(queue.note_short(JobId(2), Duration::ZERO, true), None);
+    assert_eq!(queue.note_starved(JobId(2), Duration::ZERO, true), None);
 }

@@ -43,7 +43,7 @@ fn short_jobs_run_side_by_side_in_parts_of_the_memory() {
     assert_eq!(jobs[2].status().state, JobState::Queued);
     assert_eq!(jobs[2].status().waiting_for.as_deref(), Some("host:0"));
     assert!(jobs[1].explanation().device.reason.contains("beside 1 more"), "{:?}", jobs[1].explanation().device);
-    // One of the jobs ends. The third takes its seat, and the other stays.
+    // One of the jobs ends. The third takes its slot, and the other stays.
     orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
     assert_eq!(stage.next().1, "r2");
     assert_eq!(stage.ended(&jobs[1]), JobState::Complete);
@@ -84,7 +84,7 @@ fn a_large_job_waits_for_all_and_is_alone_then() {
     assert!(large.status().predicted_start <= later.status().predicted_start);
     orders[0].send(Box::new(|_, _| Ok(()))).unwrap();
     assert_eq!(stage.ended(&short[0]), JobState::Complete);
-    // A seat for a short job is free now, but the large job was first.
+    // A slot for a short job is free now, but the large job was first.
     stage.scheduler.tick(SystemTime::now());
     stage.nothing_begins();
     orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
@@ -233,8 +233,8 @@ fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     outcome.recv_timeout(PATIENCE / 3).expect("the scheduler answers while a device makes room")
 }
 
-/// On a GPU, columns that give way to a job are freed once all work there is done. The scheduler's
-/// lock used to be held during that wait.
+/// On a GPU, columns that are evicted for a job are freed once all work there is done. The
+/// scheduler's lock used to be held during that wait.
 #[test]
 fn nobody_waits_while_a_device_makes_room_for_a_job() {
     let stage = Stage::with_jobs(2, 2, SchedulerOptions::default());

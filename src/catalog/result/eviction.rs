@@ -17,9 +17,10 @@ use parking_lot::Mutex;
 use super::{Held, Inner, ResultSpool, SharedRows, SpoolState};
 use crate::memory::Reclaim;
 
-/// The results that give way, ordered from the one that was read longest ago. Clones share them.
+/// The results that can be evicted, ordered from the one that was read longest ago. Clones share
+/// them.
 #[derive(Clone, Debug, Default)]
-pub struct SpentResults(Arc<List>);
+pub struct EvictableResults(Arc<List>);
 
 #[derive(Debug, Default)]
 struct List(Mutex<VecDeque<Entry>>);
@@ -51,16 +52,16 @@ impl std::fmt::Debug for Entry {
     }
 }
 
-/// Registration of a result that may give way.
+/// Registration of a result that may be evicted.
 #[derive(Clone, Debug)]
-pub struct Spending {
-    /// The list that the result joins once it gives way.
-    pub results: SpentResults,
+pub struct EvictionPermit {
+    /// The list that the result joins once it becomes evictable.
+    pub results: EvictableResults,
     /// The tenant that owns the result.
     pub owner: String,
 }
 
-impl SpentResults {
+impl EvictableResults {
     /// Returns a handle through which a budget reclaims memory of these results, while the list
     /// exists.
     pub(in crate::catalog) fn as_reclaim(&self) -> Weak<dyn Reclaim> {
@@ -85,7 +86,8 @@ impl SpentResults {
 }
 
 impl List {
-    /// Returns the holdings of the results that give way, ordered from the one read longest ago.
+    /// Returns the holdings of the results that can be evicted, ordered from the one read longest
+    /// ago.
     fn holdings(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Holding> {
         let spools: Vec<_> = {
             let entries = self.0.lock();
@@ -103,7 +105,7 @@ impl List {
                 break;
             }
             if own_bytes > 0 || shares.iter().any(|share| shared.contains_key(&share.charge)) {
-                given += ResultSpool { inner }.give_up();
+                given += ResultSpool { inner }.evict();
             }
         }
         given
@@ -160,15 +162,15 @@ pub(super) struct Reading {
 }
 
 impl ResultSpool {
-    /// Records that every row has reached a client. From then on the result gives way while no
-    /// reader is open, if its options allow it.
+    /// Records that every row has reached a client. From then on the result becomes evictable while
+    /// no reader is open, if its options allow it.
     pub fn was_read(&self) {
         self.change_reading(|reading| reading.is_whole = true);
     }
 
     /// True if the result's memory is released when other work needs it.
-    pub fn gives_way(&self) -> bool {
-        self.inner.gives_way(&self.inner.held.lock())
+    pub fn is_evictable(&self) -> bool {
+        self.inner.is_evictable(&self.inner.held.lock())
     }
 
     pub(super) fn reader_opened(&self) {
@@ -184,13 +186,13 @@ impl ResultSpool {
     }
 
     fn change_reading(&self, change: impl FnOnce(&mut Reading)) {
-        let Some(Spending { results, owner }) = &self.inner.spending else { return };
-        let gives_way = {
+        let Some(EvictionPermit { results, owner }) = &self.inner.eviction else { return };
+        let is_evictable = {
             let mut held = self.inner.held.lock();
             change(&mut held.reading);
-            self.inner.gives_way(&held)
+            self.inner.is_evictable(&held)
         };
-        if gives_way {
+        if is_evictable {
             results.add(&self.inner, owner);
         } else {
             results.remove(&self.inner);
@@ -198,15 +200,15 @@ impl ResultSpool {
     }
 
     /// Releases all batches, unless a reader has come. Returns the bytes that came free.
-    fn give_up(&self) -> u64 {
+    fn evict(&self) -> u64 {
         let held = self.inner.held.lock();
-        if !self.inner.gives_way(&held) {
+        if !self.inner.is_evictable(&held) {
             return 0;
         }
         let last = held.shared.iter().filter(|rows| Arc::strong_count(&rows.charge) == 1);
         let bytes = held.bytes + last.map(|rows| rows.charge.bytes()).sum::<u64>();
         self.release_held(held);
-        if let Some(Spending { results, .. }) = &self.inner.spending {
+        if let Some(EvictionPermit { results, .. }) = &self.inner.eviction {
             results.remove(&self.inner);
         }
         tracing::info!(bytes, "the memory of a result that was read is needed");
@@ -215,9 +217,9 @@ impl ResultSpool {
 }
 
 impl Inner {
-    pub(super) fn gives_way(&self, held: &Held) -> bool {
+    pub(super) fn is_evictable(&self, held: &Held) -> bool {
         let Reading { readers, is_whole, is_renewed } = held.reading;
-        self.spending.is_some()
+        self.eviction.is_some()
             && is_whole
             && readers == 0
             && !is_renewed

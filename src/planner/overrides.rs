@@ -8,7 +8,7 @@ use super::{Side, Strategy};
 
 /// Decisions taken beforehand. The planner takes all others to suit them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Forced {
+pub struct PlanOverrides {
     /// Strategy to use.
     pub strategy: Option<Strategy>,
     /// True if the name of a strategy also decides which columns move with the keys: all that can,
@@ -24,7 +24,7 @@ pub struct Forced {
     pub device_gathers_text: Option<bool>,
 }
 
-impl Forced {
+impl PlanOverrides {
     /// Forces a strategy asked for by name. `None` forces nothing.
     pub fn named(strategy: Option<Strategy>) -> Self {
         Self { strategy, by_name: strategy.is_some(), ..Self::default() }
@@ -35,7 +35,7 @@ impl Forced {
         *self != Self::default()
     }
 
-    /// True if a composed strategy on a build side agrees with the forced decisions.
+    /// True if a composed strategy on a build side agrees with the overridden decisions.
     pub(super) fn allows(&self, build_side: Side, costed: &Costed) -> bool {
         self.strategy.is_none_or(|strategy| strategy == costed.strategy)
             && self.build_side.is_none_or(|side| side == build_side)
@@ -45,7 +45,7 @@ impl Forced {
 }
 
 /// Part of a sentence: `strategy hash, built on the left side, with a filter`.
-impl fmt::Display for Forced {
+impl fmt::Display for PlanOverrides {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
             self.strategy.map(|strategy| format!("strategy {strategy}")),
