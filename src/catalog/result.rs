@@ -157,7 +157,7 @@ struct Inner {
     budget: Option<Budget>,
     interrupt: Interrupt,
     eviction: Option<EvictionPermit>,
-    held: Mutex<Held>,
+    held: Mutex<SpoolContents>,
     /// Notified when batches were taken, or the result was released.
     room: Condvar,
     /// Number of batches pushed, and the state. Readers wait on it. Changed while `held` is locked.
@@ -166,7 +166,7 @@ struct Inner {
 
 /// Batches of the result, with their accounting.
 #[derive(Default)]
-struct Held {
+struct SpoolContents {
     /// Batches, indexed by batch number minus `taken`, each with its bytes. `None`: taken out of
     /// turn.
     batches: VecDeque<Option<(RecordBatch, u64)>>,
@@ -201,7 +201,7 @@ struct SharedRows {
     charge: Arc<Charge>,
 }
 
-impl Held {
+impl SpoolContents {
     /// Bytes of dropped or replaced tables whose memory this result keeps allocated.
     fn bytes_of_gone_tables(&self) -> u64 {
         let gone = self.shared.iter().filter(|rows| rows.table.strong_count() == 0);
@@ -209,7 +209,7 @@ impl Held {
     }
 
     /// Removes all batches and their charges. The caller drops the batches once no lock is held.
-    fn let_go(&mut self) -> VecDeque<Option<(RecordBatch, u64)>> {
+    fn take_all(&mut self) -> VecDeque<Option<(RecordBatch, u64)>> {
         let batches = std::mem::take(&mut self.batches);
         self.taken += batches.len();
         self.bytes = 0;
@@ -243,7 +243,7 @@ impl ResultSpool {
         } = options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
         let budget = arena.as_ref().map(|arena| arena.budget().clone());
-        let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
+        let held = Mutex::new(SpoolContents { adopter: arena.map(Adopter::new), charge, ..SpoolContents::default() });
         let room = Condvar::new();
         let inner = Inner {
             schema,
@@ -350,7 +350,7 @@ impl ResultSpool {
         held.expires = Some(SystemTime::now() + self.inner.retain);
         // Nothing is counted any more, so the meter's memory can be freed.
         let meter = std::mem::take(&mut held.meter);
-        let batches = if matches!(state, SpoolState::Failed(_)) { held.let_go() } else { VecDeque::new() };
+        let batches = if matches!(state, SpoolState::Failed(_)) { held.take_all() } else { VecDeque::new() };
         self.inner.progress.send_modify(|progress| {
             if progress.1 == SpoolState::Open {
                 progress.1 = state;
@@ -366,8 +366,8 @@ impl ResultSpool {
         self.release_held(self.inner.held.lock());
     }
 
-    fn release_held(&self, mut held: MutexGuard<'_, Held>) {
-        let batches = held.let_go();
+    fn release_held(&self, mut held: MutexGuard<'_, SpoolContents>) {
+        let batches = held.take_all();
         self.inner.progress.send_modify(|progress| progress.1 = SpoolState::Released);
         drop(held);
         self.inner.room.notify_all();
@@ -497,7 +497,7 @@ impl ResultSpool {
     }
 
     /// Returns when there is room for those bytes, and charges them.
-    fn wait_for_room(&self, held: &mut MutexGuard<'_, Held>, bytes: u64) -> Result<()> {
+    fn wait_for_room(&self, held: &mut MutexGuard<'_, SpoolContents>, bytes: u64) -> Result<()> {
         let started = Instant::now();
         loop {
             self.check_not_released()?;
@@ -569,7 +569,7 @@ impl ResultSpool {
     }
 
     /// True if the bytes fit the result's bound, or if the arena keeps enough free for other work.
-    fn has_room(&self, held: &Held, bytes: u64) -> bool {
+    fn has_room(&self, held: &SpoolContents, bytes: u64) -> bool {
         let leaves_enough = |budget: &Budget| budget.free_bytes() >= budget.limit_bytes() / ROOM_LEFT_SHARE;
         held.bytes == 0
             || held.bytes + bytes <= self.inner.bytes_max

@@ -61,8 +61,8 @@ impl fmt::Display for DeviceKind {
 pub struct DeviceInfo {
     /// Name for the operator: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
     pub name: String,
-    /// Identity of the unit among equal ones: a GPU's UUID. Empty if the device reports none.
-    pub unit: String,
+    /// A GPU's UUID. Empty if the device reports none.
+    pub uuid: String,
     /// CPU threads, or multiprocessors.
     pub parallelism: usize,
     /// CPU threads of this device. A host device's own threads, or a GPU's helpers for the work

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   run() ── one thread per job: pushes batches, reports progress ──────────┐
-//!   clerks ── lend memory that has to be waited for ────────────────────────┤◄── reader ◄── socket
+//!   allocation workers ── lend memory that has to be waited for ────────────┤◄── reader ◄── socket
 //!   questions: kept rows, rates ────────────────────────────────────────────┘
 //! ```
 //!
 //! The reader waits only for the process, which always reads its socket. The reader lends memory
-//! that is available at once, and leaves the rest to the clerks. It also takes returned memory
-//! back, in the order of the messages, and may unmap a slab for that. A process gives the pieces of
-//! a batch back as soon as the batch is sent. So the link keeps those pieces until the job's thread
-//! has pushed the batch.
+//! that is available at once, and leaves the rest to the allocation workers. It also takes returned
+//! memory back, in the order of the messages, and may unmap a slab for that. A process gives the
+//! pieces of a batch back as soon as the batch is sent. So the link keeps those pieces until the
+//! job's thread has pushed the batch.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,18 +24,18 @@ use parking_lot::Mutex;
 
 use super::channel::{Receiver, Sender};
 use super::child::{ChildGuard, KILLED_WAIT};
-use super::messages::{Answer, BatchParts, FromDevice, State, ToDevice, Want};
+use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, State, ToChild};
 use super::restored::Pieces;
 use crate::catalog::Table;
 use crate::join::Report;
-use crate::memory::{Arena, ArenaBuffer, Held, Pin, Place, holding};
+use crate::memory::{Arena, ArenaBuffer, ArenaReservation, Pin, Place, holding};
 use crate::{Error, Result, panics};
 
 /// Slabs of an arena, for processes that come and go. Each process pins its own view, so this
 /// replaces the object that pins slabs.
 #[derive(Debug, Default)]
 pub struct SharedSlabs {
-    inner: Mutex<Shown>,
+    inner: Mutex<ShownSlabs>,
 }
 
 /// Length and file of each slab, by address.
@@ -46,7 +46,7 @@ type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
 const LAST_SLABS: usize = 8;
 
 #[derive(Debug, Default)]
-struct Shown {
+struct ShownSlabs {
     slabs: Slabs,
     to: Vec<Weak<Link>>,
 }
@@ -84,7 +84,7 @@ impl Pin for SharedSlabs {
         let tell = |link: &Weak<Link>| {
             let Some(link) = link.upgrade() else { return false };
             // Ignore send errors; the reader reports a process that has ended.
-            let _ = link.sender.send(&ToDevice::Slab { address, len }, Some(file.as_fd()));
+            let _ = link.sender.send(&ToChild::Slab { address, len }, Some(file.as_fd()));
             true
         };
         shown.to.retain(tell);
@@ -104,7 +104,7 @@ impl Pin for SharedSlabs {
             for link in &links {
                 // The tables of this slab are gone, but the process still has them mapped.
                 link.forget_gone_tables();
-                let _ = link.sender.send(&ToDevice::Unmapped { address }, None);
+                let _ = link.sender.send(&ToChild::Unmapped { address }, None);
             }
         }
     }
@@ -119,10 +119,10 @@ pub(super) type Tables = HashMap<usize, (u64, Weak<Table>)>;
 pub(super) struct Link {
     pub(super) sender: Sender,
     /// Listener of each job.
-    jobs: Mutex<HashMap<u64, Door>>,
+    jobs: Mutex<HashMap<u64, JobChannel>>,
     /// Receiver of each answer, by question.
-    pub(super) questions: Mutex<HashMap<u64, mpsc::SyncSender<FromDevice>>>,
-    lent: Mutex<Lent>,
+    pub(super) questions: Mutex<HashMap<u64, mpsc::SyncSender<FromChild>>>,
+    lent: Mutex<LentMemory>,
     pub(super) tables: Mutex<Tables>,
     /// True if the server has no more use for the process.
     pub(super) is_hung_up: AtomicBool,
@@ -133,24 +133,24 @@ pub(super) struct Link {
 
 /// Memory of the server that the process has borrowed.
 #[derive(Debug, Default)]
-struct Lent {
+struct LentMemory {
     /// Pieces by address.
-    pieces: BTreeMap<u64, Piece>,
-    held: HashMap<u64, Held>,
+    pieces: BTreeMap<u64, Loan>,
+    held: HashMap<u64, ArenaReservation>,
     last_held: u64,
     /// True if the process has ended, so that nothing more is lent to it.
     is_closed: bool,
 }
 
 #[derive(Debug)]
-enum Piece {
+enum Loan {
     /// The process writes to the piece.
     Open(ArenaBuffer),
     /// The piece is part of a batch.
     Written(Buffer),
 }
 
-impl Piece {
+impl Loan {
     fn len(&self) -> usize {
         match self {
             Self::Open(open) => open.len(),
@@ -161,30 +161,30 @@ impl Piece {
 
 /// Destination of a job's messages.
 #[derive(Clone, Debug)]
-pub(super) struct Door {
+pub(super) struct JobChannel {
     /// Arena that the job's pieces come from.
     pub(super) arena: Arena,
-    pub(super) messages: mpsc::Sender<OfJob>,
+    pub(super) messages: mpsc::Sender<JobEvent>,
 }
 
 /// Message of a job to its thread.
 #[derive(Debug)]
-pub(super) enum OfJob {
+pub(super) enum JobEvent {
     Push { call: u64, batch: BatchParts, pieces: Pieces, shared: Option<Vec<bool>> },
     ReadersMayHelp { call: u64, waited: Duration },
     Progress(Report),
     Ended { outcome: Result<()>, report: Report },
 }
 
-/// Task for a clerk.
-pub(super) enum Chore {
-    Piece {
+/// Task for an allocation worker.
+pub(super) enum AllocRequest {
+    Allocate {
         call: u64,
         arena: Arena,
         len: usize,
         purpose: String,
     },
-    Hold {
+    Reserve {
         call: u64,
         arena: Arena,
         bytes: u64,
@@ -200,42 +200,47 @@ pub(super) enum Chore {
     },
 }
 
-impl Chore {
-    /// Returns the call that the chore answers.
+impl AllocRequest {
+    /// Returns the call that the request answers.
     fn call(&self) -> u64 {
         match self {
-            Self::Piece { call, .. }
-            | Self::Hold { call, .. }
+            Self::Allocate { call, .. }
+            | Self::Reserve { call, .. }
             | Self::FreeBytes { call, .. }
             | Self::Refuse { call } => *call,
         }
     }
 }
 
-/// Keeps a job's door open until it is dropped.
-pub(super) struct Listening<'a> {
+/// Keeps a job's channel open until it is dropped.
+pub(super) struct JobListener<'a> {
     link: &'a Link,
     pub(super) job: u64,
-    pub(super) messages: mpsc::Receiver<OfJob>,
+    pub(super) messages: mpsc::Receiver<JobEvent>,
 }
 
-impl<'a> Listening<'a> {
-    pub(super) fn begin(link: &'a Link, job: u64, door: Door, messages: mpsc::Receiver<OfJob>) -> Result<Self> {
-        link.jobs.lock().insert(job, door);
-        let listening = Self { link, job, messages };
-        // A link records that the device is lost before it closes its doors.
+impl<'a> JobListener<'a> {
+    pub(super) fn begin(
+        link: &'a Link,
+        job: u64,
+        channel: JobChannel,
+        messages: mpsc::Receiver<JobEvent>,
+    ) -> Result<Self> {
+        link.jobs.lock().insert(job, channel);
+        let listener = Self { link, job, messages };
+        // A link records that the device is lost before it closes its channels.
         link.check()?;
-        Ok(listening)
+        Ok(listener)
     }
 }
 
-impl Drop for Listening<'_> {
+impl Drop for JobListener<'_> {
     fn drop(&mut self) {
         self.link.jobs.lock().remove(&self.job);
         // The process waits for the answers to messages that arrived since.
         for said in self.messages.try_iter() {
-            if let OfJob::Push { call, .. } | OfJob::ReadersMayHelp { call, .. } = said {
-                self.link.work(Chore::Refuse { call });
+            if let JobEvent::Push { call, .. } | JobEvent::ReadersMayHelp { call, .. } = said {
+                self.link.work(AllocRequest::Refuse { call });
             }
         }
     }
@@ -262,10 +267,10 @@ impl Link {
             slabs.get(&address).is_some_and(|(_, other)| Arc::ptr_eq(file, other))
         };
         for (&address, _) in seen.iter().filter(|&(&address, (_, file))| !is_same(now, address, file)) {
-            self.sender.send(&ToDevice::Unmapped { address }, None)?;
+            self.sender.send(&ToChild::Unmapped { address }, None)?;
         }
         for (&address, (len, file)) in now.iter().filter(|&(&address, (_, file))| !is_same(seen, address, file)) {
-            self.sender.send(&ToDevice::Slab { address, len: *len }, Some(file.as_fd()))?;
+            self.sender.send(&ToChild::Slab { address, len: *len }, Some(file.as_fd()))?;
         }
         seen.clone_from(now);
         Ok(())
@@ -286,7 +291,7 @@ impl Link {
         });
         if !gone.is_empty() {
             // Ignore send errors; the reader reports a process that has ended.
-            let _ = self.sender.send(&ToDevice::Forget { tables: gone }, None);
+            let _ = self.sender.send(&ToChild::Forget { tables: gone }, None);
         }
     }
 
@@ -299,11 +304,11 @@ impl Link {
     }
 
     /// Reads messages until the process ends or its device is lost, and then closes the link.
-    pub(super) fn read(&self, mut messages: Receiver, work: &mpsc::Sender<Chore>, mut child: ChildGuard) {
+    pub(super) fn read(&self, mut messages: Receiver, work: &mpsc::Sender<AllocRequest>, mut child: ChildGuard) {
         let lost = loop {
             match messages.receive() {
                 // The process is of no more use once its device is lost.
-                Ok(Some(FromDevice::Ended { lost: Some(lost), .. })) => break Some(lost),
+                Ok(Some(FromChild::Ended { lost: Some(lost), .. })) => break Some(lost),
                 Ok(Some(message)) => self.take(message, work),
                 Ok(None) => break None,
                 Err(error) => {
@@ -321,7 +326,7 @@ impl Link {
             self.close(lost.clone());
             child.wait();
         }
-        let lent = std::mem::replace(&mut *self.lent.lock(), Lent { is_closed: true, ..Lent::default() });
+        let lent = std::mem::replace(&mut *self.lent.lock(), LentMemory { is_closed: true, ..LentMemory::default() });
         drop(lent);
         self.close(lost);
     }
@@ -339,113 +344,115 @@ impl Link {
     }
 
     /// Passes a message to its receiver.
-    fn take(&self, message: FromDevice, work: &mpsc::Sender<Chore>) {
-        let chore = |chore: Chore| work.send(chore).expect("clerks end after the reader");
+    fn take(&self, message: FromChild, work: &mpsc::Sender<AllocRequest>) {
+        let request = |request: AllocRequest| work.send(request).expect("alloc_workers end after the reader");
         match message {
-            FromDevice::Opened(_) => {}
-            FromDevice::Call { call, job, want } => {
-                let Some(Door { arena, messages }) = self.jobs.lock().get(&job).cloned() else {
-                    return chore(Chore::Refuse { call });
+            FromChild::Opened(_) => {}
+            FromChild::Call { call, job, want } => {
+                let Some(JobChannel { arena, messages }) = self.jobs.lock().get(&job).cloned() else {
+                    return request(AllocRequest::Refuse { call });
                 };
-                let say = |said: OfJob| drop(messages.send(said));
+                let say = |said: JobEvent| drop(messages.send(said));
                 match want {
-                    Want::Piece { len, purpose } => match arena.allocate_at_once(len as usize) {
+                    HostRequest::Allocate { len, purpose } => match arena.allocate_at_once(len as usize) {
                         Some(piece) => self.answer(call, self.lend(piece)),
-                        None => chore(Chore::Piece { call, arena, len: len as usize, purpose }),
+                        None => request(AllocRequest::Allocate { call, arena, len: len as usize, purpose }),
                     },
-                    Want::Hold { bytes, purpose } => chore(Chore::Hold { call, arena, bytes, purpose }),
-                    Want::FreeBytes => chore(Chore::FreeBytes { call, arena }),
-                    Want::Push { batch, shared } => {
-                        let pieces = self.lent.lock().pieces_of(&batch);
-                        say(OfJob::Push { call, batch, pieces, shared });
+                    HostRequest::Reserve { bytes, purpose } => {
+                        request(AllocRequest::Reserve { call, arena, bytes, purpose })
                     }
-                    Want::ReadersMayHelp { waited_seconds } => {
+                    HostRequest::FreeBytes => request(AllocRequest::FreeBytes { call, arena }),
+                    HostRequest::Push { batch, shared } => {
+                        let pieces = self.lent.lock().pieces_of(&batch);
+                        say(JobEvent::Push { call, batch, pieces, shared });
+                    }
+                    HostRequest::ReadersMayHelp { waited_seconds } => {
                         let waited = Duration::try_from_secs_f64(waited_seconds).unwrap_or_default();
-                        say(OfJob::ReadersMayHelp { call, waited });
+                        say(JobEvent::ReadersMayHelp { call, waited });
                     }
                 }
             }
             // A shortened piece keeps its slab in use, so nothing is unmapped.
-            FromDevice::Shorten { address, len } => {
-                if let Some(Piece::Open(piece)) = self.lent.lock().pieces.get_mut(&address) {
+            FromChild::Shorten { address, len } => {
+                if let Some(Loan::Open(piece)) = self.lent.lock().pieces.get_mut(&address) {
                     piece.truncate(len as usize);
                 }
             }
             // Freed by the reader, so that the next request of this job or the next job finds the
             // memory free.
-            FromDevice::GiveBack { address } => {
+            FromChild::Free { address } => {
                 let piece = self.lent.lock().pieces.remove(&address);
                 drop(piece);
             }
-            FromDevice::LetGo { held } => {
+            FromChild::Release { reservation: held } => {
                 let held = self.lent.lock().held.remove(&held);
                 drop(held);
             }
-            FromDevice::Progress { job, report } => self.tell(job, OfJob::Progress(report)),
-            FromDevice::State(state) => *self.state.lock() = state,
-            FromDevice::CachedRows { question, .. } | FromDevice::Rates { question, .. } => {
+            FromChild::Progress { job, report } => self.tell(job, JobEvent::Progress(report)),
+            FromChild::State(state) => *self.state.lock() = state,
+            FromChild::CachedRows { question, .. } | FromChild::Rates { question, .. } => {
                 if let Some(asker) = self.questions.lock().remove(&question) {
                     // The asker may have stopped waiting.
                     let _ = asker.send(message);
                 }
             }
-            FromDevice::Ended { job, outcome, report, .. } => self.tell(job, OfJob::Ended { outcome, report }),
+            FromChild::Ended { job, outcome, report, .. } => self.tell(job, JobEvent::Ended { outcome, report }),
         }
     }
 
-    fn tell(&self, job: u64, said: OfJob) {
-        if let Some(door) = self.jobs.lock().get(&job) {
-            let _ = door.messages.send(said);
+    fn tell(&self, job: u64, said: JobEvent) {
+        if let Some(channel) = self.jobs.lock().get(&job) {
+            let _ = channel.messages.send(said);
         }
     }
 
-    /// Does a chore and answers its call.
-    fn work(&self, chore: Chore) {
-        let (call, answer) = match chore {
-            Chore::Piece { call, arena, len, purpose } => {
+    /// Does a request and answers its call.
+    fn work(&self, request: AllocRequest) {
+        let (call, answer) = match request {
+            AllocRequest::Allocate { call, arena, len, purpose } => {
                 (call, arena.allocate(len, &purpose).and_then(|piece| self.lend(piece)))
             }
-            Chore::Hold { call, arena, bytes, purpose } => {
+            AllocRequest::Reserve { call, arena, bytes, purpose } => {
                 let held = arena.reserve(bytes, &purpose).and_then(|reserved| {
                     let mut lent = self.lent.lock();
                     let lent = lent.open()?;
                     lent.last_held += 1;
                     lent.held.insert(lent.last_held, reserved);
-                    Ok(Answer::Held { held: lent.last_held })
+                    Ok(HostResponse::Reserved { reservation: lent.last_held })
                 });
                 (call, held)
             }
-            Chore::FreeBytes { call, arena } => (call, Ok(Answer::FreeBytes(arena.free_bytes()))),
-            Chore::Refuse { call } => (call, Err(Error::Cancelled("the job has no listener any more".into()))),
+            AllocRequest::FreeBytes { call, arena } => (call, Ok(HostResponse::FreeBytes(arena.free_bytes()))),
+            AllocRequest::Refuse { call } => (call, Err(Error::Cancelled("the job has no listener any more".into()))),
         };
         self.answer(call, answer);
     }
 
-    fn lend(&self, piece: ArenaBuffer) -> Result<Answer> {
+    fn lend(&self, piece: ArenaBuffer) -> Result<HostResponse> {
         let address = piece.as_ptr() as u64;
-        self.lent.lock().open()?.pieces.insert(address, Piece::Open(piece));
-        Ok(Answer::Piece { address })
+        self.lent.lock().open()?.pieces.insert(address, Loan::Open(piece));
+        Ok(HostResponse::Allocated { address })
     }
 
-    fn answer(&self, call: u64, answer: Result<Answer>) {
+    fn answer(&self, call: u64, answer: Result<HostResponse>) {
         // Ignore send errors; the reader reports a process that has ended.
-        let _ = self.sender.send(&ToDevice::Answer { call, answer }, None);
+        let _ = self.sender.send(&ToChild::HostResponse { call, answer }, None);
     }
 }
 
-pub(super) fn work_off(link: &Weak<Link>, clerks: &Mutex<mpsc::Receiver<Chore>>) {
+pub(super) fn work_off(link: &Weak<Link>, alloc_workers: &Mutex<mpsc::Receiver<AllocRequest>>) {
     loop {
-        let chore = clerks.lock().recv();
-        let (Ok(chore), Some(link)) = (chore, link.upgrade()) else { return };
-        let call = chore.call();
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| link.work(chore))) {
+        let request = alloc_workers.lock().recv();
+        let (Ok(request), Some(link)) = (request, link.upgrade()) else { return };
+        let call = request.call();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| link.work(request))) {
             tracing::error!("lending memory panicked: {}", panics::message(&*panic));
-            link.work(Chore::Refuse { call });
+            link.work(AllocRequest::Refuse { call });
         }
     }
 }
 
-impl Lent {
+impl LentMemory {
     /// Returns itself for additions; an error if the process has ended.
     fn open(&mut self) -> Result<&mut Self> {
         match self.is_closed {
@@ -459,14 +466,14 @@ impl Lent {
         let mut found = Pieces::new();
         batch.each_place(&mut |place| {
             let Place::Slab { address, len } = place else { return };
-            let Some((start, _)) = holding(&self.pieces, *address, *len as usize, Piece::len) else { return };
+            let Some((start, _)) = holding(&self.pieces, *address, *len as usize, Loan::len) else { return };
             let Some(piece) = self.pieces.remove(&start) else { return };
             let written = match piece {
-                Piece::Open(open) => open.freeze(),
-                Piece::Written(written) => written,
+                Loan::Open(open) => open.freeze(),
+                Loan::Written(written) => written,
             };
             found.insert(start, written.clone());
-            self.pieces.insert(start, Piece::Written(written));
+            self.pieces.insert(start, Loan::Written(written));
         });
         found
     }

@@ -5,9 +5,9 @@
 //!   Open, slabs as they come and go ────────────► opens the device          ──► Opened
 //!   tables, each once ──────────────────────────► keeps them until told to forget them
 //!   Run ────────────────────────────────────────► runs the task
-//!         ◄── Call: a piece of memory, a batch to push, ... ──── answered by Answer
+//!         ◄── Call: allocate memory, push a batch, ... ──── answered by HostResponse
 //!         ◄── Progress, and at the end Ended
-//!   KeptRows, MeasureRates ─────────────────────► answered by KeptRows, Rates
+//!   CachedRows, MeasureRates ───────────────────► answered by CachedRows, Rates
 //! ```
 //!
 //! Addresses are addresses in the server's process.
@@ -30,11 +30,11 @@ use crate::{Error, Result};
 
 /// Message from the server to the process of a device.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum ToDevice {
+pub(super) enum ToChild {
     /// Opens a device. The first message.
     Open(Opening),
-    /// Keeps columns of joins, in at most `limit_bytes` of the device's memory.
-    KeepColumns { limit_bytes: u64 },
+    /// Caches columns of joins, in at most `limit_bytes` of the device's memory.
+    EnableCache { limit_bytes: u64 },
     /// Adds a slab of the arena. Its file comes with the message.
     Slab { address: u64, len: u64 },
     /// Removes a slab.
@@ -48,7 +48,7 @@ pub(super) enum ToDevice {
     /// Stops a join.
     Cancel { job: u64 },
     /// Answers a call.
-    Answer { call: u64, answer: Result<Answer> },
+    HostResponse { call: u64, answer: Result<HostResponse> },
     /// Asks which rows of a table the device keeps.
     CachedRows { question: u64, table: u64 },
     /// Asks the device to measure its rates now.
@@ -66,25 +66,25 @@ pub(super) struct Run {
 
 /// Message from the process of a device to the server.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum FromDevice {
-    /// Answers [`ToDevice::Open`].
+pub(super) enum FromChild {
+    /// Answers [`ToChild::Open`].
     Opened(Result<Opened>),
     /// Asks for something on behalf of a job. The job waits for the answer, except that of a push:
     /// its next messages may come before the batch is pushed.
-    Call { call: u64, job: u64, want: Want },
+    Call { call: u64, job: u64, want: HostRequest },
     /// Shortens a piece to its first `len` bytes.
     Shorten { address: u64, len: u64 },
-    /// Gives back a piece.
-    GiveBack { address: u64 },
-    /// Lets go of held bytes.
-    LetGo { held: u64 },
+    /// Frees a piece.
+    Free { address: u64 },
+    /// Releases a reservation.
+    Release { reservation: u64 },
     /// Reports the progress of a job.
     Progress { job: u64, report: Report },
     /// Reports the state of the device, if it has changed.
     State(State),
-    /// Answers [`ToDevice::CachedRows`].
+    /// Answers [`ToChild::CachedRows`].
     CachedRows { question: u64, kept: Vec<(usize, Range<u64>)> },
-    /// Answers [`ToDevice::MeasureRates`].
+    /// Answers [`ToChild::MeasureRates`].
     Rates { question: u64, rates: Option<Box<Rates>> },
     /// Ends a job, which holds nothing any more.
     Ended { job: u64, outcome: Result<()>, report: Report, lost: Option<Error> },
@@ -109,19 +109,19 @@ pub(super) struct State {
 
 /// Request of a job to the server.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Want {
-    Piece { len: u64, purpose: String },
-    Hold { bytes: u64, purpose: String },
+pub(super) enum HostRequest {
+    Allocate { len: u64, purpose: String },
+    Reserve { bytes: u64, purpose: String },
     FreeBytes,
     Push { batch: BatchParts, shared: Option<Vec<bool>> },
     ReadersMayHelp { waited_seconds: f64 },
 }
 
-/// Answer of the server to a [`Want`].
+/// Answer of the server to a [`HostRequest`].
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
-    Piece { address: u64 },
-    Held { held: u64 },
+pub(super) enum HostResponse {
+    Allocated { address: u64 },
+    Reserved { reservation: u64 },
     FreeBytes(u64),
     Pushed,
     ReadersMayHelp(bool),

@@ -24,12 +24,12 @@
 
 mod channel;
 mod child;
+mod child_engine;
 mod link;
 mod messages;
-mod own_process;
 mod process;
-mod restarting;
 mod restored;
+mod supervised;
 #[cfg(test)]
 mod tests;
 
@@ -37,11 +37,11 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+pub use child_engine::ChildEngine;
 pub use link::SharedSlabs;
-pub use own_process::OwnProcess;
 pub use process::run as run_process;
-pub use restarting::Restarting;
 use serde::{Deserialize, Serialize};
+pub use supervised::SupervisedEngine;
 
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, open_device};

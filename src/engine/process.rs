@@ -13,7 +13,7 @@ use arrow::array::RecordBatch;
 use parking_lot::{Condvar, Mutex};
 
 use super::channel::{Receiver, Sender};
-use super::messages::{Answer, BatchParts, FromDevice, Opened, Run, State, ToDevice, Want};
+use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, Opened, Run, State, ToChild};
 use super::{MemoryUse, Opening, run_within, spawn};
 use crate::catalog::Table;
 use crate::device::{self, CancelFlag, Device};
@@ -33,7 +33,7 @@ const PROMISED_WAIT: Duration = Duration::from_secs(5);
 /// at a time, and some more.
 const PUSHES_MAX: usize = 8;
 
-/// Runs the process that [`OwnProcess`](super::OwnProcess) starts. Standard input is its socket.
+/// Runs the process that [`ChildEngine`](super::OwnProcess) starts. Standard input is its socket.
 ///
 /// # Errors
 /// Returns [`Error::Invalid`] if the server did not start this process, or [`Error::Internal`] if
@@ -56,15 +56,15 @@ pub fn run() -> Result<()> {
 pub(super) fn serve(socket: UnixStream) -> Result<()> {
     let sender = Arc::new(Sender::new(socket.try_clone()?));
     let mut messages = Receiver::new(socket);
-    let Some(ToDevice::Open(opening)) = messages.receive()? else {
+    let Some(ToChild::Open(opening)) = messages.receive()? else {
         return Err(Error::Internal("the server did not say which device to open".into()));
     };
     let process = match Process::open(&opening, sender.clone()) {
         Ok((process, opened)) => {
-            sender.send(&FromDevice::Opened(Ok(opened)), None)?;
+            sender.send(&FromChild::Opened(Ok(opened)), None)?;
             Arc::new(process)
         }
-        Err(error) => return Ok(sender.send(&FromDevice::Opened(Err(error)), None)?),
+        Err(error) => return Ok(sender.send(&FromChild::Opened(Err(error)), None)?),
     };
     let (work, cpu_pool) = mpsc::channel();
     let cpu_pool = Arc::new(Mutex::new(cpu_pool));
@@ -107,7 +107,7 @@ struct Process {
     tables: Mutex<HashMap<u64, Result<Arc<Table>>>>,
     /// Jobs that have not ended.
     jobs: Mutex<HashMap<u64, Arc<Monitor>>>,
-    line: Arc<Line>,
+    line: Arc<ServerConnection>,
 }
 
 impl Process {
@@ -123,7 +123,7 @@ impl Process {
             device,
             tables: Mutex::default(),
             jobs: Mutex::default(),
-            line: Arc::new(Line {
+            line: Arc::new(ServerConnection {
                 sender,
                 waiting: Mutex::default(),
                 last_call: AtomicU64::new(0),
@@ -134,45 +134,45 @@ impl Process {
     }
 
     /// Handles a message of the server. Only mapping and unmapping a slab take long.
-    fn take(&self, message: ToDevice, messages: &mut Receiver, work: &mpsc::Sender<Work>) -> Result<()> {
+    fn take(&self, message: ToChild, messages: &mut Receiver, work: &mpsc::Sender<Work>) -> Result<()> {
         let give = |item: Work| work.send(item).expect("the threads live as long as the process");
         match message {
-            ToDevice::Open(_) => return Err(Error::Internal("the device is open already".into())),
-            ToDevice::KeepColumns { limit_bytes } => {
+            ToChild::Open(_) => return Err(Error::Internal("the device is open already".into())),
+            ToChild::EnableCache { limit_bytes } => {
                 if let Err(error) = self.device.enable_cache(limit_bytes) {
                     tracing::warn!(device = %self.device.id(), "no columns are kept: {error}");
                 }
             }
-            ToDevice::Slab { address, len } => {
+            ToChild::Slab { address, len } => {
                 // Only joins of tables in this slab will fail.
                 if let Err(error) = self.slabs.add(address, len as usize, messages.file()?) {
                     tracing::error!(device = %self.device.id(), "a slab of host memory cannot be seen: {error}");
                 }
             }
-            ToDevice::Unmapped { address } => self.slabs.remove(address),
-            ToDevice::Table(table) => {
+            ToChild::Unmapped { address } => self.slabs.remove(address),
+            ToChild::Table(table) => {
                 let number = table.number;
                 let table = table.restore(&|place| self.slabs.buffer(place)).map(Arc::new);
                 self.tables.lock().insert(number, table);
             }
-            ToDevice::Forget { tables } => {
+            ToChild::Forget { tables } => {
                 let mut known = self.tables.lock();
                 let forgotten: Vec<_> = tables.iter().filter_map(|number| known.remove(number)).collect();
                 drop(known);
                 drop(forgotten);
             }
-            ToDevice::Run(run) => {
+            ToChild::Run(run) => {
                 self.jobs.lock().insert(run.job, Arc::new(Monitor::new(CancelFlag::new())));
                 give(Work::Run(run));
             }
-            ToDevice::Cancel { job } => {
+            ToChild::Cancel { job } => {
                 if let Some(monitor) = self.jobs.lock().get(&job) {
                     monitor.cancel().raise();
                 }
             }
-            ToDevice::Answer { call, answer } => self.line.answered(call, answer),
-            ToDevice::CachedRows { question, table } => give(Work::CachedRows { question, table }),
-            ToDevice::MeasureRates { question } => give(Work::MeasureRates { question }),
+            ToChild::HostResponse { call, answer } => self.line.answered(call, answer),
+            ToChild::CachedRows { question, table } => give(Work::CachedRows { question, table }),
+            ToChild::MeasureRates { question } => give(Work::MeasureRates { question }),
         }
         Ok(())
     }
@@ -192,11 +192,11 @@ impl Process {
                     .and_then(Result::ok)
                     .map_or_else(Vec::new, |table| Target::cached_rows(&*self.device, &table));
                 let kept = kept.into_iter().map(|kept| (kept.column, kept.rows)).collect();
-                self.line.send(&FromDevice::CachedRows { question, kept });
+                self.line.send(&FromChild::CachedRows { question, kept });
             }
             Work::MeasureRates { question } => {
                 let rates = measure_rates(&*self.device, &|_| ()).map(Box::new);
-                self.line.send(&FromDevice::Rates { question, rates });
+                self.line.send(&FromChild::Rates { question, rates });
             }
         }
     }
@@ -211,8 +211,8 @@ impl Process {
         });
         self.jobs.lock().remove(&job);
         let (report, lost) = (monitor.report(), self.device.check().err());
-        self.line.send(&FromDevice::State(self.state()));
-        self.line.send(&FromDevice::Ended { job, outcome, report, lost });
+        self.line.send(&FromChild::State(self.state()));
+        self.line.send(&FromChild::Ended { job, outcome, report, lost });
     }
 
     fn join(&self, run: Run, monitor: &Monitor) -> Result<()> {
@@ -278,13 +278,13 @@ fn tell_progress(process: &Weak<Process>) {
             let report = monitor.report();
             if told.get(&job) != Some(&report) {
                 told.insert(job, report.clone());
-                process.line.send(&FromDevice::Progress { job, report });
+                process.line.send(&FromChild::Progress { job, report });
             }
         }
         let state = process.state();
         if state != told_state {
             told_state = state;
-            process.line.send(&FromDevice::State(state));
+            process.line.send(&FromChild::State(state));
         }
         drop(process);
         std::thread::sleep(PROGRESS_INTERVAL);
@@ -293,41 +293,41 @@ fn tell_progress(process: &Weak<Process>) {
 
 /// Connection to the server.
 #[derive(Debug)]
-struct Line {
+struct ServerConnection {
     sender: Arc<Sender>,
     /// Calls that wait for answers.
-    waiting: Mutex<HashMap<u64, Waiting>>,
+    waiting: Mutex<HashMap<u64, PendingReply>>,
     last_call: AtomicU64,
     is_cut: AtomicBool,
 }
 
-impl Line {
+impl ServerConnection {
     /// Sends a message that needs no answer. If the server does not receive it, the process is
     /// about to end.
-    fn send(&self, message: &FromDevice) {
+    fn send(&self, message: &FromChild) {
         if let Err(error) = self.sender.send(message, None) {
             tracing::debug!("the server does not hear: {error}");
         }
     }
 
     /// Makes a request and waits for its answer.
-    fn call(&self, job: u64, want: Want) -> Result<Answer> {
+    fn call(&self, job: u64, want: HostRequest) -> Result<HostResponse> {
         let (answer, answered) = mpsc::sync_channel(1);
-        self.ask(job, want, Waiting::Caller(answer))?;
+        self.ask(job, want, PendingReply::Caller(answer))?;
         answered.recv().unwrap_or_else(|_| Err(hung_up()))
     }
 
     /// Makes a request whose answer goes to `waiting`.
-    fn ask(&self, job: u64, want: Want, waiting: Waiting) -> Result<()> {
+    fn ask(&self, job: u64, want: HostRequest, waiting: PendingReply) -> Result<()> {
         let call = self.last_call.fetch_add(1, Ordering::Relaxed) + 1;
         self.waiting.lock().insert(call, waiting);
         if self.is_cut.load(Ordering::Acquire) {
             self.cut();
         }
-        Ok(self.sender.send(&FromDevice::Call { call, job, want }, None)?)
+        Ok(self.sender.send(&FromChild::Call { call, job, want }, None)?)
     }
 
-    fn answered(&self, call: u64, answer: Result<Answer>) {
+    fn answered(&self, call: u64, answer: Result<HostResponse>) {
         let waiting = self.waiting.lock().remove(&call);
         if let Some(waiting) = waiting {
             waiting.answered(answer);
@@ -347,13 +347,13 @@ fn hung_up() -> Error {
 
 /// Receiver of an answer.
 #[derive(Debug)]
-enum Waiting {
-    Caller(mpsc::SyncSender<Result<Answer>>),
+enum PendingReply {
+    Caller(mpsc::SyncSender<Result<HostResponse>>),
     Pushes(Arc<Pushes>),
 }
 
-impl Waiting {
-    fn answered(self, answer: Result<Answer>) {
+impl PendingReply {
+    fn answered(self, answer: Result<HostResponse>) {
         match self {
             // The caller is waiting for the answer.
             Self::Caller(caller) => drop(caller.send(answer)),
@@ -365,12 +365,12 @@ impl Waiting {
 /// Batches of a job that are sent and not yet pushed.
 #[derive(Debug, Default)]
 struct Pushes {
-    state: Mutex<OnTheirWay>,
+    state: Mutex<PushesInFlight>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct OnTheirWay {
+struct PushesInFlight {
     count: usize,
     /// Reason why a batch was refused, which ends the job.
     refused: Option<Error>,
@@ -396,7 +396,7 @@ impl Pushes {
     }
 }
 
-fn unexpected(answer: &Answer) -> Error {
+fn unexpected(answer: &HostResponse) -> Error {
     Error::Internal(format!("the server answers {answer:?} to something else"))
 }
 
@@ -404,40 +404,40 @@ fn unexpected(answer: &Answer) -> Error {
 #[derive(Debug)]
 struct JobLender {
     job: u64,
-    line: Arc<Line>,
+    line: Arc<ServerConnection>,
     slabs: Arc<SlabViews>,
 }
 
 impl Lender for JobLender {
     fn lend(&self, len: usize, purpose: &str) -> Result<LentPiece> {
-        match self.line.call(self.job, Want::Piece { len: len as u64, purpose: purpose.into() })? {
-            Answer::Piece { address } => self.slabs.borrow(address, len),
+        match self.line.call(self.job, HostRequest::Allocate { len: len as u64, purpose: purpose.into() })? {
+            HostResponse::Allocated { address } => self.slabs.borrow(address, len),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn hold(&self, bytes: u64, purpose: &str) -> Result<u64> {
-        match self.line.call(self.job, Want::Hold { bytes, purpose: purpose.into() })? {
-            Answer::Held { held } => Ok(held),
+    fn reserve(&self, bytes: u64, purpose: &str) -> Result<u64> {
+        match self.line.call(self.job, HostRequest::Reserve { bytes, purpose: purpose.into() })? {
+            HostResponse::Reserved { reservation } => Ok(reservation),
             other => Err(unexpected(&other)),
         }
     }
 
     fn shorten(&self, address: u64, len: usize) {
-        self.line.send(&FromDevice::Shorten { address, len: len as u64 });
+        self.line.send(&FromChild::Shorten { address, len: len as u64 });
     }
 
     fn give_back(&self, address: u64) {
-        self.line.send(&FromDevice::GiveBack { address });
+        self.line.send(&FromChild::Free { address });
     }
 
-    fn let_go(&self, held: u64) {
-        self.line.send(&FromDevice::LetGo { held });
+    fn release(&self, held: u64) {
+        self.line.send(&FromChild::Release { reservation: held });
     }
 
     fn free_bytes(&self) -> u64 {
-        match self.line.call(self.job, Want::FreeBytes) {
-            Ok(Answer::FreeBytes(bytes)) => bytes,
+        match self.line.call(self.job, HostRequest::FreeBytes) {
+            Ok(HostResponse::FreeBytes(bytes)) => bytes,
             _ => 0,
         }
     }
@@ -447,7 +447,7 @@ impl Lender for JobLender {
 struct JobSink<'a> {
     job: u64,
     pushes: Arc<Pushes>,
-    line: &'a Line,
+    line: &'a ServerConnection,
     slabs: &'a SlabViews,
 }
 
@@ -455,7 +455,7 @@ impl JobSink<'_> {
     fn send(&self, batch: &RecordBatch, shared: Option<Vec<bool>>) -> Result<()> {
         self.pushes.begin()?;
         let batch = BatchParts::of(batch, &|buffer| self.slabs.place_of(buffer));
-        self.line.ask(self.job, Want::Push { batch, shared }, Waiting::Pushes(self.pushes.clone()))
+        self.line.ask(self.job, HostRequest::Push { batch, shared }, PendingReply::Pushes(self.pushes.clone()))
     }
 }
 
@@ -470,8 +470,8 @@ impl BatchSink for JobSink<'_> {
 
     fn wait_for_readers(&self, since: Instant) -> Result<bool> {
         let waited_seconds = since.elapsed().as_secs_f64();
-        match self.line.call(self.job, Want::ReadersMayHelp { waited_seconds })? {
-            Answer::ReadersMayHelp(may) => Ok(may),
+        match self.line.call(self.job, HostRequest::ReadersMayHelp { waited_seconds })? {
+            HostResponse::ReadersMayHelp(may) => Ok(may),
             other => Err(unexpected(&other)),
         }
     }

@@ -24,7 +24,7 @@ use crate::{Error, Result};
 
 struct Stage {
     catalog: Catalog,
-    engine: OwnProcess,
+    engine: ChildEngine,
     /// Process end of the socket, which tests cut.
     line: UnixStream,
     process: JoinHandle<Result<()>>,
@@ -52,11 +52,11 @@ fn tables() -> (Catalog, Arc<SharedSlabs>) {
 }
 
 /// Starts a process as a thread. Also returns its end of the socket.
-fn process_of_a_thread(catalog: &Catalog, slabs: &SharedSlabs) -> (OwnProcess, UnixStream, JoinHandle<Result<()>>) {
+fn process_of_a_thread(catalog: &Catalog, slabs: &SharedSlabs) -> (ChildEngine, UnixStream, JoinHandle<Result<()>>) {
     let (here, there) = UnixStream::pair().unwrap();
     let line = there.try_clone().unwrap();
     let process = std::thread::spawn(move || process::serve(there));
-    let engine = OwnProcess::over(&opening(), catalog.arena().clone(), slabs, here, None).unwrap();
+    let engine = ChildEngine::over(&opening(), catalog.arena().clone(), slabs, here, None).unwrap();
     (engine, line, process)
 }
 
@@ -347,7 +347,7 @@ fn a_process_that_ends_before_it_has_opened_its_device_is_an_error() {
     let (here, there) = UnixStream::pair().unwrap();
     drop(there);
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
-    let refused = OwnProcess::over(&opening(), arena, &SharedSlabs::default(), here, None).unwrap_err();
+    let refused = ChildEngine::over(&opening(), arena, &SharedSlabs::default(), here, None).unwrap_err();
     assert!(matches!(&refused, Error::Unavailable(why) if why.contains("did not open its device")), "{refused:?}");
 }
 
@@ -387,7 +387,7 @@ fn a_device_that_cannot_be_opened_says_why() {
     let process = std::thread::spawn(move || process::serve(there));
     let opening = Opening { id: DeviceId { kind: DeviceKind::Cuda, index: 999 }, ..opening() };
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
-    let refused = OwnProcess::over(&opening, arena, &SharedSlabs::default(), here, None).unwrap_err();
+    let refused = ChildEngine::over(&opening, arena, &SharedSlabs::default(), here, None).unwrap_err();
     assert!(matches!(&refused, Error::Unsupported(_)), "{refused:?}");
     process.join().unwrap().unwrap();
 }
@@ -401,7 +401,7 @@ struct Starts {
 }
 
 impl Starts {
-    fn of(&self, catalog: &Catalog, slabs: &Arc<SharedSlabs>) -> restarting::Start {
+    fn of(&self, catalog: &Catalog, slabs: &Arc<SharedSlabs>) -> supervised::Start {
         let (starts, catalog, slabs) = (self.clone(), catalog.clone(), slabs.clone());
         Box::new(move |memory_bytes| {
             starts.memory_bytes.lock().push(memory_bytes);
@@ -425,7 +425,7 @@ impl Starts {
 fn a_device_whose_process_has_ended_is_opened_anew() {
     let (catalog, slabs) = tables();
     let starts = Starts::default();
-    let engine = Restarting::new(starts.of(&catalog, &slabs), Some(Duration::from_millis(1))).unwrap();
+    let engine = SupervisedEngine::new(starts.of(&catalog, &slabs), Some(Duration::from_millis(1))).unwrap();
     let task = task_on(&engine, &catalog, JoinKind::Full, Strategy::RadixHash);
     let before = catalog.arena().budget().used_bytes();
     let expected = sorted(&task, &run_on(&engine, &catalog, &task).unwrap());
@@ -448,7 +448,7 @@ fn a_device_whose_process_has_ended_is_opened_anew() {
 fn a_device_that_is_not_opened_anew_says_so_and_whether_it_will_be() {
     let (catalog, slabs) = tables();
     let starts = Starts::default();
-    let engine = Restarting::new(starts.of(&catalog, &slabs), None).unwrap();
+    let engine = SupervisedEngine::new(starts.of(&catalog, &slabs), None).unwrap();
     starts.cut();
     wait_until("the loss", || engine.check().is_err());
     let said = engine.check().unwrap_err();
@@ -456,7 +456,7 @@ fn a_device_that_is_not_opened_anew_says_so_and_whether_it_will_be() {
     assert!(matches!(said, Error::Unavailable(_)));
 
     let starts = Starts::default();
-    let engine = Restarting::new(starts.of(&catalog, &slabs), Some(Duration::from_millis(1))).unwrap();
+    let engine = SupervisedEngine::new(starts.of(&catalog, &slabs), Some(Duration::from_millis(1))).unwrap();
     starts.failing.store(usize::MAX, Ordering::Relaxed);
     starts.cut();
     let said = || engine.check().err().map(|error| error.message().to_string()).unwrap_or_default();
@@ -470,11 +470,11 @@ fn a_device_that_is_not_opened_anew_says_so_and_whether_it_will_be() {
 fn a_server_that_ends_waits_for_no_delay() {
     let (catalog, slabs) = tables();
     let starts = Starts::default();
-    let engine = Restarting::new(starts.of(&catalog, &slabs), Some(Duration::from_secs(3600))).unwrap();
+    let engine = SupervisedEngine::new(starts.of(&catalog, &slabs), Some(Duration::from_secs(3600))).unwrap();
     starts.cut();
     wait_until("the loss", || engine.check().is_err());
     assert!(engine.check().unwrap_err().message().contains("it is started again by itself"));
     // The delay has begun.
-    std::thread::sleep(3 * restarting::LOOK_INTERVAL);
+    std::thread::sleep(3 * supervised::LOOK_INTERVAL);
     drop(engine);
 }

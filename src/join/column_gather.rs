@@ -19,7 +19,7 @@ use crate::columns::{
 };
 use crate::device::{Column, Device, DeviceBuffer, HostBytes, HostColumn, Positions};
 use crate::human::type_name;
-use crate::memory::{Arena, Held};
+use crate::memory::{Arena, ArenaReservation};
 use crate::{Error, Result};
 
 /// Column on its way. Device columns are complete only after the work queued for them is done.
@@ -43,7 +43,7 @@ pub(super) struct ArrayAssembler<'a> {
     pub(super) arena: &'a Arena,
     /// Reservations for values taken out of their dictionaries, which makes them many times as
     /// large.
-    pub(super) paid: Vec<Held>,
+    pub(super) paid: Vec<ArenaReservation>,
 }
 
 impl ArrayAssembler<'_> {

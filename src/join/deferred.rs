@@ -31,7 +31,7 @@ use super::materialize::{Group, Materializer, PartialBatch, SideRows, StoredPart
 use super::transform::{JoinContext, TransformedSide, copy_column, copy_text};
 use super::{JoinKind, RowLayout, Task};
 use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Positions};
-use crate::memory::Held;
+use crate::memory::ArenaReservation;
 use crate::{Error, Result};
 
 /// Largest number of parts of a build side. With many parts, little is left to do when the last has
@@ -82,7 +82,7 @@ pub(super) struct DeferredPayload<'a> {
     whole: Mutex<bool>,
     /// Host memory to complete some rows, however much memory the waiting rows have taken. It is
     /// given back when it is needed.
-    headroom: Mutex<Option<Held>>,
+    headroom: Mutex<Option<ArenaReservation>>,
     /// Rows whose deferred columns are gathered at once.
     rows_at_once: usize,
     /// Host memory that all streams together take for these gathers at a time, at most.

@@ -22,7 +22,7 @@ use super::transform::{JoinContext, TransformedSide};
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Event, Positions};
-use crate::memory::Held;
+use crate::memory::ArenaReservation;
 use crate::{Error, Result};
 
 /// Rows of one side from which a batch is made.
@@ -92,7 +92,7 @@ pub(super) struct StoredPartialBatch {
     /// Source of each column of the result, and its values if it has any yet.
     columns: Vec<(Role, usize, Option<ArrayRef>)>,
     /// Reservations from [`ArrayAssembler::paid`].
-    _paid: Vec<Held>,
+    _paid: Vec<ArenaReservation>,
 }
 
 /// Some rows of a partial batch, with the rows of the build side that complete them.

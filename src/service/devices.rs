@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use super::settings::Settings;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{Device, DeviceId, DeviceKind, gpu_count, why_no_gpu};
-use crate::engine::{Engine, InProcess, Opening, OwnProcess, Restarting, SharedSlabs};
+use crate::engine::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine};
 use crate::human::{counted, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
@@ -242,11 +242,11 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
             let start = move |memory_bytes: Option<u64>| {
                 let opening = Opening { memory_bytes: memory_bytes.or(opening.memory_bytes), ..opening.clone() };
                 let logs = ["--log", &settings.log, "--log-format", &settings.log_format];
-                let process = OwnProcess::start(&opening, &logs, arena.clone(), &slabs)?;
+                let process = ChildEngine::start(&opening, &logs, arena.clone(), &slabs)?;
                 enable_cache(&settings, process.memory(), |limit| process.enable_cache(limit))?;
                 Ok(process)
             };
-            return Ok(Arc::new(Restarting::new(Box::new(start), first_delay)?));
+            return Ok(Arc::new(SupervisedEngine::new(Box::new(start), first_delay)?));
         }
         let device: Arc<dyn Device> = match topology.host_route(node).filter(|_| kind == DeviceKind::Host) {
             None => opening.open()?,

@@ -40,7 +40,7 @@ use super::{
     incoming::{self, Incoming},
 };
 use crate::human;
-use crate::memory::{GrowingAhead, human_bytes};
+use crate::memory::{BackgroundGrowth, human_bytes};
 use crate::{Error, Result};
 
 /// HTTP/2 frame size, in bytes. With the default of 16 KiB, each frame costs a system call and a
@@ -89,7 +89,7 @@ pub struct Server {
     closing: watch::Sender<bool>,
     serving: JoinHandle<Result<()>>,
     background: Vec<JoinHandle<()>>,
-    _growing: GrowingAhead,
+    _growing: BackgroundGrowth,
 }
 
 impl Server {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::{Held, Inner, ResultSpool, SharedRows, SpoolState};
+use super::{Inner, ResultSpool, SharedRows, SpoolContents, SpoolState};
 use crate::memory::Reclaim;
 
 /// The results that can be evicted, ordered from the one that was read longest ago. Clones share
@@ -217,7 +217,7 @@ impl ResultSpool {
 }
 
 impl Inner {
-    pub(super) fn is_evictable(&self, held: &Held) -> bool {
+    pub(super) fn is_evictable(&self, held: &SpoolContents) -> bool {
         let Reading { readers, is_whole, is_renewed } = held.reading;
         self.eviction.is_some()
             && is_whole

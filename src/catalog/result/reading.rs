@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime};
 
 use arrow::array::RecordBatch;
 
-use super::{Held, ResultSpool, SpoolState, released};
+use super::{ResultSpool, SpoolContents, SpoolState, released};
 use crate::{Error, Result};
 
 /// Reads a share of a result. See [`ResultSpool::reader`].
@@ -139,7 +139,7 @@ impl ResultSpool {
         Some(batch)
     }
 
-    fn taken(&self, held: &mut Held, bytes: u64) {
+    fn taken(&self, held: &mut SpoolContents, bytes: u64) {
         while held.batches.front().is_some_and(Option::is_none) {
             held.batches.pop_front();
             held.taken += 1;

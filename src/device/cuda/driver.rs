@@ -182,7 +182,7 @@ impl Gpu {
 
     /// Returns the GPU's UUID in hexadecimal digits, or an empty string if the driver does not
     /// report it.
-    pub(super) fn unit(&self) -> String {
+    pub(super) fn uuid(&self) -> String {
         let bytes = self.context.uuid().map_or_else(|_| Vec::new(), |uuid| uuid.bytes.to_vec());
         bytes.into_iter().map(|byte| format!("{:02x}", byte as u8)).collect()
     }

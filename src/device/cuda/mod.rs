@@ -124,7 +124,7 @@ impl CudaDevice {
         let gpu = Arc::new(Gpu::open(index, observer)?);
         let info = DeviceInfo {
             name: gpu.name()?,
-            unit: gpu.unit(),
+            uuid: gpu.uuid(),
             parallelism: gpu.multiprocessors()?,
             cpu_threads: threads,
             // Joining 2^27 rows with 2^27 of 12 bytes by `hash` on an H200, with 1, 3, 5 and 8

@@ -183,7 +183,7 @@ fn info(threads: usize) -> DeviceInfo {
     let unit = if threads == 1 { "thread" } else { "threads" };
     DeviceInfo {
         name: format!("{threads} {unit} of {}", model.unwrap_or("a CPU").trim()),
-        unit: String::new(),
+        uuid: String::new(),
         parallelism: threads,
         cpu_threads: threads,
         streams: 1,

@@ -29,11 +29,11 @@ pub trait Lender: Send + Sync + Debug {
     /// The errors of [`Arena::allocate`].
     fn lend(&self, len: usize, purpose: &str) -> Result<LentPiece>;
 
-    /// Reserves bytes for memory outside the arena. Returns the id that [`Lender::let_go`] takes.
+    /// Reserves bytes for memory outside the arena. Returns the id that [`Lender::release`] takes.
     ///
     /// # Errors
     /// The errors of [`Arena::reserve`].
-    fn hold(&self, bytes: u64, purpose: &str) -> Result<u64>;
+    fn reserve(&self, bytes: u64, purpose: &str) -> Result<u64>;
 
     /// Takes back all bytes of the piece at `address` except the first `len`.
     fn shorten(&self, address: u64, len: usize);
@@ -42,7 +42,7 @@ pub trait Lender: Send + Sync + Debug {
     fn give_back(&self, address: u64);
 
     /// Takes back the bytes that [`Lender::hold`] reserved.
-    fn let_go(&self, held: u64);
+    fn release(&self, held: u64);
 
     /// Bytes that pieces can still take, like [`Arena::free_bytes`].
     fn free_bytes(&self) -> u64;
@@ -64,7 +64,7 @@ unsafe impl Send for LentPiece {}
 
 /// Bytes that are paid for without a piece. They go back when this value is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct ArenaReservation {
     _from: HeldFrom,
 }
 
@@ -74,7 +74,7 @@ enum HeldFrom {
     Lender { held: u64, lender: Arc<dyn Lender> },
 }
 
-impl Held {
+impl ArenaReservation {
     pub(super) fn reserved(reservation: Reservation) -> Self {
         Self { _from: HeldFrom::Budget { _reservation: reservation } }
     }
@@ -87,7 +87,7 @@ impl Held {
 impl Drop for HeldFrom {
     fn drop(&mut self) {
         if let Self::Lender { held, lender } = self {
-            lender.let_go(*held);
+            lender.release(*held);
         }
     }
 }

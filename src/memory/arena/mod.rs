@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 pub(crate) use arrays::of_whole_values;
 pub use arrays::{ArrayParts, describe, restore};
 use arrow::buffer::Buffer;
-pub use lent::{Held, Lender, LentPiece, Place, SlabViews, holding};
+pub use lent::{ArenaReservation, Lender, LentPiece, Place, SlabViews, holding};
 pub use mapping::Backing;
 use mapping::{HUGE_PAGE_BYTES, Mapping};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -198,10 +198,10 @@ impl Arena {
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the budget refuses.
-    pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Held> {
+    pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<ArenaReservation> {
         match &self.lender {
-            Some(lender) => Ok(Held::lent(lender.hold(bytes, purpose)?, lender.clone())),
-            None => self.draw(bytes, purpose).map(Held::reserved),
+            Some(lender) => Ok(ArenaReservation::lent(lender.reserve(bytes, purpose)?, lender.clone())),
+            None => self.draw(bytes, purpose).map(ArenaReservation::reserved),
         }
     }
 
@@ -275,7 +275,7 @@ impl Arena {
     /// Starts a thread that maps slabs ahead of need, so that `free_bytes` are usually free within
     /// the budget. The thread also gives back slabs that were not needed for a while. Only one such
     /// thread is useful at a time. It ends when the returned value is dropped.
-    pub fn grow_ahead(&self, free_bytes: u64) -> GrowingAhead {
+    pub fn grow_ahead(&self, free_bytes: u64) -> BackgroundGrowth {
         self.inner.slabs.lock().free_bytes_wanted = usize::try_from(free_bytes).unwrap_or(usize::MAX);
         let inner = self.inner.clone();
         let thread = std::thread::Builder::new()
@@ -283,7 +283,7 @@ impl Arena {
             .spawn(move || inner.grow_while_wanted())
             .inspect_err(|error| tracing::warn!("the arena grows on demand only: no thread: {error}"))
             .ok();
-        GrowingAhead { inner: self.inner.clone(), thread }
+        BackgroundGrowth { inner: self.inner.clone(), thread }
     }
 }
 
@@ -466,12 +466,12 @@ impl Slabs {
 
 /// Arena growth ahead of need, which lasts while this value lives. See [`Arena::grow_ahead`].
 #[derive(Debug)]
-pub struct GrowingAhead {
+pub struct BackgroundGrowth {
     inner: Arc<Inner>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Drop for GrowingAhead {
+impl Drop for BackgroundGrowth {
     fn drop(&mut self) {
         self.inner.slabs.lock().free_bytes_wanted = 0;
         self.inner.growth_wanted.notify_all();

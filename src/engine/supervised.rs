@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::{Engine, Grant, MemoryUse, OwnProcess, spawn};
+use super::{ChildEngine, Engine, Grant, MemoryUse, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
 use crate::join::{BatchSink, Monitor, Task};
@@ -42,11 +42,11 @@ const END_WAIT: Duration = Duration::from_secs(2);
 
 /// Function that starts a process and opens the device there, with the given bytes of its memory.
 /// `None`: as the settings say.
-pub type Start = Box<dyn Fn(Option<u64>) -> Result<OwnProcess> + Send + Sync>;
+pub type Start = Box<dyn Fn(Option<u64>) -> Result<ChildEngine> + Send + Sync>;
 
 /// Engine over a device in a process of its own, which is started again after it has ended.
 #[derive(Debug)]
-pub struct Restarting {
+pub struct SupervisedEngine {
     id: DeviceId,
     info: DeviceInfo,
     memory: Budget,
@@ -58,12 +58,12 @@ pub struct Restarting {
 /// State that is shared with the thread that starts processes.
 struct Shared {
     start: Start,
-    process: RwLock<Arc<OwnProcess>>,
+    process: RwLock<Arc<ChildEngine>>,
     /// Prospects of a process that has ended.
-    outlook: Mutex<Outlook>,
+    outlook: Mutex<RestartOutlook>,
     restarts: AtomicU64,
     /// Totals of processes that have ended.
-    before: Mutex<Before>,
+    before: Mutex<EarlierTotals>,
     /// True if the server has no more use for the device. `over` signals the change.
     is_over: Mutex<bool>,
     over: Condvar,
@@ -76,7 +76,7 @@ impl fmt::Debug for Shared {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Before {
+struct EarlierTotals {
     cache: CacheStats,
     used_bytes_max: u64,
     dropped_lines: u64,
@@ -84,7 +84,7 @@ struct Before {
 
 /// Time at which a new process replaces one that has ended.
 #[derive(Clone, Debug, PartialEq)]
-enum Outlook {
+enum RestartOutlook {
     Never,
     /// After the next delay.
     Soon,
@@ -95,7 +95,7 @@ enum Outlook {
     },
 }
 
-impl Outlook {
+impl RestartOutlook {
     fn words(&self) -> String {
         match self {
             Self::Never => {
@@ -110,7 +110,7 @@ impl Outlook {
     }
 }
 
-impl Restarting {
+impl SupervisedEngine {
     /// Starts the device's first process. `first_delay`: time from the first end of the process to
     /// its restart. `None`: it is not restarted.
     ///
@@ -123,7 +123,7 @@ impl Restarting {
         let shared = Arc::new(Shared {
             start,
             process: RwLock::new(Arc::new(process)),
-            outlook: Mutex::new(if first_delay.is_some() { Outlook::Soon } else { Outlook::Never }),
+            outlook: Mutex::new(if first_delay.is_some() { RestartOutlook::Soon } else { RestartOutlook::Never }),
             restarts: AtomicU64::new(0),
             before: Mutex::default(),
             is_over: Mutex::default(),
@@ -136,12 +136,12 @@ impl Restarting {
         Ok(Self { id, info, memory, jobs_max, shared, watch: watch.transpose()? })
     }
 
-    fn process(&self) -> Arc<OwnProcess> {
+    fn process(&self) -> Arc<ChildEngine> {
         self.shared.process.read().clone()
     }
 }
 
-impl Engine for Restarting {
+impl Engine for SupervisedEngine {
     fn id(&self) -> DeviceId {
         self.id
     }
@@ -200,7 +200,7 @@ impl Engine for Restarting {
     }
 }
 
-impl Drop for Restarting {
+impl Drop for SupervisedEngine {
     fn drop(&mut self) {
         *self.shared.is_over.lock() = true;
         self.shared.over.notify_all();
@@ -249,19 +249,19 @@ impl Shared {
                         *self.process.write() = Arc::new(next);
                     }
                     self.restarts.fetch_add(1, Ordering::Relaxed);
-                    *self.outlook.lock() = Outlook::Soon;
+                    *self.outlook.lock() = RestartOutlook::Soon;
                     serves_since = Some(Instant::now());
                     tracing::info!(device = %process.id(), "its process was started again");
                 }
                 Err(error) => {
                     tracing::error!(device = %process.id(), %error, "its process could not be started again");
-                    *self.outlook.lock() = Outlook::After { delay, failure: error.message().into() };
+                    *self.outlook.lock() = RestartOutlook::After { delay, failure: error.message().into() };
                 }
             }
         }
     }
 
-    fn start_again(&self, info: &DeviceInfo, memory: &Budget) -> Result<OwnProcess> {
+    fn start_again(&self, info: &DeviceInfo, memory: &Budget) -> Result<ChildEngine> {
         let next = (self.start)(Some(memory.limit_bytes())).context(|| "opening the device anew")?;
         // Plans and rates are for the earlier device.
         match next.info() == info {

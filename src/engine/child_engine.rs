@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use super::channel::{Receiver, Sender};
 use super::child::ChildGuard;
-use super::link::{Door, Link, Listening, OfJob, SharedSlabs, work_off};
-use super::messages::{Answer, FromDevice, Opened, Run, TableParts, ToDevice};
+use super::link::{JobChannel, JobEvent, JobListener, Link, SharedSlabs, work_off};
+use super::messages::{FromChild, HostResponse, Opened, Run, TableParts, ToChild};
 use super::restored::{TableBuffers, restored};
 use super::{Engine, Grant, MemoryUse, Opening, spawn};
 use crate::catalog::Table;
@@ -48,7 +48,7 @@ const RATES_WAIT: Duration = Duration::from_secs(120);
 
 /// Engine over a device in a process of its own.
 #[derive(Debug)]
-pub struct OwnProcess {
+pub struct ChildEngine {
     id: DeviceId,
     info: DeviceInfo,
     memory: Budget,
@@ -59,7 +59,7 @@ pub struct OwnProcess {
     last_number: AtomicU64,
 }
 
-impl OwnProcess {
+impl ChildEngine {
     /// Starts the process and opens the device there. The process is this program, run with
     /// `device-process` and the given arguments. `slabs` are the slabs of `arena`.
     ///
@@ -100,9 +100,9 @@ impl OwnProcess {
         socket.set_write_timeout(Some(STUCK_AFTER))?;
         socket.set_read_timeout(Some(OPENING_WAIT))?;
         let mut child = ChildGuard::new(opening.id, socket, child);
-        let sent = sender.send(&ToDevice::Open(opening.clone()), None);
+        let sent = sender.send(&ToChild::Open(opening.clone()), None);
         let opened = match sent.and_then(|()| messages.receive()) {
-            Ok(Some(FromDevice::Opened(opened))) => opened?,
+            Ok(Some(FromChild::Opened(opened))) => opened?,
             Ok(Some(other)) => {
                 return Err(Error::Internal(format!("the process of {} begins with {other:?}", opening.id)));
             }
@@ -113,12 +113,12 @@ impl OwnProcess {
         };
         child.socket.set_read_timeout(None)?;
         let Opened { info, memory_bytes, jobs_max } = opened;
-        let (work, clerks) = mpsc::channel();
+        let (work, alloc_workers) = mpsc::channel();
         let link = Arc::new(Link::new(sender));
-        let clerks = Arc::new(Mutex::new(clerks));
+        let alloc_workers = Arc::new(Mutex::new(alloc_workers));
         for _ in 0..CLERKS {
-            let (link, clerks) = (Arc::downgrade(&link), clerks.clone());
-            spawn(format!("{}/clerk", opening.id), move || work_off(&link, &clerks))?;
+            let (link, alloc_workers) = (Arc::downgrade(&link), alloc_workers.clone());
+            spawn(format!("{}/alloc_worker", opening.id), move || work_off(&link, &alloc_workers))?;
         }
         let read = link.clone();
         let reader = spawn(format!("{}/reader", opening.id), move || read.read(messages, &work, child))?;
@@ -133,12 +133,12 @@ impl OwnProcess {
     /// # Errors
     /// Returns the errors of [`Engine::check`].
     pub fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
-        self.send(&ToDevice::KeepColumns { limit_bytes })
+        self.send(&ToChild::EnableCache { limit_bytes })
     }
 
     /// Waits until the process has handled all messages so far, at most `OPENING_WAIT`.
     pub(super) fn settle(&self) {
-        self.ask(OPENING_WAIT, |question| ToDevice::CachedRows { question, table: 0 }, |_| Some(()));
+        self.ask(OPENING_WAIT, |question| ToChild::CachedRows { question, table: 0 }, |_| Some(()));
     }
 
     /// True if the process has ended.
@@ -146,7 +146,7 @@ impl OwnProcess {
         self.reader.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    fn send(&self, message: &ToDevice) -> Result<()> {
+    fn send(&self, message: &ToChild) -> Result<()> {
         self.check()?;
         self.link.sender.send(message, None).map_err(|error| {
             // The reader notices the failure too, and how the process ended.
@@ -172,7 +172,7 @@ impl OwnProcess {
         }
         let number = self.number();
         let parts = TableParts::of(number, table, &|buffer| self.arena.place_of(buffer));
-        self.send(&ToDevice::Table(parts))?;
+        self.send(&ToChild::Table(parts))?;
         known.insert(address, (number, Arc::downgrade(table)));
         Ok(number)
     }
@@ -187,8 +187,8 @@ impl OwnProcess {
     fn ask<T>(
         &self,
         wait: Duration,
-        message: impl FnOnce(u64) -> ToDevice,
-        answer: impl Fn(FromDevice) -> Option<T>,
+        message: impl FnOnce(u64) -> ToChild,
+        answer: impl Fn(FromChild) -> Option<T>,
     ) -> Option<T> {
         let question = self.number();
         let (sender, answered) = mpsc::sync_channel(1);
@@ -199,8 +199,14 @@ impl OwnProcess {
     }
 
     /// Serves the requests of a job and takes its reports, until the job ends.
-    fn attend(&self, listening: &Listening<'_>, task: &Task, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        let job = listening.job;
+    fn serve_job(
+        &self,
+        listener: &JobListener<'_>,
+        task: &Task,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        let job = listener.job;
         let mut is_told_to_stop = false;
         // Error of the batch that could not be pushed. Later batches may already be on their way.
         let mut refused = None;
@@ -208,10 +214,10 @@ impl OwnProcess {
         loop {
             if monitor.cancel().is_raised() && !is_told_to_stop {
                 is_told_to_stop = true;
-                self.send(&ToDevice::Cancel { job })?;
+                self.send(&ToChild::Cancel { job })?;
             }
-            match listening.messages.recv_timeout(CANCEL_INTERVAL) {
-                Ok(OfJob::Push { call, batch, pieces, shared }) => {
+            match listener.messages.recv_timeout(CANCEL_INTERVAL) {
+                Ok(JobEvent::Push { call, batch, pieces, shared }) => {
                     let push = || {
                         restored(task, &tables, &pieces, &batch).and_then(|batch| match &shared {
                             Some(shared) => sink.push_sharing(batch, shared),
@@ -226,16 +232,16 @@ impl OwnProcess {
                         });
                         refused = pushed.err();
                     }
-                    let answer = refused.clone().map_or(Ok(Answer::Pushed), Err);
-                    self.send(&ToDevice::Answer { call, answer })?;
+                    let answer = refused.clone().map_or(Ok(HostResponse::Pushed), Err);
+                    self.send(&ToChild::HostResponse { call, answer })?;
                 }
-                Ok(OfJob::ReadersMayHelp { call, waited }) => {
+                Ok(JobEvent::ReadersMayHelp { call, waited }) => {
                     let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
-                    let answer = sink.wait_for_readers(since).map(Answer::ReadersMayHelp);
-                    self.send(&ToDevice::Answer { call, answer })?;
+                    let answer = sink.wait_for_readers(since).map(HostResponse::ReadersMayHelp);
+                    self.send(&ToChild::HostResponse { call, answer })?;
                 }
-                Ok(OfJob::Progress(report)) => monitor.take_over(report),
-                Ok(OfJob::Ended { outcome, report }) => {
+                Ok(JobEvent::Progress(report)) => monitor.take_over(report),
+                Ok(JobEvent::Ended { outcome, report }) => {
                     monitor.take_over(report);
                     return refused.map_or(outcome, Err);
                 }
@@ -249,7 +255,7 @@ impl OwnProcess {
     }
 }
 
-impl Engine for OwnProcess {
+impl Engine for ChildEngine {
     fn id(&self) -> DeviceId {
         self.id
     }
@@ -276,10 +282,10 @@ impl Engine for OwnProcess {
         let job = self.number();
         let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
         let (messages, of_job) = mpsc::channel();
-        let listening = Listening::begin(&self.link, job, Door { arena, messages }, of_job)?;
+        let listener = JobListener::begin(&self.link, job, JobChannel { arena, messages }, of_job)?;
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
-        self.send(&ToDevice::Run(Box::new(Run { job, task: numbered, device_bytes })))?;
-        self.attend(&listening, task, sink, monitor)
+        self.send(&ToChild::Run(Box::new(Run { job, task: numbered, device_bytes })))?;
+        self.serve_job(&listener, task, sink, monitor)
     }
 
     fn check(&self) -> Result<()> {
@@ -297,9 +303,9 @@ impl Engine for OwnProcess {
         }
         let kept = self.ask(
             QUESTION_WAIT,
-            |question| ToDevice::CachedRows { question, table: number },
+            |question| ToChild::CachedRows { question, table: number },
             |answer| match answer {
-                FromDevice::CachedRows { kept, .. } => Some(kept),
+                FromChild::CachedRows { kept, .. } => Some(kept),
                 _ => None,
             },
         );
@@ -321,9 +327,9 @@ impl Engine for OwnProcess {
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {
         let rates = self.ask(
             RATES_WAIT,
-            |question| ToDevice::MeasureRates { question },
+            |question| ToChild::MeasureRates { question },
             |answer| match answer {
-                FromDevice::Rates { rates, .. } => rates,
+                FromChild::Rates { rates, .. } => rates,
                 _ => None,
             },
         );
@@ -332,7 +338,7 @@ impl Engine for OwnProcess {
     }
 }
 
-impl Drop for OwnProcess {
+impl Drop for ChildEngine {
     fn drop(&mut self) {
         // The process ends when the server hangs up. The reader ends when the process has ended.
         self.link.is_hung_up.store(true, Ordering::Relaxed);
