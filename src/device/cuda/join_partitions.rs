@@ -8,7 +8,7 @@ use super::abi::{
     self, DOVETAIL_JOIN_ROWS, DOVETAIL_MOVES_MAX, DovetailJoinColumn, DovetailJoinTotals, DovetailMatchUnit,
 };
 use super::buffer::{CudaBuffer, pointer_of};
-use super::keys::{key_pointer, payload};
+use super::keys::{key_pointer, move_payload};
 use super::matching::{UnitRows, units};
 use super::partition::{any_above, bounds_of};
 use super::work::Work;
@@ -64,7 +64,7 @@ pub(super) fn join(
         let [of_build, of_probe] = [positions.next(), positions.next()].map(|list| list.expect("both were written"));
         let gathered = |columns: &[Column], positions: &Positions| {
             let payload: Vec<Payload> = columns.iter().cloned().map(Payload::Column).collect();
-            payload(work, &payload, positions)
+            move_payload(work, &payload, positions)
         };
         let keys = keys.map(|keys| gathered(&[keys], &of_probe)).transpose()?.and_then(|mut column| column.pop());
         JoinedRows {

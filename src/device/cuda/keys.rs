@@ -161,7 +161,7 @@ pub(super) fn sort(work: &Work<'_>, keys: &Keys, payload: &[Payload]) -> Result<
         Some(data) => Keys { data: Arc::new(data), ..keys.clone() },
         None => rearranged(work, keys, &order)?,
     };
-    Ok(Sorted { payload: payload(work, payload, &order)?, keys })
+    Ok(Sorted { payload: move_payload(work, payload, &order)?, keys })
 }
 
 /// Image by which keys are sorted.
@@ -301,7 +301,7 @@ pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &Positions) -> Res
 }
 
 /// Transforms the payload columns by the row numbers of `order`. Validity is not moved.
-pub(super) fn payload(work: &Work<'_>, payload: &[Payload], order: &Positions) -> Result<Vec<Column>> {
+pub(super) fn move_payload(work: &Work<'_>, payload: &[Payload], order: &Positions) -> Result<Vec<Column>> {
     let Positions::List { data: numbers, rows, .. } = order else { unreachable!("rows are put in order by a list") };
     payload
         .iter()

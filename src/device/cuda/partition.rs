@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use super::abi::{self, DOVETAIL_MOVES_MAX, DOVETAIL_PASS_BITS_MAX};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::driver::Queue;
-use super::keys::{Image, key_pointer, payload, rearranged, sorted_order};
+use super::keys::{Image, key_pointer, move_payload, rearranged, sorted_order};
 use super::matching::find_runs;
 use super::work::Work;
 use crate::Result;
@@ -18,15 +18,15 @@ use crate::device::{
 
 /// Columns that one pass moves at most. The other two moves are the keys and, if not carried
 /// anyway, the row number by which the remaining columns are gathered.
-const CARRIED_MAX: usize = DOVETAIL_MOVES_MAX - 2;
+const PAYLOAD_MAX: usize = DOVETAIL_MOVES_MAX - 2;
 
 pub(super) fn partition(work: &Work<'_>, keys: &Keys, payload: &[Payload], bits: RadixBits) -> Result<Partitions> {
-    if payload.len() > CARRIED_MAX {
+    if payload.len() > PAYLOAD_MAX {
         // One pass cannot move that many columns. Move row numbers, and gather columns by them.
         let mut partitions = partition(work, keys, &[Payload::RowNumber], bits)?;
         let numbers = partitions.payload.pop().expect("row numbers were payload");
         let order = Positions::List { data: numbers.data, rows: numbers.rows, nullable: false };
-        return Ok(Partitions { payload: payload(work, payload, &order)?, ..partitions });
+        return Ok(Partitions { payload: move_payload(work, payload, &order)?, ..partitions });
     }
     let rows = keys.rows;
     let mut moving = Moving {
@@ -264,7 +264,7 @@ pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitio
     let (order, _) = sorted_order(work, keys, Image::Mixed { skip: bits.skip })?;
     let keys = rearranged(work, keys, &order)?;
     let payload: Vec<Payload> = columns.iter().cloned().map(Payload::Column).collect();
-    let payload = payload(work, &payload, &order)?;
+    let payload = move_payload(work, &payload, &order)?;
     let runs = runs_of(work, &keys, there)?;
     Ok(Partitions {
         keys,

@@ -1001,17 +1001,17 @@ fn partitions_about_as_large_as_a_table_find_every_key() {
 
 /// Payload of a side besides its keys: columns, and row numbers of 4 or 8 bytes.
 #[derive(Debug)]
-struct Payload {
+struct SidePayload {
     columns: &'static [Width],
     wide_numbers: bool,
 }
 
 /// The first payload needs the general kernel; the others are small enough for registers.
-const PAYLOADS: [Payload; 4] = [
-    Payload { columns: &WIDTHS, wide_numbers: false },
-    Payload { columns: &[], wide_numbers: false },
-    Payload { columns: &[Width::W4], wide_numbers: false },
-    Payload { columns: &[], wide_numbers: true },
+const PAYLOADS: [SidePayload; 4] = [
+    SidePayload { columns: &WIDTHS, wide_numbers: false },
+    SidePayload { columns: &[], wide_numbers: false },
+    SidePayload { columns: &[Width::W4], wide_numbers: false },
+    SidePayload { columns: &[], wide_numbers: true },
 ];
 
 /// Joins ranges of partitions, and compares the rows with the pairs that keys imply.
@@ -1021,15 +1021,15 @@ fn assert_joins(
     probe: &[u32],
     width: KeyWidth,
     (bits, range): (u32, Range<usize>),
-    payload: &Payload,
+    side_payload: &SidePayload,
     story: &str,
 ) {
-    let story = &format!("{story}, {payload:?}");
+    let story = &format!("{story}, {side_payload:?}");
     let bits = RadixBits { skip: 0, bits };
     let transform = |numbers: &[u32]| {
         let (keys, rows) = (side.keys(numbers, width), numbers.len());
-        let mut payload = side.payload(payload.columns, rows);
-        payload.push(if payload.wide_numbers { side.wide_row_numbers(rows) } else { Payload::RowNumber });
+        let mut payload = side.payload(side_payload.columns, rows);
+        payload.push(if side_payload.wide_numbers { side.wide_row_numbers(rows) } else { Payload::RowNumber });
         side.device.partition(&keys, &payload, bits, &side.stream).unwrap()
     };
     let (build_side, probe_side) = (transform(build), transform(probe));
