@@ -289,12 +289,12 @@ fn main() {
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::cached_rows(device, table)).collect();
             let overrides =
                 PlanOverrides { defer_build_payload, device_gathers_text, ..PlanOverrides::named(strategy) };
-            let plan = planner::plan_forced(join, &overrides, &Target { kept, ..target.clone() }).unwrap();
+            let plan = planner::plan_with_overrides(join, &overrides, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
             columns_last = plan.defer_build_payload;
             text_by = if plan.device_gathers_text { "device" } else { "host" };
             predicted =
-                plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
+                plan.phases.iter().map(|phase| (phase.phase.to_string(), json!(microseconds(phase.seconds)))).collect();
             predicted_seconds = plan.seconds;
             let task = plan.task().unwrap();
             let join = || {
@@ -327,7 +327,7 @@ fn main() {
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (median, phases) = &runs[runs.len() / 2];
         let phases: serde_json::Map<_, _> =
-            phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
+            phases.iter().map(|phase| (phase.phase.to_string(), json!(microseconds(phase.seconds)))).collect();
         let rows = options.build + options.probe;
         let line = json!({
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,

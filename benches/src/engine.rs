@@ -348,7 +348,7 @@ impl Engine {
             predicted_rows: run.plans.last().map_or(0.0, |plan| plan.estimates.rows),
             predicted_seconds: run.plans.iter().map(|plan| plan.seconds).sum(),
             predicted_phases: run.plans.iter().flat_map(|plan| &plan.phases).fold(BTreeMap::new(), |mut all, phase| {
-                *all.entry(phase.name).or_default() += phase.seconds;
+                *all.entry(phase.phase.name()).or_default() += phase.seconds;
                 all
             }),
             phases: Vec::new(),
@@ -427,14 +427,14 @@ impl Engine {
             into: (!self.shares).then(|| join.into.clone().unwrap_or_else(|| "result".into())),
             ..JoinSpec::inner(&join.left, &join.right, keys)
         };
-        planner::plan_forced(planner::bind(spec, &self.catalog)?, asked, &self.target)
+        planner::plan_with_overrides(planner::bind(spec, &self.catalog)?, asked, &self.target)
     }
 }
 
 /// Adds the phases of a join to the phases of earlier joins.
 fn merge(all: &mut Vec<PhaseRecord>, more: Vec<PhaseRecord>) {
     for phase in more {
-        match all.iter_mut().find(|known| known.name == phase.name) {
+        match all.iter_mut().find(|known| known.phase == phase.phase) {
             Some(known) => {
                 known.seconds += phase.seconds;
                 known.bytes += phase.bytes;

@@ -145,6 +145,8 @@ impl Floor {
 
 #[cfg(test)]
 mod tests {
+    use dovetail::device::Phase;
+
     use super::*;
     use dovetail::device::host::HostDevice;
     use dovetail::join::PhaseRecord;
@@ -172,7 +174,7 @@ mod tests {
     #[test]
     fn what_the_device_has_kept_crosses_no_link() {
         let phase =
-            |kept_bytes| PhaseRecord { name: "copy in".into(), seconds: 0.0, bytes: 0, kept_bytes, in_place_bytes: 0 };
+            |kept_bytes| PhaseRecord { phase: Phase::CopyIn, seconds: 0.0, bytes: 0, kept_bytes, in_place_bytes: 0 };
         let phases = vec![phase(700), phase(200)];
         let measured = Measured { bytes_in: 1000, bytes_out: 200, phases, ..Measured::default() };
         let link = Some(LinkRates { into: 10.0, out: 10.0, both: 15.0 });

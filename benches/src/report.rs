@@ -15,7 +15,7 @@ use super::suite::Suite;
 use super::{OfCase, overrides};
 use dovetail::cli::VERSION;
 use dovetail::cli::output::{self, Align};
-use dovetail::device::WorkTime;
+use dovetail::device::{Phase, WorkTime};
 use dovetail::join::PhaseRecord;
 use dovetail::memory::process_memory_limit;
 use dovetail::planner::Rates;
@@ -184,7 +184,7 @@ impl Report {
 
     fn line(&self, case: &Case, rows: [u64; 2], measured: &Measured, floor: Floor) -> Value {
         let by_name = |value: fn(&PhaseRecord) -> Value| {
-            let phases = measured.phases.iter().map(|phase| (phase.name.to_string(), value(phase)));
+            let phases = measured.phases.iter().map(|phase| (phase.phase.to_string(), value(phase)));
             Value::Object(phases.collect())
         };
         let median = measured.median();
@@ -239,7 +239,7 @@ impl Report {
 fn device_seconds(times: &[WorkTime]) -> Value {
     let mut phases: BTreeMap<&str, BTreeMap<&str, f64>> = BTreeMap::new();
     for time in times {
-        *phases.entry(time.phase).or_default().entry(time.work).or_default() += time.seconds;
+        *phases.entry(time.phase.map_or("", Phase::name)).or_default().entry(time.work).or_default() += time.seconds;
     }
     json!(phases)
 }

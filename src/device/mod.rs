@@ -63,7 +63,7 @@ pub use cache::{CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
-pub use phase::in_phase;
+pub use phase::{Phase, in_phase};
 pub use stream::{DeviceHandle, Event, Stream, TransferSavings, TransferSavingsCounter, WorkTime};
 pub use types::{
     BitSlice, Bounds, BoundsOnDevice, Column, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Filter,

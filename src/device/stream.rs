@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::CancelFlag;
+use super::phase::Phase;
 
 /// A queue of work on a device, for one job.
 #[derive(Clone, Debug)]
@@ -89,8 +90,8 @@ pub trait DeviceHandle: Any + Send + Sync + fmt::Debug {
 /// Time that work of one name took in one phase of joins, by the device's own clock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkTime {
-    /// The phase of the join; empty for work that belongs to none.
-    pub phase: &'static str,
+    /// The phase of the join. `None`: the work belongs to none.
+    pub phase: Option<Phase>,
     /// A kernel or a copy.
     pub work: &'static str,
     /// Sum of the durations of all pieces. Streams that work at the same time each count in full.

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::catalog::Catalog;
-use crate::device::{CancelFlag, DeviceKind};
+use crate::device::{CancelFlag, DeviceKind, Phase};
 use crate::join::JoinKind;
 use crate::memory::Backing;
 use crate::planner::{JoinSpec, KeyPair, Strategy, bind, plan_on};
@@ -176,7 +176,7 @@ fn a_job_tells_of_itself_and_stops_when_it_is_told_to() {
     let task = stage.task(JoinKind::Inner, Strategy::RadixHash);
     let monitor = Monitor::default();
     stage.engine.run(&task, &stage.grant(), &Batches::default(), &monitor).unwrap();
-    assert!(monitor.phases().iter().any(|phase| phase.name == "gather"), "{:?}", monitor.phases());
+    assert!(monitor.phases().iter().any(|phase| phase.phase == Phase::Gather), "{:?}", monitor.phases());
     assert!((monitor.progress() - 1.0).abs() < 1e-9, "{}", monitor.progress());
 
     let cancel = CancelFlag::new();

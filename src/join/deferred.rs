@@ -30,7 +30,7 @@ use super::inputs::SideInput;
 use super::materialize::{Group, Materializer, PartialBatch, SideRows, StoredPartialBatch};
 use super::transform::{JoinContext, TransformedSide, copy_column, copy_text};
 use super::{JoinKind, RowLayout, Task};
-use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Positions};
+use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Phase, Positions};
 use crate::memory::ArenaReservation;
 use crate::{Error, Result};
 
@@ -424,7 +424,7 @@ impl<'a> DeferredChunk<'a> {
         let JoinContext { device, stream, monitor, .. } = *materializer.cx;
         let rows = pairs.probe.len();
         let deferred = self.deferred;
-        let (split, bounds) = monitor.phase("expand", 24 * rows as u64, || {
+        let (split, bounds) = monitor.phase(Phase::Expand, 24 * rows as u64, || {
             let numbers = match &build.to_rows {
                 Some(map) => device.compose(map, &pairs.build, stream)?,
                 None => pairs.build.clone(),

@@ -25,7 +25,7 @@ use super::materialize::{Materializer, SideRows};
 use super::transform::{Order, TransformedSide, is_raw_key};
 use super::{JoinKind, RowLayout, Task};
 use crate::columns::KeyLayout;
-use crate::device::{Device, Positions, Wanted};
+use crate::device::{Device, Phase, Positions, Wanted};
 use crate::{Error, Result};
 
 /// Facts about the pairs of partitions that are joined in one go.
@@ -102,7 +102,7 @@ impl Fused {
         let row_bytes = moved_columns.map(|column| column.width.bytes()).sum::<usize>() + key_bytes;
         let join = |wanted| {
             let join = || cx.device.join_partitions(build_side, probe_side, probe_batch.clone(), wanted, cx.stream);
-            match cx.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join) {
+            match cx.monitor.phase(Phase::Join, (rows * (key_bytes + row_bytes) as f64) as u64, join) {
                 // Matching a probe batch takes less memory.
                 Err(Error::Exhausted(_)) => Ok(None),
                 Ok(None) => {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::transform::{JoinContext, Order, TransformedSide};
 use crate::columns::KeyLayout;
-use crate::device::{Device, Keys, Matches, PartitionMatches, Table};
+use crate::device::{Device, Keys, Matches, PartitionMatches, Phase, Table};
 use crate::{Error, Result};
 
 /// Transformed and indexed build side.
@@ -42,7 +42,7 @@ impl BuildSide {
         match &transformed.order {
             Order::Original(keys) => {
                 let bytes = (keys.rows * (layout.width().bytes() + 4)) as u64;
-                table = Some(cx.monitor.phase("build table", 3 * bytes, || {
+                table = Some(cx.monitor.phase(Phase::BuildTable, 3 * bytes, || {
                     let built = build_table(keys, dense.filter(|_| layout.is_raw()), repeats, cx)?;
                     if let Some(order) = &built.order {
                         transformed.to_rows = Some(match &transformed.to_rows {
@@ -131,18 +131,18 @@ impl BuildSide {
         let matches = match (&self.transformed.order, &probe.order) {
             (Order::Original(_), Order::Original(keys)) => {
                 let table = self.table.as_ref().expect("a build side as it lies has a table");
-                cx.monitor.phase("match", probe_batch_bytes(probe_batch.len()), || {
+                cx.monitor.phase(Phase::Match, probe_batch_bytes(probe_batch.len()), || {
                     device.probe_table(table, keys, probe_batch, stream)
                 })?
             }
             (Order::Sorted(build), Order::Sorted(sorted)) => {
-                cx.monitor.phase("match", probe_batch_bytes(probe_batch.len()), || {
+                cx.monitor.phase(Phase::Match, probe_batch_bytes(probe_batch.len()), || {
                     device.match_sorted(&build.keys, &sorted.keys, probe_batch, stream)
                 })?
             }
             (Order::Partitioned(build), Order::Partitioned(partitions)) => {
                 let rows = partitions.bounds.rows_of(probe_batch.clone())?.len();
-                let found = cx.monitor.phase("match", probe_batch_bytes(rows), || {
+                let found = cx.monitor.phase(Phase::Match, probe_batch_bytes(rows), || {
                     device.match_partitions(build, partitions, probe_batch.clone(), stream)
                 })?;
                 match found {

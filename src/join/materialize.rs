@@ -21,7 +21,7 @@ use super::inputs::SideInput;
 use super::transform::{JoinContext, TransformedSide};
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Event, Positions};
+use crate::device::{Event, Phase, Positions};
 use crate::memory::ArenaReservation;
 use crate::{Error, Result};
 
@@ -241,7 +241,7 @@ impl Materializer<'_> {
         // Holds reservations until the sink has the batches.
         let mut assembler = ArrayAssembler { arena: self.cx.arena, paid: Vec::new() };
         // One array for each slice, or one for all.
-        let columns = self.cx.monitor.phase("gather", 0, || {
+        let columns = self.cx.monitor.phase(Phase::Gather, 0, || {
             self.cx.device.wait(&complete, self.cx.stream)?;
             columns
                 .into_iter()
@@ -279,7 +279,7 @@ impl Materializer<'_> {
     /// Queues the work that makes a range of rows.
     fn queue(&self, build: &SideRows<'_>, probe: &SideRows<'_>, range: &Range<usize>) -> Result<InFlight> {
         let rows = range.len();
-        let mut sides = self.cx.monitor.phase("gather", 0, || {
+        let mut sides = self.cx.monitor.phase(Phase::Gather, 0, || {
             Ok(Sides {
                 build: ColumnGather::new(self, self.build, build.part(range, self.cx)?, rows),
                 probe: ColumnGather::new(self, self.probe, probe.part(range, self.cx)?, rows),
@@ -310,7 +310,7 @@ impl Materializer<'_> {
                 sides.of_mut(role).ask_for(column)?;
             }
         }
-        self.cx.monitor.counted_phase("gather", |moved| {
+        self.cx.monitor.counted_phase(Phase::Gather, |moved| {
             self.gather_moved(&mut [&mut sides.build, &mut sides.probe])?;
             let mut columns = Vec::with_capacity(planned.len());
             for (Source { first, otherwise }, is_shared) in planned {
@@ -348,7 +348,7 @@ impl Materializer<'_> {
         for (_, column) in givers().filter(|&(role, _)| role == Role::Probe) {
             side.ask_for(column)?;
         }
-        self.cx.monitor.counted_phase("gather", |moved| {
+        self.cx.monitor.counted_phase(Phase::Gather, |moved| {
             self.gather_moved(&mut [&mut side])?;
             let columns = givers().map(|(role, column)| {
                 self.cx.monitor.cancel().check()?;
@@ -385,14 +385,14 @@ impl Materializer<'_> {
         let rows = range.len();
         let taken = taken_of(groups, range);
         let lists: Vec<_> = taken.iter().map(|(group, rows)| (group.build, rows.clone())).collect();
-        let numbers = monitor.phase("gather", 0, || device.concat(&lists, stream))?;
+        let numbers = monitor.phase(Phase::Gather, 0, || device.concat(&lists, stream))?;
         let rows_of_part = SideRows::Numbered(part, numbers);
         let mut side = ColumnGather::new(self, self.build, rows_of_part, rows);
         side.are_matched = true;
         for (_, column, _) in groups[0].partial.columns.iter().filter(|(role, ..)| *role == Role::Build) {
             side.ask_for(*column)?;
         }
-        monitor.counted_phase("gather", |moved| {
+        monitor.counted_phase(Phase::Gather, |moved| {
             self.gather_moved(&mut [&mut side])?;
             let columns = groups[0].partial.columns.iter().enumerate().map(|(at, (role, column, _))| {
                 monitor.cancel().check()?;

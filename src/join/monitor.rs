@@ -1,6 +1,5 @@
 //! Monitor of a running join: reports progress and phases, and takes the request to stop.
 
-use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -8,13 +7,13 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::device::{CancelFlag, in_phase};
+use crate::device::{CancelFlag, Phase, in_phase};
 
 /// Record of one phase of a join.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseRecord {
-    /// Name of the phase, such as `partition build`, `match` or `gather`.
-    pub name: Cow<'static, str>,
+    /// The phase.
+    pub phase: Phase,
     /// Wall-clock seconds, all probe batches together.
     pub seconds: f64,
     /// Bytes that had to be read and written.
@@ -58,7 +57,7 @@ pub struct Monitor {
     phases: Mutex<Vec<PhaseRecord>>,
     /// Number of looks at the flag in each phase.
     #[cfg(test)]
-    looks: Mutex<std::collections::BTreeMap<&'static str, u64>>,
+    looks: Mutex<std::collections::BTreeMap<Phase, u64>>,
 }
 
 impl Monitor {
@@ -96,8 +95,8 @@ impl Monitor {
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), and the errors of `work`.
-    pub fn phase<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.counted_phase(name, |moved| {
+    pub fn phase<T>(&self, phase: Phase, bytes: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.counted_phase(phase, |moved| {
             moved.bytes = bytes;
             work()
         })
@@ -107,28 +106,28 @@ impl Monitor {
     ///
     /// # Errors
     /// The errors of [`phase`](Self::phase).
-    pub(super) fn counted_phase<T>(&self, name: &'static str, work: impl FnOnce(&mut Moved) -> Result<T>) -> Result<T> {
+    pub(super) fn counted_phase<T>(&self, phase: Phase, work: impl FnOnce(&mut Moved) -> Result<T>) -> Result<T> {
         self.cancel.check()?;
         #[cfg(test)]
         let looks_before = self.cancel.looks();
         let start = Instant::now();
         let mut moved = Moved::default();
-        let outcome = in_phase(name, || work(&mut moved));
+        let outcome = in_phase(phase, || work(&mut moved));
         let seconds = start.elapsed().as_secs_f64();
         #[cfg(test)]
         {
-            *self.looks.lock().entry(name).or_default() += self.cancel.looks() - looks_before;
+            *self.looks.lock().entry(phase).or_default() += self.cancel.looks() - looks_before;
         }
         let Moved { bytes, kept_bytes, in_place_bytes } = moved;
         let mut phases = self.phases.lock();
-        match phases.iter_mut().find(|phase| phase.name == name) {
-            Some(phase) => {
-                phase.seconds += seconds;
-                phase.bytes += bytes;
-                phase.kept_bytes += kept_bytes;
-                phase.in_place_bytes += in_place_bytes;
+        match phases.iter_mut().find(|record| record.phase == phase) {
+            Some(record) => {
+                record.seconds += seconds;
+                record.bytes += bytes;
+                record.kept_bytes += kept_bytes;
+                record.in_place_bytes += in_place_bytes;
             }
-            None => phases.push(PhaseRecord { name: name.into(), seconds, bytes, kept_bytes, in_place_bytes }),
+            None => phases.push(PhaseRecord { phase, seconds, bytes, kept_bytes, in_place_bytes }),
         }
         outcome
     }
@@ -151,7 +150,7 @@ impl Monitor {
 
     /// Returns the number of looks at the flag in each phase so far.
     #[cfg(test)]
-    pub(super) fn looks(&self) -> std::collections::BTreeMap<&'static str, u64> {
+    pub(super) fn looks(&self) -> std::collections::BTreeMap<Phase, u64> {
         self.looks.lock().clone()
     }
 

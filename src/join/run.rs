@@ -36,7 +36,7 @@ use super::transform::{CopyIn, JoinContext, transform};
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Device, Filter};
+use crate::device::{Device, Filter, Phase};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -116,7 +116,7 @@ fn run_with_layout(
             let repeats = task.expected.build_keys_repeat;
             let adjacent = layout.is_hashed() || semantics.build_rows_kept.is_some() || (repeats && !joins_at_once);
             let built = BuildSide::new(transformed, task.dense_range, &layout, repeats, adjacent, &cx)?;
-            let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &cx));
+            let is_exact = || monitor.phase(Phase::CompareKeys, 0, || build_runs_are_exact(&built, &layout, &cx));
             if !layout.is_hashed() || compare_where_values_are(&layout, device, is_exact)? {
                 return Ok((built, prefetch));
             }
@@ -209,7 +209,7 @@ pub(super) fn compare_where_values_are<T: Send>(
 fn build_filter(built: &BuildSide, cx: &JoinContext<'_>) -> Result<Option<Filter>> {
     let keys = built.transformed.transformed_keys();
     let bytes = (keys.rows * keys.width.bytes()) as u64;
-    match cx.monitor.phase("filter", bytes, || cx.device.build_filter(keys, cx.stream)) {
+    match cx.monitor.phase(Phase::Filter, bytes, || cx.device.build_filter(keys, cx.stream)) {
         Err(Error::Exhausted(_)) => Ok(None),
         outcome => outcome.map(Some),
     }
@@ -400,7 +400,7 @@ mod tests {
                 rows.sort_unstable();
                 assert!(rows == (0..4 * ROWS).collect::<Vec<_>>(), "last {defer_build_payload}");
                 let phases = monitor.phases();
-                divided.push(phases.iter().find(|phase| phase.name == "expand").map_or(0, |phase| phase.bytes));
+                divided.push(phases.iter().find(|phase| phase.phase == Phase::Expand).map_or(0, |phase| phase.bytes));
             }
             assert!(divided[1] > divided[0], "pairs are divided by parts of the build side: {divided:?}");
         }

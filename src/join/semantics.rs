@@ -13,7 +13,7 @@ use super::transform::{JoinContext, TransformedSide};
 use super::verify::exact_matches;
 use crate::Result;
 use crate::columns::Role;
-use crate::device::{Device, DeviceBuffer, Matches, Positions, Unmatched, Which};
+use crate::device::{Device, DeviceBuffer, Matches, Phase, Positions, Unmatched, Which};
 
 /// Returns the pairs to expand at once: a whole number of batches, if they fit in half of free
 /// memory. A pair takes two positions, two row numbers, and as much again while they are made.
@@ -72,7 +72,7 @@ impl JoinSemantics {
     ) -> Result<()> {
         let JoinContext { device, stream, monitor, .. } = *materializer.cx;
         let Some(which) = self.build_rows_kept else { return Ok(()) };
-        let positions = monitor.phase("match", 0, || device.select_flags(flags, build.len(), which, stream))?;
+        let positions = monitor.phase(Phase::Match, 0, || device.select_flags(flags, build.len(), which, stream))?;
         let rows = positions.len();
         // A list of all positions is the same as their range.
         let positions = if rows == build.len() { Positions::Range(0..rows) } else { positions };
@@ -109,7 +109,7 @@ impl JoinSemantics {
             };
             if materializer.layout.is_hashed() {
                 let compare = || exact_matches(matches, &built, probe, materializer.layout, cx);
-                let compare = || cx.monitor.phase("compare keys", 0, compare);
+                let compare = || cx.monitor.phase(Phase::CompareKeys, 0, compare);
                 matches = compare_where_values_are(materializer.layout, cx.device, compare)?;
             }
             let rows = matches.rows.len() as f64;
@@ -159,7 +159,7 @@ impl JoinSemantics {
         let JoinContext { device, stream, monitor, .. } = *materializer.cx;
         let match_bytes = 8 * matches.rows.len() as u64;
         if let Some(flags) = flags {
-            monitor.phase("match", match_bytes, || device.mark_build(matches, flags, stream))?;
+            monitor.phase(Phase::Match, match_bytes, || device.mark_build(matches, flags, stream))?;
         }
         match self.only {
             Some(Role::Build) => Ok(()),
@@ -173,7 +173,7 @@ impl JoinSemantics {
                 let select = || device.select_matches(matches, self.only_which, stream);
                 let positions = match self.only_which_rows(matches) == matches.rows.len() {
                     true => Positions::Range(matches.rows.clone()),
-                    false => monitor.phase("match", match_bytes, select)?,
+                    false => monitor.phase(Phase::Match, match_bytes, select)?,
                 };
                 let rows = positions.len();
                 materializer.emit(&SideRows::Missing, &SideRows::Transformed(probe, positions), rows, &mut |emitted| {
@@ -192,7 +192,7 @@ impl JoinSemantics {
                     let range = start..pairs_total.min(start + at_once as u64);
                     let rows = (range.end - range.start) as usize;
                     let pairs = monitor
-                        .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
+                        .phase(Phase::Expand, 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
                     debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
                     if let Some(deferred) = materializer.deferred
                         && deferred.defer(materializer, &build.transformed, probe, &pairs)?

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::{BatchSink, Monitor, run};
 use crate::catalog::{Catalog, Upload, UploadOptions};
 use crate::device::host::{EmulatedLink, HostDevice};
-use crate::device::{CancelFlag, Device};
+use crate::device::{CancelFlag, Device, Phase};
 use crate::memory::{Arena, Budget};
 use crate::planner::{self, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
 use crate::{Error, Result};
@@ -179,9 +179,9 @@ fn every_stage_of_every_strategy_looks_at_the_flag_all_the_time() {
             println!("{strategy} on {keys}: {looks:?}");
             // These stages end at the first row that decides, or have nothing to do if nothing has
             // to be copied.
-            let is_brief = |phase: &str| match phase {
-                "copy in" | "check build order" | "check probe order" => true,
-                "pack keys" => keys == "a number",
+            let is_brief = |phase: &Phase| match phase {
+                Phase::CopyIn | Phase::CheckBuildOrder | Phase::CheckProbeOrder => true,
+                Phase::PackKeys => keys == "a number",
                 _ => false,
             };
             for (phase, looks) in looks.into_iter().filter(|(phase, _)| !is_brief(phase)) {
@@ -368,10 +368,10 @@ fn a_filter_changes_no_row_of_any_kind_of_join_and_is_used_where_unmatched_rows_
                     (rows, monitor.phases())
                 };
                 let (expected, phases) = rows_and_phases(false);
-                assert!(phases.iter().all(|phase| phase.name != "filter"), "{label}");
+                assert!(phases.iter().all(|phase| phase.phase != Phase::Filter), "{label}");
                 let (rows, phases) = rows_and_phases(true);
                 assert!(rows == expected, "{label}: {} rows and {}", rows.len(), expected.len());
-                let is_used = phases.iter().any(|phase| phase.name == "filter");
+                let is_used = phases.iter().any(|phase| phase.phase == Phase::Filter);
                 assert_eq!(is_used, how.drops_unmatched(build_side.other()), "{label}");
             }
         }
@@ -391,7 +391,7 @@ fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
         let task = bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left).task().unwrap();
         run(&task, &bench.device, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
         let phases = monitor.phases();
-        let phase = phases.iter().find(|phase| phase.name == "copy in").unwrap();
+        let phase = phases.iter().find(|phase| phase.phase == Phase::CopyIn).unwrap();
         (phase.bytes, phase.kept_bytes, phase.in_place_bytes)
     };
     // The columns a and b; the keys are copied to be packed.
@@ -481,8 +481,11 @@ fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
             let monitor = Monitor::default();
             bench.run(&plan, &sink, &monitor)?;
             let phases = monitor.phases();
-            let first = |name: &str| phases.iter().position(|phase| phase.name == name);
-            assert!(first("match").is_some() && first("match") < first("group build"), "{strategy}: {phases:?}");
+            let first = |wanted: Phase| phases.iter().position(|phase| phase.phase == wanted);
+            assert!(
+                first(Phase::Match).is_some() && first(Phase::Match) < first(Phase::GroupBuild),
+                "{strategy}: {phases:?}"
+            );
             Ok(rows.into_inner())
         };
         let mut memory = 256 << 10;

@@ -28,7 +28,8 @@ use super::run::on_device_pool;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
 use crate::device::{
-    BytesColumn, Column, Device, DeviceBuffer, Filter, Keys, Partitions, Payload, Positions, Sorted, Stream, Which,
+    BytesColumn, Column, Device, DeviceBuffer, Filter, Keys, Partitions, Payload, Phase, Positions, Sorted, Stream,
+    Which,
 };
 use crate::memory::Arena;
 
@@ -152,7 +153,7 @@ pub(super) fn transform(
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
     let pack = || {
-        monitor.counted_phase("pack keys", |moved| {
+        monitor.counted_phase(Phase::PackKeys, |moved| {
             let value_bytes = row_count * layout.value_row_bytes(input.role);
             moved.bytes = 2 * key_bytes + value_bytes as u64 + layout.value_bytes(&rows, &input.key_columns);
             layout.pack(input.role, &rows, &input.key_columns, device, cx.arena, stream)
@@ -165,7 +166,7 @@ pub(super) fn transform(
     if let Some(filter) = filter {
         assert!(!keeps_null_keys, "rows that are part of the result without a match pass over no filter");
         let bytes = (packed.keys.rows * layout.width().bytes()) as u64;
-        keys.packed = monitor.phase("filter", bytes, || device.filter_keys(filter, &packed, stream))?;
+        keys.packed = monitor.phase(Phase::Filter, bytes, || device.filter_keys(filter, &packed, stream))?;
     }
     let mut originals = BTreeMap::new();
     let mut copy_columns = |move_with_keys: bool| -> Result<()> {
@@ -206,7 +207,7 @@ pub(super) fn transform(
     let keys = Arc::new(keys);
     let null_keys = match &keys.packed.rows_kept {
         Some(kept) if keeps_null_keys && kept.len() < row_count => {
-            Some(monitor.phase("pack keys", row_count as u64, || rows_without_key(cx, kept, row_count))?)
+            Some(monitor.phase(Phase::PackKeys, row_count as u64, || rows_without_key(cx, kept, row_count))?)
         }
         _ => None,
     };
@@ -227,8 +228,8 @@ pub(super) fn transform(
         });
     }
     let (partition_phase, order_phase, sort_phase) = match input.role {
-        Role::Build => ("partition build", "check build order", "sort build"),
-        Role::Probe => ("partition probe", "check probe order", "sort probe"),
+        Role::Build => (Phase::PartitionBuild, Phase::CheckBuildOrder, Phase::SortBuild),
+        Role::Probe => (Phase::PartitionProbe, Phase::CheckProbeOrder, Phase::SortProbe),
     };
     let is_sorted = || device.is_sorted(&keys.packed.keys, stream);
     if row_layout == RowLayout::Sorted && monitor.phase(order_phase, key_bytes, is_sorted)? {
@@ -254,7 +255,7 @@ pub(super) fn transform(
             let column = match &keys.packed.rows_kept {
                 Some(kept) => {
                     let bytes = 2 * (kept.len() * original.width.bytes()) as u64;
-                    monitor.phase("copy in", bytes, || device.gather(original, kept, stream))?
+                    monitor.phase(Phase::CopyIn, bytes, || device.gather(original, kept, stream))?
                 }
                 None => original.clone(),
             };
@@ -326,7 +327,7 @@ impl TransformedSide {
     /// Errors of the device.
     pub(super) fn joined(&self, keys: Option<Keys>, moved_columns: Vec<Column>, cx: &JoinContext<'_>) -> Result<Self> {
         let mut joined = Self { order: Order::Joined { keys, moved_columns }, to_rows: None, ..self.clone() };
-        cx.monitor.phase("join", 0, || joined.find_row_numbers(cx))?;
+        cx.monitor.phase(Phase::Join, 0, || joined.find_row_numbers(cx))?;
         Ok(joined)
     }
 
@@ -394,7 +395,7 @@ impl TransformedSide {
         let bytes =
             2 * partitions.payload.iter().map(|column| (column.rows * column.width.bytes()) as u64).sum::<u64>();
         let partitions = partitions.clone();
-        cx.monitor.phase("group build", bytes, || {
+        cx.monitor.phase(Phase::GroupBuild, bytes, || {
             self.order = Order::Partitioned(cx.device.group_partitions(partitions, cx.stream)?);
             self.find_row_numbers(cx)
         })
@@ -444,7 +445,7 @@ fn record_stream_of_buffers<'a>(buffers: impl IntoIterator<Item = &'a DeviceBuff
 
 /// Copies in a column in table order.
 pub(super) fn copy_column(cx: &JoinContext<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
-    cx.monitor.counted_phase("copy in", |moved| {
+    cx.monitor.counted_phase(Phase::CopyIn, |moved| {
         let before = stream.savings.so_far();
         let copied = rows.copy_in(column, cx.device, stream)?;
         let savings = stream.savings.so_far().since(before);
@@ -457,7 +458,7 @@ pub(super) fn copy_column(cx: &JoinContext<'_>, stream: &Stream, rows: &Rows, co
 
 /// Copies in a column of values of variable length.
 pub(super) fn copy_text(cx: &JoinContext<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<BytesColumn> {
-    cx.monitor.counted_phase("copy in", |moved| {
+    cx.monitor.counted_phase(Phase::CopyIn, |moved| {
         moved.bytes += rows.text_bytes(column);
         rows.copy_in_bytes(column, cx.device, stream)
     })

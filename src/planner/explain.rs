@@ -9,6 +9,7 @@ use super::cost::{MemoryNeed, PredictedPhase};
 use super::inputs::{Inputs, TextWork};
 use super::{MovedPayload, Plan, Rates, Side, Strategy};
 use crate::Error;
+use crate::device::Phase;
 use crate::human;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
@@ -112,8 +113,9 @@ pub struct ExplainedResult {
 /// A phase, with prediction and measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedPhase {
-    /// Phase name.
-    pub name: String,
+    /// The phase.
+    #[serde(rename = "name")]
+    pub phase: Phase,
     /// Predicted seconds. `None`: the phase was not expected.
     pub predicted_seconds: Option<f64>,
     /// Predicted bytes read and written.
@@ -229,12 +231,12 @@ impl Explanation {
 /// Pairs each predicted phase, in order, with its measurement, then adds the unexpected phases.
 fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Rates) -> Vec<ExplainedPhase> {
     let measured: &[PhaseRecord] = measured.map_or(&[], |measured| &measured.phases);
-    let explained = |name: &str, predicted: Option<&PredictedPhase>| {
-        let found = measured.iter().find(|measured| measured.name == name);
+    let explained = |phase: Phase, predicted: Option<&PredictedPhase>| {
+        let found = measured.iter().find(|measured| measured.phase == phase);
         let rate = found.filter(|phase| phase.seconds > 0.0 && phase.bytes > 0);
-        let (boundary, boundary_bytes_per_second) = boundary(name, rates);
+        let (boundary, boundary_bytes_per_second) = boundary(phase, rates);
         ExplainedPhase {
-            name: name.into(),
+            phase,
             predicted_seconds: predicted.map(|phase| phase.seconds),
             predicted_bytes: predicted.map(|phase| phase.bytes),
             measured_seconds: found.map(|phase| phase.seconds),
@@ -246,20 +248,20 @@ fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Ra
             boundary_bytes_per_second,
         }
     };
-    let expected = predicted.iter().map(|phase| explained(phase.name, Some(phase)));
-    let is_expected = |name: &str| predicted.iter().any(|phase| phase.name == name);
+    let expected = predicted.iter().map(|phase| explained(phase.phase, Some(phase)));
+    let is_expected = |phase: Phase| predicted.iter().any(|expected| expected.phase == phase);
     let unexpected =
-        measured.iter().filter(|phase| !is_expected(&phase.name)).map(|phase| explained(&phase.name, None));
+        measured.iter().filter(|phase| !is_expected(phase.phase)).map(|phase| explained(phase.phase, None));
     expected.chain(unexpected).collect()
 }
 
 /// Boundary that the bytes of a phase cross, and its rate in bytes per second.
-fn boundary(phase: &str, rates: &Rates) -> (&'static str, f64) {
+fn boundary(phase: Phase, rates: &Rates) -> (&'static str, f64) {
     match phase {
-        "copy in" => ("host to device", rates.copy_in),
+        Phase::CopyIn => ("host to device", rates.copy_in),
         // Half of the bytes that a gather counts are read on the device; the other half crosses to
         // the host.
-        "gather" if 2.0 * rates.copy_out < rates.stream => ("device to host", 2.0 * rates.copy_out),
+        Phase::Gather if 2.0 * rates.copy_out < rates.stream => ("device to host", 2.0 * rates.copy_out),
         _ => ("device memory", rates.stream),
     }
 }
@@ -440,7 +442,7 @@ impl fmt::Display for Explanation {
             writeln!(
                 f,
                 "{:17} {:>21}  {:>21}  {achieved}",
-                phase.name,
+                phase.phase,
                 cell(phase.predicted_seconds, phase.predicted_bytes),
                 cell(phase.measured_seconds, phase.measured_bytes)
             )?;

@@ -44,7 +44,7 @@ pub use explain::{
 };
 pub use moved_payload::MovedPayload;
 pub use overrides::PlanOverrides;
-pub use plan::{Alternative, Plan, plan, plan_forced, plan_on, propose};
+pub use plan::{Alternative, Plan, plan, plan_on, plan_with_overrides, propose};
 pub use rates::Rates;
 pub use saved_rates::{DeviceModel, RatesFile, SavedRates};
 pub use spec::{DeviceRequest, JoinSpec, KeyPair};

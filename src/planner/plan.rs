@@ -8,7 +8,7 @@ use super::moved_payload::MovedPayload;
 use super::{BoundJoin, Estimates, OutputSource, PlanOverrides, Side, Strategy, Target};
 use crate::catalog::Table;
 use crate::columns::{KeyLayout, Role, fixed_width};
-use crate::device::ROWS_MAX;
+use crate::device::{Phase, ROWS_MAX};
 use crate::human;
 use crate::memory::{Interrupt, human_bytes};
 use crate::{Error, Result};
@@ -137,7 +137,7 @@ pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
 /// [`Error::Exhausted`] when no strategy, or not the requested one, fits in device memory.
 /// [`Error::Unsupported`] when both sides have more rows than positions can address.
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
-    plan_forced(join, &PlanOverrides::named(strategy), target)
+    plan_with_overrides(join, &PlanOverrides::named(strategy), target)
 }
 
 /// Plans as [`plan_on`] does, with some decisions taken beforehand.
@@ -145,8 +145,8 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
 /// # Errors
 /// The errors of [`plan_on`], and [`Error::Unsupported`] when no plan agrees with the overridden
 /// decisions.
-pub fn plan_forced(join: BoundJoin, overrides: &PlanOverrides, target: &Target) -> Result<Plan> {
-    let (plan, refusal) = propose_forced(join, overrides, target, &Interrupt::default())?;
+pub fn plan_with_overrides(join: BoundJoin, overrides: &PlanOverrides, target: &Target) -> Result<Plan> {
+    let (plan, refusal) = propose_with_overrides(join, overrides, target, &Interrupt::default())?;
     refusal.map_or(Ok(plan), Err)
 }
 
@@ -162,10 +162,10 @@ pub fn propose(
     target: &Target,
     interrupt: &Interrupt,
 ) -> Result<(Plan, Option<Error>)> {
-    propose_forced(join, &PlanOverrides::named(strategy), target, interrupt)
+    propose_with_overrides(join, &PlanOverrides::named(strategy), target, interrupt)
 }
 
-fn propose_forced(
+fn propose_with_overrides(
     join: BoundJoin,
     overrides: &PlanOverrides,
     target: &Target,
@@ -206,10 +206,10 @@ pub(super) fn propose_estimated(
         let another_was_asked_for = !wanted(&candidate);
         alternatives.push(candidate.into_alternative(&chosen.costed, another_was_asked_for, target));
     }
-    let is_forced = overrides.is_anything();
-    let reason = match (&refusal, is_forced) {
+    let is_overridden = overrides.is_anything();
+    let reason = match (&refusal, is_overridden) {
         (Some(_), false) => "none fits in device memory, and this one is the nearest to it".into(),
-        _ => why(&chosen.costed, is_forced, &alternatives),
+        _ => why(&chosen.costed, is_overridden, &alternatives),
     };
     let row_bytes = result_row_bytes(&join);
     let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
@@ -343,24 +343,24 @@ impl Candidate {
 
 /// Describes how much longer one prediction is than another, and in which phase.
 fn against(loser: &Costed, winner: &Costed) -> String {
-    let seconds_of = |costed: &Costed, name: &str| {
-        costed.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.seconds).sum::<f64>()
+    let seconds_of = |costed: &Costed, phase: Phase| {
+        costed.phases.iter().filter(|found| found.phase == phase).map(|found| found.seconds).sum::<f64>()
     };
-    let names = loser.phases.iter().chain(&winner.phases).map(|phase| phase.name);
+    let phases = loser.phases.iter().chain(&winner.phases).map(|phase| phase.phase);
     // Differences count in the direction of the total, so the largest is where the slower one loses
     // time.
     let way = if loser.seconds < winner.seconds { -1.0 } else { 1.0 };
-    let difference = |name: &str| way * (seconds_of(loser, name) - seconds_of(winner, name));
+    let difference = |phase: Phase| way * (seconds_of(loser, phase) - seconds_of(winner, phase));
     let compared = match loser.seconds.total_cmp(&winner.seconds) {
         Ordering::Less => "it is predicted to be faster".to_string(),
         _ if winner.seconds <= 0.0 => "it is no faster".to_string(),
         _ if loser.seconds < 1.005 * winner.seconds => "it is predicted to take as long".to_string(),
         _ => format!("{:.2} times as long", loser.seconds / winner.seconds),
     };
-    let Some(name) = names.max_by(|a, b| difference(a).total_cmp(&difference(b))) else { return compared };
-    let [of_loser, of_winner] = [loser, winner].map(|costed| human::seconds(seconds_of(costed, name)));
-    match difference(name) > 0.0 && of_loser != of_winner {
-        true => format!("{compared}; the largest difference is {name:?} with {of_loser} against {of_winner}"),
+    let Some(phase) = phases.max_by(|a, b| difference(*a).total_cmp(&difference(*b))) else { return compared };
+    let [of_loser, of_winner] = [loser, winner].map(|costed| human::seconds(seconds_of(costed, phase)));
+    match difference(phase) > 0.0 && of_loser != of_winner {
+        true => format!("{compared}; the largest difference is {:?} with {of_loser} against {of_winner}", phase.name()),
         false => compared,
     }
 }

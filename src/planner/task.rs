@@ -6,7 +6,7 @@ use super::Plan;
 use crate::Result;
 use crate::catalog::Value;
 use crate::columns::Role;
-use crate::device::{RadixBits, Which};
+use crate::device::{Phase, RadixBits, Which};
 use crate::join::{Expected, RowLayout, Side, StageSeconds, Strategy, Task, TaskSide};
 
 impl Plan {
@@ -42,7 +42,7 @@ impl Plan {
             device_makes_keys: self.device_makes_keys,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.build_side),
-                matches_first: self.phases.iter().any(|phase| phase.name == "match"),
+                matches_first: self.phases.iter().any(|phase| phase.phase == Phase::Match),
                 pairs_per_row: self.estimates.pairs / self.estimates.keyed(self.build_side.other()).max(1.0),
                 row_bytes: self.row_bytes,
                 stage_seconds: self.stage_seconds(),
@@ -86,28 +86,31 @@ impl Plan {
 
     /// Predicted seconds of each stage of the run.
     fn stage_seconds(&self) -> StageSeconds {
-        let seconds = |names: &[&str]| -> f64 {
-            self.phases.iter().filter(|phase| names.contains(&phase.name)).map(|phase| phase.seconds).sum()
+        let seconds = |phases: &[Phase]| -> f64 {
+            self.phases.iter().filter(|phase| phases.contains(&phase.phase)).map(|phase| phase.seconds).sum()
         };
         let share = |part: f64, whole: f64| if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 };
         let rows = |role: Role| self.join.table(self.side(role)).rows as f64;
         let build_share = share(rows(Role::Build), rows(Role::Build) + rows(Role::Probe));
-        let both = seconds(&["pack keys", "copy in"]);
+        let both = seconds(&[Phase::PackKeys, Phase::CopyIn]);
         let keyed = self.estimates.keyed(self.build_side);
-        let compared_ahead = share(keyed, keyed + self.estimates.pairs) * seconds(&["compare keys"]);
+        let compared_ahead = share(keyed, keyed + self.estimates.pairs) * seconds(&[Phase::CompareKeys]);
         let matched = self.estimates.matched(self.build_side);
-        let cached_rows = match self.join.spec.how.build_rows_kept(self.build_side) {
+        let kept_build_rows = match self.join.spec.how.build_rows_kept(self.build_side) {
             Some(Which::Matched) => matched,
             Some(Which::Unmatched) => rows(Role::Build) - matched,
             None => 0.0,
         };
-        let kept_build = share(cached_rows, self.estimates.rows) * seconds(&["gather"]);
+        let kept_build = share(kept_build_rows, self.estimates.rows) * seconds(&[Phase::Gather]);
         StageSeconds {
-            transform_build: build_share * both + seconds(&["partition build", "check build order", "sort build"]),
-            index_build: seconds(&["build table", "group build"]) + compared_ahead,
+            transform_build: build_share * both
+                + seconds(&[Phase::PartitionBuild, Phase::CheckBuildOrder, Phase::SortBuild]),
+            index_build: seconds(&[Phase::BuildTable, Phase::GroupBuild]) + compared_ahead,
             transform_probe: (1.0 - build_share) * both
-                + seconds(&["filter", "partition probe", "check probe order", "sort probe"]),
-            results: seconds(&["join", "match", "expand", "gather", "compare keys"]) - compared_ahead - kept_build,
+                + seconds(&[Phase::Filter, Phase::PartitionProbe, Phase::CheckProbeOrder, Phase::SortProbe]),
+            results: seconds(&[Phase::Join, Phase::Match, Phase::Expand, Phase::Gather, Phase::CompareKeys])
+                - compared_ahead
+                - kept_build,
             kept_build,
         }
     }

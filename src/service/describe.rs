@@ -49,7 +49,7 @@ pub fn job(job: &Job) -> Value {
     };
     let phase = |phase: &PhaseRecord| {
         json!({
-            "name": phase.name,
+            "name": phase.phase,
             "seconds": phase.seconds,
             "bytes": phase.bytes,
             "kept_bytes": phase.kept_bytes,

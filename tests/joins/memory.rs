@@ -149,7 +149,7 @@ fn run_in_exact_memory(
             let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
             let overrides =
                 PlanOverrides { device_gathers_text: devices.gathers_text(), ..PlanOverrides::named(Some(strategy)) };
-            let plan = planner::plan_forced(bound, &overrides, &target).unwrap();
+            let plan = planner::plan_with_overrides(bound, &overrides, &target).unwrap();
             assert!(is_so(&plan), "{how} by {strategy}, {label}: {}", plan.reason);
             let may_come_last = how == JoinKind::Inner && strategy == Strategy::Hash;
             let columns_last: &[bool] = if may_come_last { &[false, true] } else { &[false] };

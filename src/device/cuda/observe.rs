@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 
 use super::abi;
 use super::driver::Queue;
-use crate::device::{WorkTime, phase};
+use crate::device::{Phase, WorkTime, phase};
 use crate::{Error, Result};
 
 const VARIABLE: &str = "DOVETAIL_GPU_OBSERVER";
@@ -188,7 +188,7 @@ enum Report {
 /// Queued work that may still be pending.
 struct Pending {
     stream: usize,
-    phase: &'static str,
+    phase: Option<Phase>,
     what: &'static str,
     bytes: u64,
     started: sys::CUevent,
@@ -224,7 +224,7 @@ impl Report {
             }
             Self::Timeline(file) => {
                 let line = serde_json::json!({
-                    "name": work.what, "cat": work.phase, "ph": "X", "pid": ordinal, "tid": work.stream % 1_000_000_007,
+                    "name": work.what, "cat": work.phase.map_or("", Phase::name), "ph": "X", "pid": ordinal, "tid": work.stream % 1_000_000_007,
                     "ts": start * 1e6, "dur": seconds * 1e6, "args": { "bytes": work.bytes },
                 });
                 // A failed write loses a line of the timeline, but must not fail the join.

@@ -1,5 +1,6 @@
 //! Results that share columns with the tables they come from.
 
+use crate::device::Phase;
 use std::ops::Range;
 
 use arrow::array::AsArray;
@@ -189,7 +190,7 @@ fn columns_that_are_shared_do_not_cross_the_link() {
         let monitor = Monitor::default();
         run(&plan.task().unwrap(), &linked, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
         let copied: u64 =
-            monitor.phases().iter().filter(|phase| phase.name == "copy in").map(|phase| phase.bytes).sum();
+            monitor.phases().iter().filter(|phase| phase.phase == Phase::CopyIn).map(|phase| phase.bytes).sum();
         // The keys are copied to be packed. Except them, the inner join copies only the left
         // table's numbers.
         assert_eq!(copied, expected, "{how}");

@@ -152,8 +152,8 @@ impl Choice<'_> {
         let last = last.map(|memory| (Chunks { defer_build_payload: true, ..in_chunks }, memory));
         for (chunks, memory) in [at_once, last].into_iter().flatten() {
             let costed = self.costed_with(&model, memory, chunks);
-            let is_forced = chunks.defer_build_payload && overrides.defer_build_payload == Some(true);
-            if is_forced || costed.seconds < best.seconds {
+            let is_overridden = chunks.defer_build_payload && overrides.defer_build_payload == Some(true);
+            if is_overridden || costed.seconds < best.seconds {
                 best = costed;
             }
         }

@@ -13,6 +13,7 @@ use super::memory::Chunks;
 use super::steps::Step;
 use super::{Filter, Model};
 use crate::columns::Role;
+use crate::device::Phase;
 use crate::device::host::FilterBytes;
 
 /// Seconds that each CPU thread beyond the first adds to a call that it takes part in. (A fit to
@@ -49,16 +50,17 @@ impl Model<'_> {
         match self.strategy {
             Strategy::Hash => steps.push(self.build_table()),
             Strategy::RadixHash | Strategy::RadixHashGfur => {
-                steps.push(self.partition("partition build", Role::Build, chunks));
-                steps.push(self.partition("partition probe", Role::Probe, chunks));
+                steps.push(self.partition(Phase::PartitionBuild, Role::Build, chunks));
+                steps.push(self.partition(Phase::PartitionProbe, Role::Probe, chunks));
                 if (self.inputs.build.repeats || self.inputs.hashed) && !self.fuses_partition_join() {
                     steps.push(self.group());
                 }
             }
             Strategy::SortMerge | Strategy::SortMergeGfur => {
-                for (role, check, sort) in
-                    [(Role::Build, "check build order", "sort build"), (Role::Probe, "check probe order", "sort probe")]
-                {
+                for (role, check, sort) in [
+                    (Role::Build, Phase::CheckBuildOrder, Phase::SortBuild),
+                    (Role::Probe, Phase::CheckProbeOrder, Phase::SortProbe),
+                ] {
                     steps.push(self.check_order(check, role, chunks));
                     if !self.inputs.of(role).sorted {
                         steps.push(self.sort(sort, role, chunks));
@@ -74,7 +76,7 @@ impl Model<'_> {
         // A count is known once rows are matched.
         if self.join.spec.how.only_side().is_none() && !self.join.spec.count && !fuses_partition_join {
             let bytes = PAIR_BYTES * self.estimates.pairs;
-            let step = Step::new("expand", Role::Probe, bytes, bytes / self.rates.stream);
+            let step = Step::new(Phase::Expand, Role::Probe, bytes, bytes / self.rates.stream);
             let step = step.by_morsels_of(self.estimates.pairs);
             steps.push(step.calling(self.probe_batches(chunks), self.rates.call_seconds));
         }
@@ -132,7 +134,7 @@ impl Model<'_> {
         let copy_in = copied.sum::<f64>() + input.values.crossing / self.rates.copy_in;
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
         let times = self.times(role, chunks);
-        let step = Step::new("pack keys", role, source + input.values.arriving + packed, work);
+        let step = Step::new(Phase::PackKeys, role, source + input.values.arriving + packed, work);
         let step = step.by_morsels_of(input.rows).calling(calls * times, self.rates.call_seconds);
         Step { copy_in, ..step }
     }
@@ -166,7 +168,7 @@ impl Model<'_> {
             work += gathered / self.rates.stream;
             calls += input.columns.iter().filter(|column| column.is_moved).count() as f64;
         }
-        let step = Step::new("copy in", role, bytes, work);
+        let step = Step::new(Phase::CopyIn, role, bytes, work);
         Step { copy_in, beside, ..step }.calling(calls * self.times(role, chunks), self.rates.call_seconds)
     }
 
@@ -203,17 +205,17 @@ impl Model<'_> {
             + 3.0 * *building as f64 / self.rates.partition
             + self.rates.miss_seconds(probe, *stays as f64)
             + 2.0 * passing * (key_bytes + 4.0) / self.rates.stream;
-        let step = Step::new("filter", Role::Probe, entering + looking_up, seconds);
+        let step = Step::new(Phase::Filter, Role::Probe, entering + looking_up, seconds);
         Some(step.calling(1.0 + chunks.count, self.rates.call_seconds))
     }
 
-    fn partition(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
+    fn partition(&self, phase: Phase, role: Role, chunks: Chunks) -> Step {
         let key_bytes = self.inputs.key_bytes();
         // Reads and writes everything, and reads the keys once more for the histogram.
         let row_bytes = 2.0 * (key_bytes + self.payload_bytes(self.inputs.of(role))) + key_bytes;
         let bytes = self.transformed(role) * row_bytes * self.passes;
         let calls = self.passes * self.times(role, chunks);
-        let step = Step::new(name, role, bytes, bytes / self.rates.partition);
+        let step = Step::new(phase, role, bytes, bytes / self.rates.partition);
         step.calling(calls, self.rates.partition_call_seconds)
     }
 
@@ -225,11 +227,11 @@ impl Model<'_> {
         let extra = build.keyed * 2.0 * (payload_bytes - 4.0).max(0.0);
         let work = build.keyed / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.stream;
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
-        Step::new("group build", Role::Build, bytes, work).calling(1.0, call_seconds)
+        Step::new(Phase::GroupBuild, Role::Build, bytes, work).calling(1.0, call_seconds)
     }
 
     /// Reads keys to check if they are sorted: all keys if they are, the first few if not.
-    fn check_order(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
+    fn check_order(&self, phase: Phase, role: Role, chunks: Chunks) -> Step {
         /// Rows read of keys without order.
         const FIRST_ROWS: f64 = 1024.0;
         let rows = match self.inputs.of(role).sorted {
@@ -237,18 +239,18 @@ impl Model<'_> {
             false => self.transformed(role).min(FIRST_ROWS * self.times(role, chunks)),
         };
         let bytes = rows * self.inputs.key_bytes();
-        let step = Step::new(name, role, bytes, bytes / self.rates.stream);
+        let step = Step::new(phase, role, bytes, bytes / self.rates.stream);
         step.calling(self.times(role, chunks), self.rates.call_seconds)
     }
 
-    fn sort(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
+    fn sort(&self, phase: Phase, role: Role, chunks: Chunks) -> Step {
         let (key_bytes, rows) = (self.inputs.key_bytes(), self.transformed(role));
         let payload_bytes = self.payload_bytes(self.inputs.of(role));
         let bytes = 2.0 * rows * (key_bytes + payload_bytes);
         let extra = 2.0 * rows * (payload_bytes - 4.0).max(0.0);
         let seconds = rows / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.sort_carry;
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
-        Step::new(name, role, bytes, seconds).calling(self.times(role, chunks), call_seconds)
+        Step::new(phase, role, bytes, seconds).calling(self.times(role, chunks), call_seconds)
     }
 
     fn build_table(&self) -> Step {
@@ -256,7 +258,7 @@ impl Model<'_> {
         if let Some(slots) = self.inputs.dense_slots {
             let bytes = build.keyed * self.inputs.key_bytes() + 4.0 * slots;
             let misses = if build.sorted { 0.0 } else { self.rates.miss_seconds(build.keyed, 4.0 * slots) };
-            let step = Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses);
+            let step = Step::new(Phase::BuildTable, Role::Build, bytes, build.keyed / self.rates.dense_rows + misses);
             return step.by_morsels_of(build.keyed).calling(1.0, self.rates.call_seconds);
         }
         let (keys, extent) = self.table_keys();
@@ -273,7 +275,7 @@ impl Model<'_> {
             false => (self.rates.probe_rows, 2.0, self.rates.call_seconds),
         };
         let seconds = build.keyed / rate + self.rates.miss_seconds(reads * keys, extent);
-        Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds)
+        Step::new(Phase::BuildTable, Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds)
             .calling(1.0, call_seconds)
     }
 
@@ -314,7 +316,7 @@ impl Model<'_> {
             Strategy::SortMerge | Strategy::SortMergeGfur => rows / self.rates.probe_rows,
         };
         let work = seconds.max(bytes / self.rates.stream);
-        let step = Step::new("match", Role::Probe, bytes, work);
+        let step = Step::new(Phase::Match, Role::Probe, bytes, work);
         // Other strategies share out matching by partitions or merge ranges.
         let step = if self.strategy == Strategy::Hash { step.by_morsels_of(probe_rows) } else { step };
         step.calling(self.probe_batches(chunks), self.rates.call_seconds)
@@ -334,7 +336,7 @@ impl Model<'_> {
         let counted = of_width(self.rates.join_rows, self.inputs.key_width);
         let work = rows / counted + columns / self.rates.stream;
         // One more call first asks for the size of the largest partition.
-        Step::new("join", Role::Probe, keys + columns, work)
+        Step::new(Phase::Join, Role::Probe, keys + columns, work)
             .calling(2.0 * self.probe_batches(chunks), self.rates.call_seconds)
     }
 
@@ -355,13 +357,13 @@ impl Model<'_> {
             let of_probe = self.rates.miss_seconds(2.0 * matched, probe.values.stays / chunks.count);
             let reads = if self.strategy == Strategy::Hash { of_build } else { of_build + of_probe };
             let seconds = bytes / self.rates.stream + reads;
-            let step = Step::new("compare keys", Role::Probe, bytes, seconds);
+            let step = Step::new(Phase::CompareKeys, Role::Probe, bytes, seconds);
             return step.calling(2.0 * self.probe_batches(chunks), self.rates.call_seconds);
         }
         let looked_at = if build.repeats || self.strategy != Strategy::Hash { build.keyed } else { 0.0 };
         let copied = looked_at * (self.inputs.key_bytes() + 4.0) + 8.0 * matched;
         let seconds = (matched + repeated) / self.rates.host_values + copied / self.rates.copy_out;
-        Step::new("compare keys", Role::Probe, 0.0, seconds)
+        Step::new(Phase::CompareKeys, Role::Probe, 0.0, seconds)
             .calling(self.probe_batches(chunks), self.rates.call_seconds)
     }
 
@@ -413,7 +415,7 @@ impl Model<'_> {
         let by_number = |input: &Input| self.strategy != Strategy::Hash && input.needs_row_numbers();
         let lookups = [build, probe].into_iter().filter(|input| by_number(input)).count();
         let calls = self.probe_batches(chunks) * (gathered + lookups + 1) as f64;
-        let step = Step::new("gather", Role::Probe, bytes, seconds).by_morsels_of(self.estimates.rows);
+        let step = Step::new(Phase::Gather, Role::Probe, bytes, seconds).by_morsels_of(self.estimates.rows);
         Step { copy_out: out_bytes / self.rates.copy_out, ..step }.calling(calls, self.rates.call_seconds)
     }
 

@@ -6,12 +6,14 @@ use serde::Serialize;
 use super::super::Rates;
 use super::memory::Chunks;
 use crate::columns::Role;
+use crate::device::Phase;
 
 /// A predicted phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PredictedPhase {
-    /// Name that a running join records.
-    pub name: &'static str,
+    /// The phase that a running join records.
+    #[serde(rename = "name")]
+    pub phase: Phase,
     /// Bytes read and written.
     pub bytes: u64,
     /// Seconds.
@@ -21,7 +23,7 @@ pub struct PredictedPhase {
 /// A part of a phase, for one side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
-    pub(super) name: &'static str,
+    pub(super) phase: Phase,
     pub(super) role: Role,
     /// Bytes read and written.
     pub(super) bytes: f64,
@@ -44,9 +46,9 @@ pub(super) struct Step {
 
 impl Step {
     /// Returns a step of the device alone. Its calls are added later.
-    pub(super) fn new(name: &'static str, role: Role, bytes: f64, work: f64) -> Self {
+    pub(super) fn new(phase: Phase, role: Role, bytes: f64, work: f64) -> Self {
         Self {
-            name,
+            phase,
             role,
             bytes,
             copy_in: 0.0,
@@ -74,14 +76,14 @@ impl Step {
     }
 }
 
-/// Sums the steps of each name, in the order of first appearance.
+/// Sums the steps of each phase, in the order of first appearance.
 pub(super) fn phases_of(steps: &[Step]) -> Vec<PredictedPhase> {
     let mut phases: Vec<PredictedPhase> = Vec::new();
     for step in steps {
         let (bytes, seconds) = (step.bytes as u64, step.seconds());
-        match phases.iter_mut().find(|phase| phase.name == step.name) {
+        match phases.iter_mut().find(|phase| phase.phase == step.phase) {
             Some(phase) => (phase.bytes, phase.seconds) = (phase.bytes + bytes, phase.seconds + seconds),
-            None => phases.push(PredictedPhase { name: step.name, bytes, seconds }),
+            None => phases.push(PredictedPhase { phase: step.phase, bytes, seconds }),
         }
     }
     phases

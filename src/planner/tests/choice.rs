@@ -1,5 +1,6 @@
 //! Tests of the chosen strategy, build side, passes, moved columns, and the gatherer of text.
 
+use crate::device::Phase;
 use std::collections::BTreeSet;
 
 use arrow::array::{ArrayRef, Int32Array, RecordBatch, StringArray};
@@ -27,7 +28,7 @@ fn text_is_gathered_by_whoever_is_quicker() {
         let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
         let target = Target { supports_text, rates, ..a100() };
         let overrides = PlanOverrides { device_gathers_text, ..PlanOverrides::default() };
-        plan_forced(bind(spec, &catalog).unwrap(), &overrides, &target)
+        plan_with_overrides(bind(spec, &catalog).unwrap(), &overrides, &target)
     };
     let slow_host = || Rates { host_values: 1e6, ..a100().rates };
     let slow_link = || Rates { copy_in: 1e7, copy_out: 1e7, host_values: 1e12, ..a100().rates };
@@ -109,7 +110,7 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
         assert_eq!(inputs.dense_slots.is_some(), !repeats);
         let overrides = PlanOverrides::named(Some(Strategy::Hash));
         let costed = crate::planner::cost::Costed::new(&join, Strategy::Hash, &overrides, &inputs, &estimates, &target);
-        costed.phases.iter().find(|phase| phase.name == "build table").unwrap().seconds
+        costed.phases.iter().find(|phase| phase.phase == Phase::BuildTable).unwrap().seconds
     };
     assert!(seconds(false) < 2.0 * target.rates.call_seconds);
     assert!(seconds(true) >= target.rates.build_repeated_call_seconds[0]);
@@ -118,14 +119,14 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
 /// Threads take morsels. One thread has all rows of a small side, whatever the others can do.
 #[test]
 fn what_is_one_morsel_is_no_quicker_with_more_threads() {
-    let seconds = |threads: usize, rows: u64, phase: &str| {
+    let seconds = |threads: usize, rows: u64, phase: Phase| {
         let target = Target { parallelism: threads, rates: Rates::host(threads), ..Target::default() };
         let join = bound(&TableSpec::primary(rows, 1), &TableSpec::primary(rows, 1), JoinKind::Inner);
         let plan = plan_on(join, Some(Strategy::Hash), &target).unwrap();
         let calls = 2.0 * target.rates.call_seconds;
-        plan.phases.iter().find(|found| found.name == phase).unwrap().seconds - calls
+        plan.phases.iter().find(|found| found.phase == phase).unwrap().seconds - calls
     };
-    for phase in ["build table", "match"] {
+    for phase in [Phase::BuildTable, Phase::Match] {
         let times = |rows: u64| (seconds(1, rows, phase) + 1e-5) / (seconds(16, rows, phase) + 1e-5);
         assert!((times(10_000) - 1.0).abs() < 0.2, "{phase}: {}", times(10_000));
         assert!(times(1 << 22) > 10.0, "{phase}: {}", times(1 << 22));
@@ -172,7 +173,7 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
     let passing = few.filtered_rows.expect("one row in sixteen matches");
     let probe_rows = f64::from(1u32 << 25);
     assert!((0.06..0.09).contains(&(passing / probe_rows)), "{passing}");
-    assert!(few.phases.iter().any(|phase| phase.name == "filter" && phase.seconds > 0.0 && phase.bytes > 0));
+    assert!(few.phases.iter().any(|phase| phase.phase == Phase::Filter && phase.seconds > 0.0 && phase.bytes > 0));
     let explanation = Explanation::new(&few, "host:0", String::new(), None);
     assert_eq!(explanation.right.filtered_rows, Some(passing.round() as u64));
     assert_eq!(explanation.left.filtered_rows, None);
@@ -202,7 +203,8 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
 #[test]
 fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
     let target = Target::default();
-    let of = |overrides: PlanOverrides| plan_forced(one_in_sixteen(JoinKind::Inner), &overrides, &target).unwrap();
+    let of =
+        |overrides: PlanOverrides| plan_with_overrides(one_in_sixteen(JoinKind::Inner), &overrides, &target).unwrap();
     let chosen = of(PlanOverrides::default());
     assert!(chosen.filtered_rows.is_some());
     let (strategy, build_side) = (Some(chosen.strategy), Some(chosen.build_side));
@@ -216,7 +218,7 @@ fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
     let unfiltered = of(PlanOverrides { filter: Some(false), ..as_chosen });
     assert_eq!((unfiltered.strategy, unfiltered.build_side), (chosen.strategy, chosen.build_side));
     assert!(!unfiltered.task().unwrap().filter && unfiltered.seconds > chosen.seconds);
-    assert!(unfiltered.phases.iter().all(|phase| phase.name != "filter"));
+    assert!(unfiltered.phases.iter().all(|phase| phase.phase != Phase::Filter));
     assert!(unfiltered.reason.starts_with("it was asked for"), "{}", unfiltered.reason);
 
     let other = of(PlanOverrides { build_side: Some(chosen.build_side.other()), ..PlanOverrides::default() });
@@ -229,11 +231,12 @@ fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
     // A filter without benefit, and a filter that is impossible.
     let all_match = || bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner);
     let filtered =
-        plan_forced(all_match(), &PlanOverrides { filter: Some(true), ..PlanOverrides::default() }, &target).unwrap();
+        plan_with_overrides(all_match(), &PlanOverrides { filter: Some(true), ..PlanOverrides::default() }, &target)
+            .unwrap();
     assert!(filtered.task().unwrap().filter);
     assert!(filtered.seconds > plan_on(all_match(), None, &target).unwrap().seconds);
     let on_the_left = PlanOverrides { build_side: Some(Side::Left), filter: Some(true), ..PlanOverrides::default() };
-    let refusal = plan_forced(one_in_sixteen(JoinKind::Full), &on_the_left, &target).unwrap_err();
+    let refusal = plan_with_overrides(one_in_sixteen(JoinKind::Full), &on_the_left, &target).unwrap_err();
     let Error::Unsupported(text) = &refusal else { panic!("{refusal}") };
     assert!(text.contains("built on the left side, with a filter"), "{text}");
 }
@@ -248,7 +251,7 @@ fn columns_are_moved_by_the_side_where_that_is_worth_it() {
     // A filter would leave hardly any rows of s to move.
     let plan = |strategy| {
         let overrides = PlanOverrides { filter: Some(false), ..PlanOverrides::named(strategy) };
-        plan_forced(bound(&r, &s, JoinKind::Inner), &overrides, &target).unwrap()
+        plan_with_overrides(bound(&r, &s, JoinKind::Inner), &overrides, &target).unwrap()
     };
     let chosen = plan(None);
     assert_eq!((chosen.strategy, chosen.build_side), (Strategy::RadixHash, Side::Left), "{}", chosen.reason);

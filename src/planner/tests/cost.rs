@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Weak;
 
 use super::*;
-use crate::device::ColumnRows;
+use crate::device::{ColumnRows, Phase};
 use crate::join::PhaseRecord;
 
 #[test]
@@ -42,7 +42,7 @@ fn a_probe_side_in_chunks_passes_over_the_build_side_once_for_each() {
     let match_seconds = |strategy, memory_bytes| {
         let target = Target { memory_bytes, ..Target::default() };
         let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
-        plan.phases.iter().find(|phase| phase.name == "match").unwrap().seconds
+        plan.phases.iter().find(|phase| phase.phase == Phase::Match).unwrap().seconds
     };
     for strategy in [Strategy::RadixHash, Strategy::SortMerge] {
         let whole = plan_on(join.clone(), Some(strategy), &Target::default()).unwrap().memory;
@@ -67,7 +67,7 @@ fn dictionary_columns_move_like_numbers_where_batches_share_the_dictionary() {
     let gather = |payload: DataType| {
         let join = bound(&side(payload.clone()), &side(payload), JoinKind::Inner);
         let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
-        plan.phases.iter().find(|phase| phase.name == "gather").unwrap().seconds
+        plan.phases.iter().find(|phase| phase.phase == Phase::Gather).unwrap().seconds
     };
     // Tables without batches do not have two dictionaries.
     assert_eq!(gather(payload), gather(DataType::Int16));
@@ -127,7 +127,7 @@ fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_m
         // Slow enough that overlapping copies outweighs everything else.
         (target.rates.copy_in, target.rates.copy_out) = (2e9, 2e9);
         let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
-        plan.phases.iter().find(|phase| phase.name == "match").unwrap().seconds
+        plan.phases.iter().find(|phase| phase.phase == Phase::Match).unwrap().seconds
     };
     for strategy in [Strategy::RadixHash, Strategy::SortMerge] {
         // Five chunks for each of five streams: 26 times as many rows instead of twice as many.
@@ -147,7 +147,7 @@ fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
         (target.rates.copy_in, target.rates.copy_out) = (20e9, 20e9);
         target.rates.call_seconds = call_seconds;
         let overrides = PlanOverrides { build_side: Some(Side::Left), ..PlanOverrides::named(Some(Strategy::Hash)) };
-        plan_forced(join, &overrides, &target).unwrap().probe_at_once
+        plan_with_overrides(join, &overrides, &target).unwrap().probe_at_once
     };
     assert!(is_at_once(3 << 20, 100e-6), "three chunks of calls take longer than what they hide");
     assert!(!is_at_once(3 << 20, 1e-6), "calls take hardly anything");
@@ -184,12 +184,12 @@ fn only_copies_that_transforming_does_not_wait_for_hide_it() {
         (target.rates.copy_in, target.rates.partition) = (1e9, partition);
         plan_on(join.clone(), Some(strategy), &target).unwrap()
     };
-    let phase = |plan: &Plan, name: &str| plan.phases.iter().find(|phase| phase.name == name).unwrap().seconds;
+    let phase = |plan: &Plan, name: Phase| plan.phases.iter().find(|phase| phase.phase == name).unwrap().seconds;
     for (strategy, is_hidden) in [(Strategy::RadixHash, false), (Strategy::RadixHashGfur, true)] {
         let [fast, slow] = [100e9, 50e9].map(|partition| planned(strategy, partition));
         assert_eq!(fast.build_side, slow.build_side);
-        let longer = |name: &str| phase(&slow, name) - phase(&fast, name);
-        let (build, probe) = (longer("partition build"), longer("partition probe"));
+        let longer = |name: Phase| phase(&slow, name) - phase(&fast, name);
+        let (build, probe) = (longer(Phase::PartitionBuild), longer(Phase::PartitionProbe));
         assert!(build > 0.0 && probe > 0.0);
         let expected = if is_hidden { probe } else { build + probe };
         let found = slow.seconds - fast.seconds;
@@ -241,8 +241,12 @@ fn keys_on_many_rows_each_are_grouped_and_matched() {
         let side = |rows: u64| TableSpec { distinct: rows as f64 / f64::from(rows_of_key), ..sparse(rows, 1) };
         let join = bound(&side(1 << 20), &side(1 << 24), JoinKind::Inner);
         let plan = plan_on(join, Some(Strategy::RadixHash), &target).unwrap();
-        let has = |name: &str| plan.phases.iter().any(|phase| phase.name == name);
-        assert_eq!((has("join"), has("group build")), (in_one_go, !in_one_go), "{rows_of_key} rows of each key");
+        let has = |name: Phase| plan.phases.iter().any(|phase| phase.phase == name);
+        assert_eq!(
+            (has(Phase::Join), has(Phase::GroupBuild)),
+            (in_one_go, !in_one_go),
+            "{rows_of_key} rows of each key"
+        );
     }
 }
 
@@ -253,8 +257,9 @@ fn a_table_is_as_large_as_its_keys_are_many() {
         let build = TableSpec { distinct: (1 << 26) as f64 / rows_of_key as f64, ..sparse(1 << 26, 1) };
         let join = bound(&build, &sparse(1 << 24, 1), JoinKind::Inner);
         let overrides = PlanOverrides { build_side: Some(Side::Left), ..PlanOverrides::named(Some(Strategy::Hash)) };
-        let plan = plan_forced(join, &overrides, &Target { memory_bytes: u64::MAX, ..a100() }).unwrap();
-        ["build table", "match"].map(|name| plan.phases.iter().find(|phase| phase.name == name).unwrap().seconds)
+        let plan = plan_with_overrides(join, &overrides, &Target { memory_bytes: u64::MAX, ..a100() }).unwrap();
+        [Phase::BuildTable, Phase::Match]
+            .map(|name| plan.phases.iter().find(|phase| phase.phase == name).unwrap().seconds)
     };
     let ([build_few, match_few], [build_many, match_many]) = (seconds(64), seconds(4));
     assert!(build_few < build_many && match_few < match_many, "a million places are in cache, and 16 million are not");
@@ -292,36 +297,39 @@ fn what_a_device_has_kept_is_not_copied_again() {
 #[test]
 fn columns_that_the_result_shares_are_neither_copied_nor_gathered() {
     let bytes =
-        |plan: &Plan, name: &str| plan.phases.iter().find(|phase| phase.name == name).map_or(0, |phase| phase.bytes);
+        |plan: &Plan, name: Phase| plan.phases.iter().find(|phase| phase.phase == name).map_or(0, |phase| phase.bytes);
     let (small, large) = (sparse(1 << 10, 1), sparse(1 << 16, 1));
     let plan_of = |how, strategy| plan_on(bound(&small, &large, how), Some(strategy), &two_pass(a100())).unwrap();
     let left_payload = 4 << 10;
     // Each row of the right table is in the result once, matched or not.
     let shared = plan_of(JoinKind::Right, Strategy::Hash);
-    assert_eq!(bytes(&shared, "copy in"), left_payload);
+    assert_eq!(bytes(&shared, Phase::CopyIn), left_payload);
     // The left table has a row in one of 64 rows of the result.
-    assert!((1..=8 << 10).contains(&bytes(&shared, "gather")), "{}", bytes(&shared, "gather"));
+    assert!((1..=8 << 10).contains(&bytes(&shared, Phase::Gather)), "{}", bytes(&shared, Phase::Gather));
     let moved = plan_of(JoinKind::Right, Strategy::RadixHash);
-    assert_eq!(bytes(&moved, "copy in"), left_payload + (4 << 16), "partitions are another order");
+    assert_eq!(bytes(&moved, Phase::CopyIn), left_payload + (4 << 16), "partitions are another order");
     let into = |join: &BoundJoin| {
         let mut join = join.clone();
         join.spec.into = Some("kept".into());
         plan_on(join, Some(Strategy::Hash), &two_pass(a100())).unwrap()
     };
-    assert_eq!(bytes(&into(&shared.join), "copy in"), left_payload + (4 << 16), "a table has memory of its own");
+    assert_eq!(bytes(&into(&shared.join), Phase::CopyIn), left_payload + (4 << 16), "a table has memory of its own");
 }
 
 #[test]
 fn a_count_is_made_of_keys_alone() {
     let mut join = bound(&sparse(1 << 10, 1), &sparse(1 << 16, 1), JoinKind::Inner);
-    let names = |join: &BoundJoin| -> Vec<&'static str> {
+    let names = |join: &BoundJoin| -> Vec<Phase> {
         let plan = plan_on(join.clone(), Some(Strategy::Hash), &two_pass(a100())).unwrap();
-        plan.phases.iter().map(|phase| phase.name).collect()
+        plan.phases.iter().map(|phase| phase.phase).collect()
     };
-    assert_eq!(names(&join), ["pack keys", "copy in", "build table", "match", "expand", "gather"]);
+    assert_eq!(
+        names(&join),
+        [Phase::PackKeys, Phase::CopyIn, Phase::BuildTable, Phase::Match, Phase::Expand, Phase::Gather]
+    );
     (join.spec.count, join.output) = (true, Vec::new());
     let counted = names(&join);
-    assert!(!["copy in", "expand", "gather"].iter().any(|name| counted.contains(name)), "{counted:?}");
+    assert!(![Phase::CopyIn, Phase::Expand, Phase::Gather].iter().any(|name| counted.contains(name)), "{counted:?}");
 }
 
 #[test]
@@ -343,17 +351,17 @@ fn small_joins_are_priced_by_their_calls() {
 fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
     let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
     let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
-    let phase = |name: &'static str, seconds, bytes, kept_bytes, in_place_bytes| PhaseRecord {
-        name: name.into(),
+    let phase = |phase: Phase, seconds, bytes, kept_bytes, in_place_bytes| PhaseRecord {
+        phase,
         seconds,
         bytes,
         kept_bytes,
         in_place_bytes,
     };
     let phases = vec![
-        phase("copy in", 0.0, 0, 3 << 20, 5 << 20),
-        phase("match", 0.5, 1000, 0, 0),
-        phase("verify", 0.25, 10, 0, 0),
+        phase(Phase::CopyIn, 0.0, 0, 3 << 20, 5 << 20),
+        phase(Phase::Match, 0.5, 1000, 0, 0),
+        phase(Phase::CompareKeys, 0.25, 10, 0, 0),
     ];
     let measured = Measured { phases, seconds: 0.75, rows: 7 };
     let explanation = Explanation::new(&plan, "host:0", "the only device".into(), Some(&measured));

@@ -1,8 +1,8 @@
 //! Tests with real devices and real joins.
 
 use super::*;
-use crate::device::Device;
 use crate::device::host::{EmulatedLink, HostDevice};
+use crate::device::{Device, Phase};
 use crate::memory::Interrupt;
 use crate::planner::{Explanation, Strategy};
 
@@ -32,7 +32,7 @@ fn every_strategy_runs_and_its_phases_are_those_that_were_predicted() {
         let explanation: Explanation = job.explanation();
         for phase in &explanation.phases {
             let predicted = phase.predicted_seconds.is_some();
-            assert!(predicted, "{strategy}: phase {:?} ran and was not predicted:\n{explanation}", phase.name);
+            assert!(predicted, "{strategy}: phase {:?} ran and was not predicted:\n{explanation}", phase.phase);
         }
         assert_eq!(budgets[0].used_bytes(), 0, "{strategy} keeps device memory");
         println!("{explanation}");
@@ -72,8 +72,8 @@ fn a_join_of_columns_that_a_device_has_kept_is_planned_without_their_copies() {
     let device = HostDevice::new(0, 1, memory, Some(link)).unwrap();
     device.enable_cache(1 << 20).unwrap();
     let scheduler = Scheduler::new(catalog, vec![Arc::new(device)]);
-    let bytes = |explanation: Explanation, name: &str| {
-        let phase = explanation.phases.iter().find(|phase| phase.name == name);
+    let bytes = |explanation: Explanation, phase: Phase| {
+        let phase = explanation.phases.iter().find(|found| found.phase == phase);
         phase.and_then(|phase| phase.predicted_bytes).unwrap_or(0)
     };
     let spec = JoinSpec { strategy: Some(Strategy::Hash), columns: Vec::new(), ..spec("r0") };
@@ -82,6 +82,6 @@ fn a_join_of_columns_that_a_device_has_kept_is_planned_without_their_copies() {
     assert!(scheduler.wait_idle(PATIENCE));
     assert_eq!(job.status().state, JobState::Complete);
     let second = scheduler.explain(spec, &Interrupt::default()).unwrap();
-    assert!(bytes(first, "copy in") > 0);
-    assert_eq!(bytes(second, "copy in"), 0);
+    assert!(bytes(first, Phase::CopyIn) > 0);
+    assert_eq!(bytes(second, Phase::CopyIn), 0);
 }

@@ -1,6 +1,7 @@
 //! Tests of complete jobs: their result, a table, their status.
 
 use super::*;
+use crate::device::Phase;
 use crate::memory::Interrupt;
 
 #[test]
@@ -67,13 +68,13 @@ fn a_running_jobs_explanation_has_the_phases_that_ran() {
     stage.next();
     stage.tell(0, |sink, monitor| {
         monitor.expect_work(10);
-        monitor.phase("match", 42, || sink.push(batch(3)))?;
+        monitor.phase(Phase::Match, 42, || sink.push(batch(3)))?;
         monitor.advance(10);
         Ok(())
     });
     stage.idle();
     let after = stage.scheduler.job(job.id).unwrap().explanation();
-    let matched = after.phases.iter().find(|phase| phase.name == "match").unwrap();
+    let matched = after.phases.iter().find(|phase| phase.phase == Phase::Match).unwrap();
     assert_eq!(matched.measured_bytes, Some(42));
     assert!(matched.predicted_bytes.is_some() && matched.measured_seconds.is_some());
     assert_eq!((after.device.name.as_str(), after.result.rows), ("host:0", Some(3)));
