@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::driver::{Mark, Queue};
 use super::fault;
-use crate::device::{DeviceBuffer, DeviceMemory};
+use crate::device::{DeviceBuffer, DeviceMemory, Keys};
 use crate::memory::{Budget, Reservation};
 use crate::{Error, Result};
 
@@ -173,4 +173,9 @@ pub(super) fn pointer_of<T>(buffer: &DeviceBuffer, count: usize) -> *const T {
         buffer.bytes
     );
     buffer.as_ptr()
+}
+
+/// Returns the address of keys.
+pub(super) fn key_pointer(keys: &Keys) -> *const std::ffi::c_void {
+    pointer_of::<u8>(&keys.data, keys.rows * keys.width.bytes()).cast()
 }

@@ -4,10 +4,9 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::abi;
-use super::buffer::CudaBuffer;
+use super::buffer::{CudaBuffer, key_pointer};
 use super::gather::{compose, gather};
-use super::keys::key_pointer;
-use super::positions::select;
+use super::select;
 use super::work::Work;
 use crate::Result;
 use crate::device::{DeviceMemory, Filter, Keys, PackedKeys, Positions};

@@ -6,14 +6,12 @@ use std::ops::Range;
 use std::ptr::null;
 use std::sync::Arc;
 
-use arrow::buffer::Buffer;
-
 use super::abi::{self, DOVETAIL_LISTS_MAX};
 use super::buffer::{CudaBuffer, GRANULE_BYTES, cuda, pointer_of};
 use super::transfer::copy_to_host;
 use super::work::Work;
 use crate::Result;
-use crate::device::{Column, DeviceBuffer, HostColumn, Positions, Width};
+use crate::device::{Column, DeviceBuffer, HostColumn, Keys, Payload, Positions, Width};
 use crate::memory::Arena;
 
 /// Byte that marks a missing row in a list of positions: the byte of `NO_ROW`.
@@ -106,6 +104,30 @@ pub(super) fn gather(work: &Work<'_>, column: &Column, positions: &Positions) ->
     let (values, validity) = gathered(work, column, positions)?;
     let validity = validity.map(|(bits, _)| Arc::new(bits) as _);
     Ok(Column { data: Arc::new(values), width: column.width, rows: positions.len(), validity })
+}
+
+/// Gathers the keys at the rows of `order`.
+pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &Positions) -> Result<Keys> {
+    Ok(Keys { data: gather(work, &keys.as_column(), order)?.data, ..keys.clone() })
+}
+
+/// Transforms the payload columns by the row numbers of `order`. Validity is not moved.
+pub(super) fn move_payload(work: &Work<'_>, payload: &[Payload], order: &Positions) -> Result<Vec<Column>> {
+    let Positions::List { data: numbers, rows, .. } = order else { unreachable!("rows are put in order by a list") };
+    payload
+        .iter()
+        .map(|payload| match payload {
+            Payload::RowNumber => Ok(Column { data: numbers.clone(), width: Width::W4, rows: *rows, validity: None }),
+            Payload::Column(column) => gather(work, &Column { validity: None, ..column.clone() }, order),
+        })
+        .collect()
+}
+
+/// Returns the row numbers 0, 1, and so on.
+pub(super) fn numbers(work: &Work<'_>, rows: usize) -> Result<CudaBuffer> {
+    let numbers = work.values::<u32>(rows, "numbering rows")?;
+    gather_cells(work, None, 0, Width::W4, &Positions::Range(0..rows), 0, &numbers)?;
+    Ok(numbers)
 }
 
 pub(super) fn gather_to_host(
@@ -255,21 +277,4 @@ pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> R
         work.launch(PURPOSE, abi::dovetail_concat, &args)?;
     }
     Ok(Positions::List { data: Arc::new(all), rows, nullable: false })
-}
-
-pub(super) fn positions_to_host(work: &Work<'_>, positions: &Positions, arena: &Arena) -> Result<Buffer> {
-    const PURPOSE: &str = "copying row positions to host memory";
-    let mut host = arena.allocate(positions.len() * size_of::<u32>(), PURPOSE)?;
-    match positions {
-        Positions::Range(range) => {
-            let out: &mut [u32] = bytemuck::cast_slice_mut(&mut host);
-            out.iter_mut().zip(range.start as u32..).for_each(|(out, position)| *out = position);
-            Ok(host.freeze())
-        }
-        Positions::List { data, .. } => {
-            let host = copy_to_host(work, cuda(data), 0, host, PURPOSE)?;
-            work.queue.synchronize(PURPOSE)?;
-            Ok(host)
-        }
-    }
 }

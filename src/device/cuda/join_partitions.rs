@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::abi::{
     self, DOVETAIL_JOIN_ROWS, DOVETAIL_MOVES_MAX, DovetailJoinColumn, DovetailJoinTotals, DovetailMatchUnit,
 };
-use super::buffer::{CudaBuffer, pointer_of};
-use super::keys::{key_pointer, move_payload};
-use super::matching::{UnitRows, units};
+use super::buffer::{CudaBuffer, key_pointer, pointer_of};
+use super::gather::move_payload;
+use super::match_partitions::{UnitRows, units};
 use super::partition::{any_above, bounds_of};
 use super::work::Work;
 use crate::Result;

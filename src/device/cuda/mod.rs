@@ -7,20 +7,27 @@
 //!   abi.rs              the interface of the kernels (kernels/)
 //!   work.rs             all launches and fills
 //!   transfer.rs         copies of host memory in and out
-//!   keys.rs             packing, sorting
-//!   partition.rs        partitioning by bits of the mixed key, and grouping
-//!   table.rs            one table over all keys
-//!   matching.rs         matching within partitions, and of sorted keys
-//!   join_partitions.rs  rows of both sides in one call
-//!   positions.rs        from matches to positions: pairs, selections, marks
-//!   gather.rs           from positions to rows
+//!   pack.rs             key columns to keys of one width
 //!   values.rs           keys of text: packing, hashes, comparison
 //!   filter.rs           filter of keys that cannot match
+//!   partition.rs        partitioning by bits of the mixed key
+//!   group.rs            equal keys of partitions made adjacent
+//!   sort.rs             sorting by key
+//!   table.rs            one table over all keys
+//!   match_partitions.rs, match_sorted.rs
+//!                       matching within partitions, and of sorted keys
+//!   join_partitions.rs  rows of both sides in one call
+//!   expand.rs           from matches to pairs
+//!   split.rs            pairs divided by parts of the build side
+//!   select.rs           rows that satisfy a condition, and flags of matched rows
+//!   gather.rs           from positions to rows
 //!   gather_bytes.rs     text at positions
 //!   fault.rs            deliberate failures, for tests
 //!   observe.rs          observers of launches, copies and fills: none, the log, a profiler,
 //!                       a timeline, or sums of times
 //! ```
+//!
+//! A primitive has one file name here, in `kernels/` and in `src/device/host/`.
 //!
 //! Calls queue work on the job's stream and return; calls that return a number wait for it. Memory
 //! is stream-ordered: later work of the same stream may reuse a dropped buffer at once. A stream
@@ -31,16 +38,21 @@
 mod abi;
 mod buffer;
 mod driver;
+mod expand;
 mod fault;
 mod filter;
 mod gather;
 mod gather_bytes;
+mod group;
 mod join_partitions;
-mod keys;
-mod matching;
+mod match_partitions;
+mod match_sorted;
 mod observe;
+mod pack;
 mod partition;
-mod positions;
+mod select;
+mod sort;
+mod split;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -55,7 +67,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use arrow::buffer::Buffer;
 
 use self::driver::{Gpu, Mark, Queue};
-use self::positions::KnownPairs;
+use self::expand::KnownPairs;
 use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
@@ -324,7 +336,7 @@ impl Device for CudaDevice {
     }
 
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys> {
-        keys::pack(&self.work(stream)?, fields, width)
+        pack::pack(&self.work(stream)?, fields, width)
     }
 
     fn copy_in_bytes(&self, parts: &[BytesPart], offset_width: Width, stream: &Stream) -> Result<BytesColumn> {
@@ -366,15 +378,15 @@ impl Device for CudaDevice {
     }
 
     fn group_partitions(&self, partitions: Partitions, stream: &Stream) -> Result<Partitions> {
-        partition::group(&self.work(stream)?, &partitions)
+        group::group(&self.work(stream)?, &partitions)
     }
 
     fn sort(&self, keys: &Keys, payload: &[Payload], stream: &Stream) -> Result<Sorted> {
-        keys::sort(&self.work(stream)?, keys, payload)
+        sort::sort(&self.work(stream)?, keys, payload)
     }
 
     fn is_sorted(&self, keys: &Keys, stream: &Stream) -> Result<bool> {
-        keys::is_sorted(&self.work(stream)?, keys)
+        sort::is_sorted(&self.work(stream)?, keys)
     }
 
     fn build_table(&self, keys: &Keys, repeats: bool, stream: &Stream) -> Result<Table> {
@@ -402,7 +414,7 @@ impl Device for CudaDevice {
             probe.bounds.partitions(),
             "both sides of a match have as many partitions"
         );
-        matching::match_partitions(&self.work(stream)?, build, probe, partitions)
+        match_partitions::match_partitions(&self.work(stream)?, build, probe, partitions)
     }
 
     fn join_partitions(
@@ -424,35 +436,35 @@ impl Device for CudaDevice {
 
     fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches> {
         assert_eq!(build.width, probe.width, "both sides of a match have keys of one width");
-        matching::match_sorted(&self.work(stream)?, build, probe, rows)
+        match_sorted::match_sorted(&self.work(stream)?, build, probe, rows)
     }
 
     fn expand(&self, matches: &Matches, pairs: Range<u64>, unmatched: Unmatched, stream: &Stream) -> Result<Pairs> {
-        positions::expand(&self.work(stream)?, matches, pairs, unmatched)
+        expand::expand(&self.work(stream)?, matches, pairs, unmatched)
     }
 
     fn split_pairs(&self, pairs: &Pairs, part_bits: u32, parts: usize, stream: &Stream) -> Result<(Pairs, Vec<usize>)> {
-        positions::split_pairs(&self.work(stream)?, pairs, part_bits, parts)
+        split::split_pairs(&self.work(stream)?, pairs, part_bits, parts)
     }
 
     fn select_matches(&self, matches: &Matches, which: Which, stream: &Stream) -> Result<Positions> {
-        positions::select_matches(&self.work(stream)?, matches, which)
+        select::select_matches(&self.work(stream)?, matches, which)
     }
 
     fn new_flags(&self, rows: usize, stream: &Stream) -> Result<DeviceBuffer> {
-        Ok(Arc::new(positions::new_flags(&self.work(stream)?, rows, "flags of matched rows")?))
+        Ok(Arc::new(select::new_flags(&self.work(stream)?, rows, "flags of matched rows")?))
     }
 
     fn mark_build(&self, matches: &Matches, flags: &DeviceBuffer, stream: &Stream) -> Result<()> {
-        positions::mark_build(&self.work(stream)?, matches, flags)
+        select::mark_build(&self.work(stream)?, matches, flags)
     }
 
     fn mark(&self, positions: &Positions, flags: &DeviceBuffer, stream: &Stream) -> Result<()> {
-        positions::mark(&self.work(stream)?, positions, flags)
+        select::mark(&self.work(stream)?, positions, flags)
     }
 
     fn select_flags(&self, flags: &DeviceBuffer, rows: usize, which: Which, stream: &Stream) -> Result<Positions> {
-        positions::select_flags(&self.work(stream)?, flags, rows, which)
+        select::select_flags(&self.work(stream)?, flags, rows, which)
     }
 
     fn compose(&self, map: &Positions, positions: &Positions, stream: &Stream) -> Result<Positions> {
@@ -499,6 +511,6 @@ impl Device for CudaDevice {
     }
 
     fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {
-        gather::positions_to_host(&self.work(stream)?, positions, arena)
+        transfer::positions_to_host(&self.work(stream)?, positions, arena)
     }
 }

@@ -1,20 +1,16 @@
-//! Partitioning by bits of the mixed key, in as many passes as the bits need, and grouping of equal
-//! keys.
+//! Partitioning by bits of the mixed key, in as many passes as the bits need.
 
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::abi::{self, DOVETAIL_MOVES_MAX, DOVETAIL_PASS_BITS_MAX};
-use super::buffer::{CudaBuffer, pointer_of};
+use super::buffer::{CudaBuffer, key_pointer, pointer_of};
 use super::driver::Queue;
-use super::keys::{Image, key_pointer, move_payload, rearranged, sorted_order};
-use super::matching::find_runs;
+use super::gather::{move_payload, numbers};
 use super::work::Work;
 use crate::Result;
-use crate::device::{
-    Bounds, BoundsOnDevice, Column, Grouping, Keys, Partitions, Payload, Positions, RadixBits, Runs, Width,
-};
+use crate::device::{Bounds, BoundsOnDevice, Column, Grouping, Keys, Partitions, Payload, Positions, RadixBits, Width};
 
 /// Columns that one pass moves at most. The other two moves are the keys and, if not carried
 /// anyway, the row number by which the remaining columns are gathered.
@@ -59,7 +55,7 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, payload: &[Payload], bits:
         Some(column) => Ok(Column { validity: None, ..column }),
         // No pass has moved rows, so the row numbers are consecutive.
         None => {
-            let data = Arc::new(super::keys::numbers(work, rows)?);
+            let data = Arc::new(numbers(work, rows)?);
             Ok(Column { data, width: Width::W4, rows, validity: None })
         }
     });
@@ -128,7 +124,7 @@ fn count(work: &Work<'_>, keys: &Keys, skip: u32, bits: u32, coarse_bits: u32) -
 #[derive(Debug)]
 pub(super) struct BoundsThere {
     bounds: CudaBuffer,
-    partitions: usize,
+    pub(super) partitions: usize,
     largest_there: CudaBuffer,
     largest: OnceLock<usize>,
     /// Stream on which the bounds were made, so that reading them waits for no other.
@@ -252,42 +248,3 @@ impl Moving {
 }
 
 const NO_MOVE: abi::DovetailMove = abi::DovetailMove { from: std::ptr::null(), to: std::ptr::null_mut(), width: 0 };
-
-/// Sorts by the mixed key. Partitions are ranges of the mixed key, so they stay as they are, and
-/// equal keys become adjacent. Their runs are found here once, not for each chunk that is matched.
-pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitions> {
-    if partitions.is_grouped() {
-        return Ok(partitions.clone());
-    }
-    let Partitions { keys, payload: columns, bounds, bits, .. } = partitions;
-    let there = bounds_of(partitions);
-    let (order, _) = sorted_order(work, keys, Image::Mixed { skip: bits.skip })?;
-    let keys = rearranged(work, keys, &order)?;
-    let payload: Vec<Payload> = columns.iter().cloned().map(Payload::Column).collect();
-    let payload = move_payload(work, &payload, &order)?;
-    let runs = runs_of(work, &keys, there)?;
-    Ok(Partitions {
-        keys,
-        payload,
-        bounds: bounds.clone(),
-        bits: *bits,
-        grouping: Grouping::Adjacent { runs: Some(runs) },
-    })
-}
-
-/// Finds the runs of keys that are adjacent within their partitions. Waits.
-fn runs_of(work: &Work<'_>, keys: &Keys, bounds: &BoundsThere) -> Result<Runs> {
-    const PURPOSE: &str = "finding the runs of partitions";
-    let (heads, count) = find_runs(work, keys)?;
-    let bound_count = bounds.partitions + 1;
-    let before = work.values::<u32>(bound_count, PURPOSE)?;
-    let args = abi::DovetailLowerBounds {
-        positions: heads.as_ptr(),
-        position_count: count as u64,
-        bounds: bounds.from(0),
-        bound_count: bound_count as u64,
-        indices: before.as_mut_ptr(),
-    };
-    work.launch(PURPOSE, abi::dovetail_lower_bounds, &args)?;
-    Ok(Runs { heads: Arc::new(heads), count, before: Arc::new(before) })
-}

@@ -19,12 +19,13 @@ use std::sync::Arc;
 
 use super::CudaStream;
 use super::abi::{self, DovetailMatchTotals};
-use super::buffer::{Arrival, CudaBuffer, cuda, pointer_of};
-use super::keys::{Image, clustered, is_sorted, key_pointer, rearranged, sorted_order};
-use super::matching::{find_runs, matches};
+use super::buffer::{Arrival, CudaBuffer, cuda, key_pointer, pointer_of};
+use super::gather::rearranged;
+use super::select::find_runs;
+use super::sort::{Image, clustered, is_sorted, sorted_order};
 use super::work::Work;
 use crate::Result;
-use crate::device::{DeviceMemory, Keys, Matches, Table};
+use crate::device::{DeviceBuffer, DeviceMemory, Keys, Matches, Table};
 
 #[derive(Debug)]
 enum CudaTable {
@@ -237,4 +238,20 @@ pub(super) fn probe(work: &Work<'_>, table: &Table, probe: &Keys, rows: Range<us
     }
     let totals = work.read(&totals, "totals of matches")?;
     Ok(matches(first, count, rows, totals))
+}
+
+/// Converts a kernel's output to matches.
+pub(super) fn matches(
+    first: CudaBuffer,
+    count: Option<CudaBuffer>,
+    rows: Range<usize>,
+    totals: DovetailMatchTotals,
+) -> Matches {
+    Matches {
+        first: Arc::new(first),
+        count: count.filter(|_| totals.longest > 1).map(|count| Arc::new(count) as DeviceBuffer),
+        rows,
+        matched_rows: totals.matched_rows as usize,
+        total: totals.total,
+    }
 }

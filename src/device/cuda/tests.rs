@@ -16,7 +16,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 
-use super::matching::UnitRows;
+use super::match_partitions::UnitRows;
 use super::work::FILL;
 use super::{CudaDevice, device_count};
 use crate::Error;

@@ -1,4 +1,4 @@
-//! Copies of bytes and bits between host memory and the GPU.
+//! Copies of bytes, bits and positions between host memory and the GPU.
 //!
 //! Memory of the arena is registered with the driver, so that copies are asynchronous and run at
 //! the rate of the link.
@@ -14,7 +14,7 @@ use super::fault;
 use super::work::Work;
 use crate::Result;
 use crate::device::cache::CachedPart;
-use crate::device::{BitSlice, DeviceBuffer};
+use crate::device::{BitSlice, DeviceBuffer, Positions};
 use crate::memory::{Arena, ArenaBuffer};
 
 const COPY_IN: &str = "copying a column to the device";
@@ -154,4 +154,21 @@ pub(super) fn copy_to_host(
     work.queue.hold(host.clone());
     work.queue.gpu.check(fault::of_copy_out(work.queue, copied), purpose)?;
     Ok(host)
+}
+
+pub(super) fn positions_to_host(work: &Work<'_>, positions: &Positions, arena: &Arena) -> Result<Buffer> {
+    const PURPOSE: &str = "copying row positions to host memory";
+    let mut host = arena.allocate(positions.len() * size_of::<u32>(), PURPOSE)?;
+    match positions {
+        Positions::Range(range) => {
+            let out: &mut [u32] = bytemuck::cast_slice_mut(&mut host);
+            out.iter_mut().zip(range.start as u32..).for_each(|(out, position)| *out = position);
+            Ok(host.freeze())
+        }
+        Positions::List { data, .. } => {
+            let host = copy_to_host(work, cuda(data), 0, host, PURPOSE)?;
+            work.queue.synchronize(PURPOSE)?;
+            Ok(host)
+        }
+    }
 }

@@ -10,8 +10,8 @@ use super::abi::{self, DOVETAIL_FIELDS_MAX, DOVETAIL_WORDS_MAX};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::fault;
 use super::gather::list;
-use super::keys::{encoding_of, rows_with_all};
-use super::positions::{new_flags, select_flags};
+use super::pack::{encoding_of, rows_with_all};
+use super::select::{new_flags, select_flags};
 use super::work::Work;
 use crate::Result;
 use crate::device::{

@@ -1,17 +1,15 @@
-//! Matching within partitions, and of sorted keys.
+//! Matching within partitions, and the units of probe rows that blocks work on.
 
 use std::ops::Range;
 use std::ptr::null;
-use std::sync::Arc;
 
 use super::abi::{self, DOVETAIL_TABLE_ROWS, DovetailMatchTotals, DovetailMatchUnit};
-use super::buffer::{CudaBuffer, pointer_of};
-use super::keys::key_pointer;
+use super::buffer::{CudaBuffer, key_pointer, pointer_of};
 use super::partition::{any_above, bounds_of};
-use super::positions::select;
+use super::table::matches;
 use super::work::Work;
 use crate::Result;
-use crate::device::{DeviceBuffer, Grouping, Keys, Matches, PartitionMatches, Partitions};
+use crate::device::{Grouping, PartitionMatches, Partitions};
 
 /// Distribution of the probe rows of partitions among blocks. A partition with far more probe rows
 /// than others is divided. If its units are too large, it keeps a block busy long after the others
@@ -51,36 +49,6 @@ impl UnitRows {
     pub(super) fn divides(&self, rows: usize) -> bool {
         rows > self.whole
     }
-}
-
-/// Converts a kernel's output to matches.
-pub(super) fn matches(
-    first: CudaBuffer,
-    count: Option<CudaBuffer>,
-    rows: Range<usize>,
-    totals: DovetailMatchTotals,
-) -> Matches {
-    Matches {
-        first: Arc::new(first),
-        count: count.filter(|_| totals.longest > 1).map(|count| Arc::new(count) as DeviceBuffer),
-        rows,
-        matched_rows: totals.matched_rows as usize,
-        total: totals.total,
-    }
-}
-
-/// Finds the start of each run of equal keys, followed by the number of rows, and the number of
-/// runs. Waits.
-pub(super) fn find_runs(work: &Work<'_>, keys: &Keys) -> Result<(CudaBuffer, usize)> {
-    const PURPOSE: &str = "finding runs of equal keys";
-    let mut args = select::rows_that(abi::DOVETAIL_RUN_HEADS, keys.rows);
-    args.keys = key_pointer(keys);
-    args.key_bytes = keys.width.bytes() as u32;
-    let (heads, runs) = select::run(work, args, None)?;
-    let bounds = work.values::<u32>(runs + 1, PURPOSE)?;
-    work.copy_to(&heads, 0..runs * size_of::<u32>(), &bounds, 0, PURPOSE)?;
-    work.write_words(&[keys.rows as u32], &bounds, runs)?;
-    Ok((bounds, runs))
 }
 
 pub(super) fn match_partitions(
@@ -164,28 +132,6 @@ pub(super) fn units(
     };
     work.launch(purpose, abi::dovetail_list_units, &args)?;
     Ok((units, count))
-}
-
-pub(super) fn match_sorted(work: &Work<'_>, build: &Keys, probe: &Keys, rows: Range<usize>) -> Result<Matches> {
-    let key_bytes = probe.width.bytes();
-    assert!(rows.end <= probe.rows, "probe rows {rows:?} of {}", probe.rows);
-    let first = work.values::<u32>(rows.len(), "matches")?;
-    let count = work.values::<u32>(rows.len(), "lengths of matches")?;
-    let totals = work.totals()?;
-    let args = abi::DovetailMatchSorted {
-        build_keys: key_pointer(build),
-        build_rows: build.rows as u64,
-        // SAFETY: the range is within the keys, as was just asserted.
-        probe_keys: unsafe { key_pointer(probe).cast::<u8>().add(rows.start * key_bytes) }.cast(),
-        rows: rows.len() as u64,
-        key_bytes: key_bytes as u32,
-        first: first.as_mut_ptr(),
-        count: count.as_mut_ptr(),
-        totals: totals.as_mut_ptr(),
-    };
-    work.launch("matching sorted keys", abi::dovetail_match_sorted, &args)?;
-    let totals = work.read(&totals, "totals of matches")?;
-    Ok(matches(first, Some(count), rows, totals))
 }
 
 #[cfg(test)]
