@@ -10,7 +10,7 @@
 //!   sort.rs       by key                                      buffer.rs  charged, pooled memory
 //!   table.rs      one table over all keys, hashed or dense    raw.rs     the only unsafe code
 //!   filter.rs     which keys cannot match
-//!   match_partitions.rs, merge.rs           matching within partitions, and of sorted keys
+//!   match_partitions.rs, match_sorted.rs    matching within partitions, and of sorted keys
 //!   join_partitions.rs                      matching and gathering, composed of the others
 //!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
 //!   fault.rs      deliberate failures, for tests
@@ -33,7 +33,7 @@ mod hash;
 mod join_partitions;
 mod link;
 mod match_partitions;
-mod merge;
+mod match_sorted;
 mod pack;
 mod partition;
 #[allow(unsafe_code)]
@@ -430,7 +430,7 @@ impl Device for HostDevice {
 
     fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches> {
         assert_eq!(build.width, probe.width, "both sides of a match have keys of one width");
-        self.run(stream, |run| with_key!(probe.width, K => merge::match_sorted::<K>(run, build, probe, rows)))
+        self.run(stream, |run| with_key!(probe.width, K => match_sorted::match_sorted::<K>(run, build, probe, rows)))
     }
 
     fn expand(&self, matches: &Matches, pairs: Range<u64>, unmatched: Unmatched, stream: &Stream) -> Result<Pairs> {
