@@ -1,4 +1,4 @@
-// Gathers values and validity at positions.
+// Gathers values and validity at positions, and concatenates lists of positions.
 
 #include "common.cuh"
 
@@ -50,6 +50,14 @@ __global__ void gather_bits(DovetailGatherBits args) {
     }
 }
 
+// Each row of blocks (`blockIdx.y`) copies one list. A copy within GPU memory would take as long as
+// a kernel for each list.
+__global__ void concat(const __grid_constant__ DovetailConcat args) {
+    const DovetailList list = args.lists[blockIdx.y];
+    u32* to = args.to + list.start;
+    for (u64 at = u64(blockIdx.x) * THREADS + threadIdx.x; at < list.count; at += u64(gridDim.x) * THREADS) to[at] = list.from[at];
+}
+
 }  // namespace
 }  // namespace dovetail
 
@@ -69,5 +77,17 @@ int dovetail_gather(const DovetailGather* args, DovetailStream stream) {
 
 int dovetail_gather_bits(const DovetailGatherBits* args, DovetailStream stream) {
     gather_bits<<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+    return launched();
+}
+
+int dovetail_concat(const DovetailConcat* args, DovetailStream stream) {
+    if (args->list_count == 0) return 0;
+    u64 longest = 0;
+    for (u32 list = 0; list < args->list_count; ++list) longest = longest > args->lists[list].count ? longest : args->lists[list].count;
+    // Four numbers per thread, or more for long lists: BLOCKS_MAX blocks keep the GPU busy.
+    constexpr u32 BLOCKS_MAX = 1024;
+    const u32 blocks = blocks_for(longest, THREADS * 4);
+    const dim3 grid(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, args->list_count);
+    concat<<<grid, THREADS, 0, cudaStream_t(stream)>>>(*args);
     return launched();
 }

@@ -79,19 +79,6 @@ __global__ void __launch_bounds__(THREADS) match(DovetailMatchPartitions args) {
     tally.store(args.totals);
 }
 
-__global__ void lower_bounds(DovetailLowerBounds args) {
-    const u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (at >= args.bound_count) return;
-    const u32 bound = args.bounds[at];
-    u64 low = 0, high = args.position_count;
-    while (low < high) {
-        const u64 middle = low + (high - low) / 2;
-        if (args.positions[middle] < bound) low = middle + 1;
-        else high = middle;
-    }
-    args.indices[at] = u32(low);
-}
-
 }  // namespace
 }  // namespace dovetail
 
@@ -106,9 +93,4 @@ int dovetail_match_partitions(const DovetailMatchPartitions* args, DovetailStrea
         match<Key><<<args->unit_count, THREADS, shared_bytes, cudaStream_t(stream)>>>(*args);
         return launched();
     });
-}
-
-int dovetail_lower_bounds(const DovetailLowerBounds* args, DovetailStream stream) {
-    lower_bounds<<<blocks_for(args->bound_count, 256), 256, 0, cudaStream_t(stream)>>>(*args);
-    return launched();
 }

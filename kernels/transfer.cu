@@ -1,6 +1,5 @@
 // Small transfers for which copies would be too slow. A copy between host memory and the GPU queues
-// behind all copies queued before it on any stream, and result columns are megabytes. Each copy
-// within GPU memory takes as long as a kernel.
+// behind all copies queued before it on any stream, and result columns are megabytes.
 
 #include "common.cuh"
 
@@ -25,13 +24,6 @@ __global__ void write_words(const __grid_constant__ DovetailWriteWords args) {
     if (threadIdx.x < args.count) args.to[threadIdx.x] = args.words[threadIdx.x];
 }
 
-// Each row of blocks (`blockIdx.y`) copies one list.
-__global__ void concat(const __grid_constant__ DovetailConcat args) {
-    const DovetailList list = args.lists[blockIdx.y];
-    u32* to = args.to + list.start;
-    for (u64 at = u64(blockIdx.x) * THREADS + threadIdx.x; at < list.count; at += u64(gridDim.x) * THREADS) to[at] = list.from[at];
-}
-
 }  // namespace
 }  // namespace dovetail
 
@@ -45,17 +37,5 @@ int dovetail_read_back(const DovetailReadBack* args, DovetailStream stream) {
 int dovetail_write_words(const DovetailWriteWords* args, DovetailStream stream) {
     if (args->count > DOVETAIL_WORDS_MAX) return int(cudaErrorInvalidValue);
     write_words<<<1, DOVETAIL_WORDS_MAX, 0, cudaStream_t(stream)>>>(*args);
-    return launched();
-}
-
-int dovetail_concat(const DovetailConcat* args, DovetailStream stream) {
-    if (args->list_count == 0) return 0;
-    u64 longest = 0;
-    for (u32 list = 0; list < args->list_count; ++list) longest = longest > args->lists[list].count ? longest : args->lists[list].count;
-    // Four numbers per thread, or more for long lists: BLOCKS_MAX blocks keep the GPU busy.
-    constexpr u32 BLOCKS_MAX = 1024;
-    const u32 blocks = blocks_for(longest, THREADS * 4);
-    const dim3 grid(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, args->list_count);
-    concat<<<grid, THREADS, 0, cudaStream_t(stream)>>>(*args);
     return launched();
 }
