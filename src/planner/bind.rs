@@ -266,7 +266,7 @@ impl<'a> Finder<'a> {
     fn on_side(&self, column: &str, side: Side, name: &str) -> Result<OutputColumn> {
         if self.how.only_side().is_some_and(|only| only != side) {
             return Err(Error::Invalid(format!(
-                "column {column:?} is of the {side} table, and a {} join has columns of the {} table only",
+                "column {column:?} belongs to the {side} table, and a {} join has columns of the {} table only",
                 self.how,
                 side.other()
             )));
@@ -293,7 +293,7 @@ impl<'a> Finder<'a> {
         let bare = column.strip_suffix("_right").filter(|_| self.how.only_side().is_none());
         let hint = match bare.filter(|name| self.right.find(name).is_some()) {
             Some(name) => {
-                format!("; write \"right.{name}\", which the result calls {column:?} where its name is taken")
+                format!("; write \"right.{name}\", which the result calls {column:?} if its name is taken")
             }
             None => by_table.unwrap_or_else(|| {
                 let known: BTreeSet<&str> =
@@ -567,7 +567,7 @@ mod tests {
     fn a_column_that_is_not_there_under_its_name_is_pointed_to_where_it_is() {
         let refused = |column: &str, how| bound(how, &[column]).unwrap_err().message().to_owned();
         let said = refused("w_right", JoinKind::Inner);
-        assert!(said.contains("has a, b, w; write \"right.w\", which the result calls \"w_right\" where"), "{said}");
+        assert!(said.contains("has a, b, w; write \"right.w\", which the result calls \"w_right\" if"), "{said}");
         assert!(refused("w_left", JoinKind::Inner).ends_with("right has a, b, w"));
         assert!(refused("left.w", JoinKind::Inner).ends_with("columns are k, v; the right table has it: \"right.w\""));
         assert!(refused("right.v", JoinKind::Left).ends_with("the left table has it: \"left.v\""));
@@ -650,7 +650,7 @@ mod tests {
         let batches = vec![batch(0), batch(1)];
         catalog.create(Table::from_batches("t", batches[0].schema(), batches).unwrap()).unwrap();
         let bound = bind(JoinSpec::inner("t", "t", vec![KeyPair::new("d", "d")]), &catalog).unwrap();
-        let found = bound.left.gathered_type(0, || unreachable!("binding has found it"));
+        let found = bound.left.gathered_type(0, || unreachable!("binding stored the type"));
         assert_eq!(found, &DataType::Dictionary(Box::new(DataType::Int16), Box::new(DataType::Utf8)));
         assert_eq!(bound.schema.field(0).data_type(), found);
     }

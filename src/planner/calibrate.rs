@@ -74,7 +74,7 @@ pub fn measure_rates(device: &dyn Device, tell: &dyn Fn(f64)) -> Option<Rates> {
     if rows < ROWS_MIN {
         return None;
     }
-    tracing::info!(device = %device.id(), "measuring what it can do, for a second or two");
+    tracing::info!(device = %device.id(), "measuring the rates of the device, for one or two seconds");
     let round = |at: usize| measure(device, rows).inspect(|_| tell((at + 1) as f64 / ROUNDS as f64));
     let measured: Result<Vec<Rates>> = (0..ROUNDS).map(round).collect();
     measured
@@ -290,7 +290,7 @@ impl Bench<'_> {
             seconds = seconds.min(start.elapsed().as_secs_f64());
             last = Some(done);
         }
-        Ok((last.expect("it ran three times"), seconds.max(1e-9)))
+        Ok((last.expect("the work ran three times"), seconds.max(1e-9)))
     }
 
     /// Seconds of a call with next to nothing to do, between other calls as in a join. Takes the

@@ -274,25 +274,25 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
     let how_gathered = match (plan.strategy, &plan.moved_payload) {
         (Strategy::Hash, _) => "by row number",
         (_, MovedPayload::Everything) => "from the columns moved with the keys",
-        (_, MovedPayload::Nothing) => "by row number, from the columns as they lie",
-        (_, MovedPayload::Columns { .. }) => "from those moved with the keys, the others by row number",
+        (_, MovedPayload::Nothing) => "by row number, from the columns as stored",
+        (_, MovedPayload::Columns { .. }) => "from the columns moved with the keys, the others by row number",
     };
     let matching = match plan.strategy {
         Strategy::Hash if plan.dense => "probe one perfect-hash array".into(),
         Strategy::Hash => "probe one hash table".into(),
         Strategy::RadixHash | Strategy::RadixHashGfur => match 1u64 << plan.radix_bits.unwrap_or(0) {
-            1 => "match one partition by a hash table".into(),
+            1 => "match one partition with a hash table".into(),
             partitions => format!("match {} partitions, a hash table for each", human::count(partitions)),
         },
         Strategy::SortMerge | Strategy::SortMergeGfur => "merge sorted rows".into(),
     };
     let made = match plan.join.spec.count {
         true => {
-            format!("count the rows, which are expected to be {}", human::count(plan.estimates.rows.round() as u64))
+            format!("count the rows, expected to be {}", human::count(plan.estimates.rows.round() as u64))
         }
         false => {
             let columns = human::counted(plan.join.output.len() as u64, "column");
-            let text = if plan.device_gathers_text { ", text too by the GPU" } else { "" };
+            let text = if plan.device_gathers_text { ", text also by the GPU" } else { "" };
             format!("gather {columns} {how_gathered}{text}")
         }
     };
@@ -315,7 +315,7 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
             _ => "keys and row numbers".to_string(),
         };
         let transformed = match plan.strategy {
-            Strategy::Hash => "as it lies".to_string(),
+            Strategy::Hash => "as stored".to_string(),
             Strategy::RadixHash | Strategy::RadixHashGfur => format!("partition {moved}"),
             Strategy::SortMerge | Strategy::SortMergeGfur if sorted => "sorted already".into(),
             Strategy::SortMerge | Strategy::SortMergeGfur => format!("sort {moved}"),
@@ -398,7 +398,7 @@ impl fmt::Display for Explanation {
         writeln!(f, "{}: {}", self.strategy, self.reason)?;
         writeln!(f, "on {}: {}", self.device.name, self.device.reason)?;
         if let Some(refusal) = &self.refusal {
-            writeln!(f, "it is refused as things are: {refusal}")?;
+            writeln!(f, "the join would be refused now: {refusal}")?;
         }
         writeln!(f)?;
         for line in &self.tree {
@@ -412,12 +412,12 @@ impl fmt::Display for Explanation {
             human_bytes(self.result.predicted_bytes)
         )?;
         if let Some(rows) = self.result.rows {
-            write!(f, "; {} so far or in all", human::counted(rows, "row"))?;
+            write!(f, "; {} so far or in total", human::counted(rows, "row"))?;
         }
         writeln!(f)?;
         writeln!(
             f,
-            "device memory: {} at the least, {} for the whole probe side at once",
+            "device memory: at least {}, {} for the whole probe side at once",
             human_bytes(self.memory.minimum_bytes),
             human_bytes(self.memory.whole_bytes)
         )?;
@@ -435,8 +435,8 @@ impl fmt::Display for Explanation {
             let savings = |bytes: Option<u64>, how: &str| {
                 bytes.filter(|&bytes| bytes > 0).map(|bytes| format!("{} {how}", human_bytes(bytes)))
             };
-            let kept = savings(phase.kept_bytes, "kept on the device");
-            let in_place = savings(phase.in_place_bytes, "read where they lie");
+            let kept = savings(phase.kept_bytes, "cached on the device");
+            let in_place = savings(phase.in_place_bytes, "read in place");
             let told: Vec<String> = [achieved, kept, in_place].into_iter().flatten().collect();
             let achieved = if told.is_empty() { "-".into() } else { told.join("; ") };
             writeln!(
@@ -448,7 +448,7 @@ impl fmt::Display for Explanation {
             )?;
         }
         let measured = self.measured_seconds.map_or("-".into(), human::seconds);
-        writeln!(f, "{:17} {:>9} {:11}  {:>9}", "in all", human::seconds(self.predicted_seconds), "", measured)?;
+        writeln!(f, "{:17} {:>9} {:11}  {:>9}", "total", human::seconds(self.predicted_seconds), "", measured)?;
         if !self.alternatives.is_empty() {
             writeln!(f)?;
             writeln!(f, "not chosen (strategy, build side)")?;

@@ -191,9 +191,9 @@ pub(super) fn propose_estimated(
     let wanted = |candidate: &Candidate| overrides.allows(candidate.build_side, &candidate.costed);
     let Some(chosen) = candidates.iter().position(wanted) else {
         return Err(Error::Unsupported(format!(
-            "no plan of this join on {} is as it was asked for: {overrides}; a build side has at most {ROWS_MAX} rows, a filter goes \
-             with a kind of join that drops probe rows without a match, on a device that has filters, and a GPU gathers text if \
-             there is some that it can",
+            "no plan of this join on {} meets the request: {overrides}; a build side has at most {ROWS_MAX} rows, a filter needs a \
+             kind of join that drops probe rows without a match and a device that has filters, and a GPU gathers text only if \
+             there is text that it supports",
             target.name
         )));
     };
@@ -208,7 +208,7 @@ pub(super) fn propose_estimated(
     }
     let is_overridden = overrides.is_anything();
     let reason = match (&refusal, is_overridden) {
-        (Some(_), false) => "none fits in device memory, and this one is the nearest to it".into(),
+        (Some(_), false) => "no plan fits in device memory; this one needs the least".into(),
         _ => why(&chosen.costed, is_overridden, &alternatives),
     };
     let row_bytes = result_row_bytes(&join);
@@ -288,8 +288,8 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
     }
     if join.left.rows.min(join.right.rows) > ROWS_MAX as u64 {
         return Err(Error::Unsupported(format!(
-            "tables {:?} and {:?} have {} and {} rows, and the smaller side of a join may have {ROWS_MAX} on one device; join \
-             them in parts",
+            "tables {:?} and {:?} have {} and {} rows, and the smaller side of a join may have at most {ROWS_MAX} on one device; \
+             join them in parts",
             join.left.name, join.right.name, join.left.rows, join.right.rows
         )));
     }
@@ -354,7 +354,7 @@ fn against(loser: &Costed, winner: &Costed) -> String {
     let compared = match loser.seconds.total_cmp(&winner.seconds) {
         Ordering::Less => "it is predicted to be faster".to_string(),
         _ if winner.seconds <= 0.0 => "it is no faster".to_string(),
-        _ if loser.seconds < 1.005 * winner.seconds => "it is predicted to take as long".to_string(),
+        _ if loser.seconds < 1.005 * winner.seconds => "it is predicted to take the same time".to_string(),
         _ => format!("{:.2} times as long", loser.seconds / winner.seconds),
     };
     let Some(phase) = phases.max_by(|a, b| difference(*a).total_cmp(&difference(*b))) else { return compared };
@@ -371,7 +371,7 @@ fn why(chosen: &Costed, overrides: bool, alternatives: &[Alternative]) -> String
     }
     match alternatives.first() {
         Some(next) => format!(
-            "the least predicted time of those that fit in device memory, {}; next is {} built on the {} side with {}",
+            "the shortest predicted time of the plans that fit in device memory, {}; next is {} built on the {} side with {}",
             human::seconds(chosen.seconds),
             next.strategy,
             next.build_side,

@@ -181,7 +181,7 @@ impl Rates {
         };
         let each = |of: &dyn Fn(&Self) -> [f64; 3]| [0, 1, 2].map(|at| best(&|rates| of(rates)[at]));
         let least_each = |of: &dyn Fn(&Self) -> [f64; 3]| [0, 1, 2].map(|at| least(&|rates| of(rates)[at]));
-        let last = rounds.last().expect("there is a round");
+        let last = rounds.last().expect("there is at least one round");
         Self {
             copy_in: best(&|rates| rates.copy_in),
             copy_out: best(&|rates| rates.copy_out),

@@ -104,7 +104,7 @@ impl RatesFile {
     pub fn open(path: &Path) -> Self {
         let text = read(path);
         let kept = text.as_deref().map_err(Error::clone).and_then(kept_in).unwrap_or_else(|error| {
-            tracing::warn!(file = %path.display(), %error, "measuring rates again: the file of rates is not used");
+            tracing::warn!(file = %path.display(), %error, "the file of rates is ignored, and rates are measured again");
             Vec::new()
         });
         Self { path: path.into(), kept, is_ours: text.is_ok_and(|text| is_ours(&text)) }
@@ -134,9 +134,9 @@ impl RatesFile {
     /// # Errors
     /// [`Error::Invalid`] if the path holds a file with other contents; errors of writing.
     pub fn save(&self) -> Result<()> {
-        let context = || format!("keeping measured rates in {}", self.path.display());
+        let context = || format!("saving measured rates in {}", self.path.display());
         if !self.is_ours {
-            return Err(Error::Invalid("what is there is no file of rates, and is left as it is".into()))
+            return Err(Error::Invalid("the file there is not a file of rates, and is left unchanged".into()))
                 .context(context);
         }
         let contents = Contents { calibration: CALIBRATION, devices: self.kept.clone() };
@@ -164,11 +164,11 @@ fn read(path: &Path) -> Result<String> {
         Ok(file) => {
             let mut text = String::new();
             let read = std::io::Read::read_to_string(&mut std::io::Read::take(file, FILE_BYTES_MAX), &mut text);
-            read.context(|| "reading it")?;
+            read.context(|| "reading the file")?;
             Ok(text)
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(error).context(|| "opening it"),
+        Err(error) => Err(error).context(|| "opening the file"),
     }
 }
 
@@ -179,7 +179,7 @@ fn is_ours(text: &str) -> bool {
 }
 
 fn kept_in(text: &str) -> Result<Vec<SavedRates>> {
-    let wrong = |why: String| Error::Invalid(format!("it is no file of rates: {why}"));
+    let wrong = |why: String| Error::Invalid(format!("it is not a file of rates: {why}"));
     if text.trim().is_empty() {
         return Ok(Vec::new());
     }
@@ -188,14 +188,14 @@ fn kept_in(text: &str) -> Result<Vec<SavedRates>> {
         None => return Err(wrong(format!("it has no {CALIBRATION_FIELD:?}"))),
         Some(other) if *other != CALIBRATION => {
             return Err(Error::Invalid(format!(
-                "it is of calibration {other}, and this version measures by calibration {CALIBRATION}"
+                "the file is of calibration {other}, and this version measures with calibration {CALIBRATION}"
             )));
         }
         Some(_) => (),
     }
     let contents: Contents = serde_json::from_value(version).map_err(|error| wrong(error.to_string()))?;
     match contents.devices.iter().find(|kept| !kept.rates.are_sound()) {
-        Some(kept) => Err(wrong(format!("a rate of {:?} is no positive number", kept.model.name))),
+        Some(kept) => Err(wrong(format!("a rate of {:?} is not a positive number", kept.model.name))),
         None => Ok(contents.devices),
     }
 }
@@ -259,7 +259,7 @@ mod tests {
             assert!(file.find(&other).is_none(), "{other:?}");
         }
         let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
-        assert_eq!(left.len(), 1, "something is left beside the file: {left:?}");
+        assert_eq!(left.len(), 1, "other files are left: {left:?}");
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
         for wrong in [half, "", "\n", &sound[..1], &sound[..9], &later, &backwards] {
             std::fs::write(&path, wrong).unwrap();
             let mut file = RatesFile::open(&path);
-            assert!(file.find(&kept("a", 0.0).model).is_none(), "{wrong:?} was believed");
+            assert!(file.find(&kept("a", 0.0).model).is_none(), "{wrong:?} was accepted");
             file.add(kept("a", 2e9));
             file.save().unwrap();
             assert_eq!(RatesFile::open(&path).find(&kept("a", 0.0).model), Some(&kept("a", 2e9)));
@@ -294,7 +294,7 @@ mod tests {
             file.add(kept("a", 2e9));
             let refused = file.save().unwrap_err();
             assert!(
-                refused.message().contains("notes.json") && refused.message().contains("is no file of rates"),
+                refused.message().contains("notes.json") && refused.message().contains("is not a file of rates"),
                 "{refused}"
             );
             assert_eq!(std::fs::read(&path).unwrap(), theirs);

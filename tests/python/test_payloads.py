@@ -371,7 +371,7 @@ def test_text_that_a_gpu_gathers_is_what_was_uploaded(start: Callable[..., Serve
             columns = [f"{name}.{column}" for table, name in sides for column in table.column_names if column != "k"]
             for strategy in STRATEGIES:
                 with client.join("l", "r", on={on[0]: on[1]}, how=how, strategy=strategy, columns=columns) as result:
-                    assert "text too by the GPU" in str(result.explain()), f"{how} by {strategy}"
+                    assert "text also by the GPU" in str(result.explain()), f"{how} by {strategy}"
                     check(Case(left, right, [on], how), result.table())
 
 

@@ -59,7 +59,7 @@ impl Costed {
             });
             let priced: Vec<Self> = priced.collect::<Result<_>>()?;
             let cheapest = priced.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
-            Ok(cheapest.expect("every strategy can be composed in one way at least"))
+            Ok(cheapest.expect("every strategy has at least one composition"))
         };
         let passing = match overrides.filter {
             Some(false) => None,

@@ -36,7 +36,7 @@ fn text_is_gathered_by_whoever_is_quicker() {
     assert!(by_device.device_gathers_text);
     let task = by_device.task().unwrap();
     for side in [&task.build, &task.probe] {
-        assert_eq!(side.device_text, BTreeSet::from([1]), "values of more than 4 KiB are the host's");
+        assert_eq!(side.device_text, BTreeSet::from([1]), "the host gathers values of more than 4 KiB");
     }
     let by_host = planned(false, true, slow_link(), None).unwrap();
     assert!(!by_host.device_gathers_text);
@@ -103,7 +103,7 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
         let mut estimates =
             Estimates::of(&bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner), &Interrupt::default())
                 .unwrap();
-        assert!(!estimates.left_repeats, "a sample of rows does not tell");
+        assert!(!estimates.left_repeats, "a sample of rows cannot tell");
         estimates.left_repeats = repeats;
         let join = bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner);
         let inputs = inputs::Inputs::new(&join, Side::Left, &estimates, inputs::TextWork::default()).unwrap();

@@ -12,7 +12,7 @@ use crate::join::PhaseRecord;
 fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
     let join = bound(&sparse(1 << 24, 2), &sparse(1 << 26, 2), JoinKind::Inner);
     let tiny = Target { memory_bytes: 1 << 20, ..two_pass(a100()) };
-    let Err(Error::Exhausted(message)) = plan_on(join.clone(), None, &tiny) else { panic!("it was planned") };
+    let Err(Error::Exhausted(message)) = plan_on(join.clone(), None, &tiny) else { panic!("the join was planned") };
     for part in ["\"r\"", "16,777,216 rows", "1.0 MiB", "--device-memory", "cuda:0"] {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
     }
@@ -135,7 +135,7 @@ fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_m
         assert!((8.0..14.0).contains(&ratio), "{strategy}: {ratio}");
     }
     let hash = match_seconds(Strategy::Hash, 5) / match_seconds(Strategy::Hash, 1);
-    assert!((0.99..1.3).contains(&hash), "a table that stays is passed over by none: {hash}");
+    assert!((0.99..1.3).contains(&hash), "more chunks do not read the one hash table more often: {hash}");
 }
 
 #[test]
@@ -149,8 +149,8 @@ fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
         let overrides = PlanOverrides { build_side: Some(Side::Left), ..PlanOverrides::named(Some(Strategy::Hash)) };
         plan_with_overrides(join, &overrides, &target).unwrap().probe_at_once
     };
-    assert!(is_at_once(3 << 20, 100e-6), "three chunks of calls take longer than what they hide");
-    assert!(!is_at_once(3 << 20, 1e-6), "calls take hardly anything");
+    assert!(is_at_once(3 << 20, 100e-6), "the calls of three chunks take longer than the work they hide");
+    assert!(!is_at_once(3 << 20, 1e-6), "calls take almost no time");
     assert!(!is_at_once(1 << 27, 50e-6), "there is much to overlap");
 }
 
@@ -262,7 +262,7 @@ fn a_table_is_as_large_as_its_keys_are_many() {
             .map(|name| plan.phases.iter().find(|phase| phase.phase == name).unwrap().seconds)
     };
     let ([build_few, match_few], [build_many, match_many]) = (seconds(64), seconds(4));
-    assert!(build_few < build_many && match_few < match_many, "a million places are in cache, and 16 million are not");
+    assert!(build_few < build_many && match_few < match_many, "a million slots fit in cache, and 16 million do not");
 }
 
 #[test]
@@ -307,13 +307,13 @@ fn columns_that_the_result_shares_are_neither_copied_nor_gathered() {
     // The left table has a row in one of 64 rows of the result.
     assert!((1..=8 << 10).contains(&bytes(&shared, Phase::Gather)), "{}", bytes(&shared, Phase::Gather));
     let moved = plan_of(JoinKind::Right, Strategy::RadixHash);
-    assert_eq!(bytes(&moved, Phase::CopyIn), left_payload + (4 << 16), "partitions are another order");
+    assert_eq!(bytes(&moved, Phase::CopyIn), left_payload + (4 << 16), "partitions change the row order");
     let into = |join: &BoundJoin| {
         let mut join = join.clone();
         join.spec.into = Some("kept".into());
         plan_on(join, Some(Strategy::Hash), &two_pass(a100())).unwrap()
     };
-    assert_eq!(bytes(&into(&shared.join), Phase::CopyIn), left_payload + (4 << 16), "a table has memory of its own");
+    assert_eq!(bytes(&into(&shared.join), Phase::CopyIn), left_payload + (4 << 16), "a result table has its own memory");
 }
 
 #[test]
@@ -341,8 +341,8 @@ fn small_joins_are_priced_by_their_calls() {
         (plan.seconds, plan.strategy)
     };
     let [quick, slow, slower] = [1e-6, 1e-2, 2e-2].map(|call_seconds| seconds(1000, call_seconds).0);
-    assert!((1.98..=2.0).contains(&(slower / slow)), "{slow} and {slower} are nothing but calls");
-    assert!(quick < slow / 50.0, "{quick}, where calls take no time, and {slow}");
+    assert!((1.98..=2.0).contains(&(slower / slow)), "{slow} and {slower} are calls only");
+    assert!(quick < slow / 50.0, "{quick} with fast calls, and {slow}");
     // The work of a join that takes seconds decides its strategy.
     assert_eq!(seconds(1 << 27, 1e-3).1, seconds(1 << 27, 1e-6).1);
 }
@@ -389,7 +389,7 @@ fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
         "on host:0: the only device",
         "build: partition",
         "2.0 KiB/s of",
-        "0 B  3.0 MiB kept on the device; 5.0 MiB read where they lie\n",
+        "0 B  3.0 MiB cached on the device; 5.0 MiB read in place\n",
         "not chosen",
         "sort-merge-gfur",
     ] {
@@ -409,7 +409,7 @@ fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
         let budget = Budget::new("device memory", "--device-memory", memory);
         let device = HostDevice::new(0, threads, budget.clone(), link).unwrap();
         let rates = calibrate(&device);
-        assert_eq!(budget.used_bytes(), 0, "calibration keeps memory");
+        assert_eq!(budget.used_bytes(), 0, "calibration left memory in use");
         println!("{threads} threads, {memory} bytes, {link:?}: {rates:?}");
         let json = serde_json::to_value(&rates).unwrap();
         for (name, value) in json.as_object().unwrap() {

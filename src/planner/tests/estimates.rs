@@ -300,7 +300,7 @@ fn frequent_values_that_match_are_told_from_rare_ones_that_do_not() {
         // The reverse: the values on many rows are the ones without a partner.
         let others = numbers(articles..articles + strangers);
         let error = error_of(&others, &clicks, false);
-        assert!((0.8..1.25).contains(&error), "but for one click in {one_in} all have another article: {error}");
+        assert!((0.8..1.25).contains(&error), "all but one click in {one_in} have another article: {error}");
     }
 }
 

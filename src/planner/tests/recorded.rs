@@ -227,12 +227,12 @@ const GOOD_MIN: [(&str, f64); 2] = [("NVIDIA", 0.89), ("2 threads", 0.74)];
 #[test]
 fn recorded_choices_are_good() {
     let groups = replay();
-    assert_eq!(groups.len(), 3, "a GPU, with and without columns that it has kept, and a CPU");
+    assert_eq!(groups.len(), 3, "a GPU with and without cached columns, and a CPU");
     for ((device, kept), times) in groups {
         let good = times.iter().filter(|&&times| times <= TOLERANCE).count();
         let share = good as f64 / times.len() as f64;
-        println!("{device}, columns kept {kept}: {good} of {} choices are good ({:.1} %)", times.len(), 100.0 * share);
-        let (_, least) = GOOD_MIN.iter().find(|(name, _)| device.starts_with(name)).expect("its share is known");
-        assert!(times.len() >= 250 && share >= *least, "{device}, columns kept {kept}: {share}");
+        println!("{device}, cached {kept}: {good} of {} choices are good ({:.1} %)", times.len(), 100.0 * share);
+        let (_, least) = GOOD_MIN.iter().find(|(name, _)| device.starts_with(name)).expect("a minimum is known");
+        assert!(times.len() >= 250 && share >= *least, "{device}, cached {kept}: {share}");
     }
 }

@@ -16,7 +16,7 @@ fn patience() -> Interrupt {
     let start = Instant::now();
     Interrupt::by(move || match start.elapsed() < Duration::from_secs(120) {
         true => Ok(()),
-        false => Err(Error::Internal("this takes more than in proportion".into())),
+        false => Err(Error::Internal("this takes more than proportional time".into())),
     })
 }
 
@@ -69,7 +69,7 @@ fn a_join_of_many_columns_is_planned_and_explained_in_proportion() {
         assert_eq!(plan.join.output.len(), 2 * COLUMNS - 1);
         assert_eq!(plan.join.schema.field(2 * COLUMNS - 2).name(), &format!("c{}_right", COLUMNS - 1));
         let explanation = Explanation::new(&plan, "one", "the only one".into(), None);
-        assert!(explanation.to_string().len() < 64 << 10, "what people read names the first of many columns");
+        assert!(explanation.to_string().len() < 64 << 10, "the printed text names only the first of many columns");
         plan.task().unwrap();
     }
 }
