@@ -49,7 +49,7 @@ pub(super) struct ArrayAssembler<'a> {
 impl ArrayAssembler<'_> {
     pub(super) fn finish(&mut self, column: PendingColumn, field: &FieldRef) -> Result<ArrayRef> {
         let array = match column {
-            PendingColumn::Shared(_) | PendingColumn::Left(_) => unreachable!("it is what the result shows"),
+            PendingColumn::Shared(_) | PendingColumn::Left(_) => unreachable!("the column is assembled"),
             PendingColumn::FromDevice(column, data_type, dictionary) => {
                 fixed_array(&data_type, column, dictionary.as_ref())?
             }
@@ -69,7 +69,7 @@ impl ArrayAssembler<'_> {
                 };
                 let (first, second) = (self.finish(*first, &plain)?, self.finish(*second, &plain)?);
                 is_null(&first).and_then(|missing| zip(&missing, &second, &first)).map_err(|error| {
-                    Error::Internal(format!("putting key {:?} together from both sides: {error}", field.name()))
+                    Error::Internal(format!("merging key {:?} from both sides: {error}", field.name()))
                 })?
             }
         };
@@ -81,7 +81,7 @@ impl ArrayAssembler<'_> {
             (DataType::Dictionary(..), wanted @ DataType::Dictionary(..)) => encode_again(&array, wanted),
             (_, wanted @ DataType::Dictionary(..)) => encode(&array, wanted),
             (found, wanted) => {
-                let purpose = || format!("column {:?} as its values, out of its dictionary,", field.name());
+                let purpose = || format!("decoding the dictionary of column {:?}", field.name());
                 match decoded_bytes(&array) {
                     0 => {}
                     bytes => self.paid.push(self.arena.reserve(bytes, &purpose())?),
@@ -191,7 +191,7 @@ impl<'a> ColumnGather<'a> {
 
     pub(super) fn share(&self, column: usize) -> PendingColumn {
         let (SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _)) = &self.rows else {
-            unreachable!("a missing side lies nowhere")
+            unreachable!("a missing side has no columns to share")
         };
         let slices = self.slices.iter().flatten();
         PendingColumn::Shared(slices.map(|slice| transformed.rows.stored(column, slice)).collect())
@@ -254,7 +254,7 @@ impl<'a> ColumnGather<'a> {
         let JoinContext { device, stream, arena, .. } = *self.materializer.cx;
         let data_type = self.input.table.schema.field(column).data_type().clone();
         if let Some(gathered) = self.gathered.get(&column) {
-            let movable = self.input.movable(column).expect("the device has moved it");
+            let movable = self.input.movable(column).expect("a column that the device gathered is movable");
             return Ok(PendingColumn::FromDevice(gathered.clone(), data_type, movable.dictionary.clone()));
         }
         let transformed = match &self.rows {
@@ -270,7 +270,7 @@ impl<'a> ColumnGather<'a> {
                 device.gather_bytes_to_host(&original, &numbers, text.offset_width, bytes_max, arena, stream)?;
             return Ok(PendingColumn::TextFromDevice(gathered, data_type));
         }
-        assert!(self.input.movable(column).is_none(), "columns that the device moves are gathered together");
+        assert!(self.input.movable(column).is_none(), "the device gathers all movable columns together");
         let numbers = self.row_numbers_on_host()?;
         let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
         let array = on_device_pool(device, || gather_on_host(&transformed.rows, column, numbers, arena))?;
@@ -306,7 +306,7 @@ impl<'a> ColumnGather<'a> {
             SideRows::Missing => unreachable!("a missing side has no row numbers"),
             SideRows::Numbered(_, numbers) => numbers.clone(),
             SideRows::Transformed(transformed, positions) => {
-                assert!(transformed.numbered, "the row_layout moved_column no row numbers, and a column needs them");
+                assert!(transformed.numbered, "the transformed rows have no row numbers, and a column needs them");
                 match &transformed.to_rows {
                     Some(map) => self.materializer.cx.device.compose(map, positions, self.materializer.cx.stream)?,
                     None => positions.clone(),

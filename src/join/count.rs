@@ -25,8 +25,8 @@ impl RowCount {
     /// Returns the result: one row, with the number.
     pub(super) fn into_batch(self, schema: SchemaRef) -> Result<RecordBatch> {
         let rows = i64::try_from(self.0.into_inner())
-            .map_err(|_| Error::Unsupported("the join has more rows than 64 bits with a sign can count".into()))?;
+            .map_err(|_| Error::Unsupported("the join has more rows than a signed 64-bit integer can count".into()))?;
         RecordBatch::try_new(schema, vec![Arc::new(Int64Array::from(vec![rows]))])
-            .map_err(|error| Error::Internal(format!("telling how many rows a join has: {error}")))
+            .map_err(|error| Error::Internal(format!("returning the row count of a join: {error}")))
     }
 }

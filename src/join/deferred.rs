@@ -37,7 +37,7 @@ use crate::{Error, Result};
 /// Largest number of parts of a build side. With many parts, little is left to do when the last has
 /// arrived. With few, each part is worth the cost of its calls.
 const PARTS: u64 = 16;
-const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs by so many parts");
+const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs into at most PARTS_MAX parts");
 
 /// Divisor of free host memory: a result whose rows wait for build columns may be expected to take
 /// at most this share. All of the result is in host memory when the last of these columns arrives,

@@ -129,7 +129,7 @@ pub(super) fn check_build_rows(build: &SideInput) -> Result<usize> {
     let rows_max = crate::device::ROWS_MAX as u64;
     if build.table.rows > rows_max {
         return Err(Error::Unsupported(format!(
-            "table {:?} has {} rows, and the smaller side of a join may have {rows_max} on one device; join it in parts",
+            "table {:?} has {} rows, and the smaller side of a join may have at most {rows_max} on one device; join it in parts",
             build.table.name, build.table.rows
         )));
     }

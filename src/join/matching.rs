@@ -130,7 +130,7 @@ impl BuildSide {
         let probe_batch_bytes = |rows: usize| (rows * (2 * key_bytes + 8)) as u64;
         let matches = match (&self.transformed.order, &probe.order) {
             (Order::Original(_), Order::Original(keys)) => {
-                let table = self.table.as_ref().expect("a build side as it lies has a table");
+                let table = self.table.as_ref().expect("a build side in its original order has a table");
                 cx.monitor.phase(Phase::Match, probe_batch_bytes(probe_batch.len()), || {
                     device.probe_table(table, keys, probe_batch, stream)
                 })?
@@ -150,7 +150,7 @@ impl BuildSide {
                     PartitionMatches::RepeatedBuildKeys => return Ok(None),
                 }
             }
-            _ => unreachable!("both sides are transformed alike"),
+            _ => unreachable!("both sides have the same row layout"),
         };
         Ok(Some(matches))
     }

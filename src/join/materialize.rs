@@ -401,7 +401,7 @@ impl Materializer<'_> {
                     return side.gather(*column);
                 }
                 let left = |(group, rows): &(&Group<'_>, Range<usize>)| {
-                    let there = group.partial.columns[at].2.as_ref().expect("columns of the probe side have left");
+                    let there = group.partial.columns[at].2.as_ref().expect("probe columns are complete");
                     there.slice(rows.start, rows.len())
                 };
                 Ok(PendingColumn::Left(taken.iter().map(left).collect()))

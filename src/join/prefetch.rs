@@ -176,7 +176,7 @@ mod tests {
             row = chunk.rows.end;
         }
         assert_eq!(row, prefetch.next_row);
-        assert_eq!(copy_order.last().is_some(), row > 0, "chunks after these cross the link behind them");
+        assert_eq!(copy_order.last().is_some(), row > 0, "later chunks cross the link after these");
         row
     }
 
@@ -187,9 +187,9 @@ mod tests {
         assert_eq!(
             next_row(Strategy::Hash, false, 1, 1 << 30),
             0,
-            "one stream has nothing to do on_device_pool indexing"
+            "one stream has no copies to overlap with the indexing"
         );
-        assert_eq!(next_row(Strategy::Hash, true, 5, 1 << 30), 0, "how many rows have a key has to be waited for");
+        assert_eq!(next_row(Strategy::Hash, true, 5, 1 << 30), 0, "the number of rows with a key has to be waited for");
         assert_eq!(next_row(Strategy::RadixHash, false, 5, 1 << 30), 0, "chunks are partitioned first");
         assert_eq!(next_row(Strategy::Hash, false, 5, 8 << 20), 0, "there may be too little memory for the index");
     }

@@ -123,7 +123,7 @@ fn run_with_layout(
             layout = layout.clone().with_another_seed(rand::random());
         }
         Err(Error::Internal(format!(
-            "different keys of table {:?} had the same hash by {SEEDS_MAX} seeds, one after the other",
+            "different keys of table {:?} had the same hash with each of {SEEDS_MAX} seeds",
             build.table.name
         )))
     })?;
@@ -192,7 +192,7 @@ pub(super) fn run_on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce
 pub(super) fn on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let (mut work, mut outcome) = (Some(work), None);
     device.install(&mut || outcome = work.take().map(|work| work()));
-    outcome.expect("a device does what it is given")
+    outcome.expect("a device runs the work that it is given")
 }
 
 /// Compares keys by their values, on the device's CPU threads if the host has the values.

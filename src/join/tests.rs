@@ -51,7 +51,7 @@ impl Bench {
 
     fn run(&self, plan: &Plan, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         let outcome = run(&plan.task().unwrap(), &self.device, self.catalog.arena(), sink, monitor);
-        assert_eq!(self.device.memory().used_bytes(), 0, "the join keeps device memory");
+        assert_eq!(self.device.memory().used_bytes(), 0, "the join left device memory in use");
         outcome
     }
 }
@@ -186,7 +186,7 @@ fn every_stage_of_every_strategy_looks_at_the_flag_all_the_time() {
             };
             for (phase, looks) in looks.into_iter().filter(|(phase, _)| !is_brief(phase)) {
                 let expected = (ROWS / ROWS_PER_LOOK) as u64;
-                assert!(looks >= expected, "{strategy} on {keys}: {looks} looks in {phase:?}, fewer than {expected}");
+                assert!(looks >= expected, "{strategy} on {keys}: {looks} checks in {phase:?}, fewer than {expected}");
             }
         }
     }
@@ -211,10 +211,10 @@ fn a_join_that_is_stopped_anywhere_does_next_to_nothing_more() {
                 let look = 1 + (looks - 1) * place / PLACES;
                 let monitor = Monitor::new(CancelFlag::raised_at_look(look));
                 let outcome = run(&monitor);
-                assert!(matches!(outcome, Err(Error::Cancelled(_))), "{strategy} on {keys}, look {look}: {outcome:?}");
+                assert!(matches!(outcome, Err(Error::Cancelled(_))), "{strategy} on {keys}, check {look}: {outcome:?}");
                 after.push(monitor.cancel().looks() - look);
             }
-            println!("{strategy} on {keys}: {looks} looks in all; {after:?} after the flag was raised");
+            println!("{strategy} on {keys}: {looks} checks in total; {after:?} after the flag was raised");
             assert!(after.iter().all(|&looks| looks <= LOOKS_AFTER), "{strategy} on {keys} went on: {after:?}");
         }
     }
@@ -396,14 +396,14 @@ fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
     };
     // The columns a and b; the keys are copied to be packed.
     let bytes = 4 * (2 * ROWS + 1) as u64;
-    assert_eq!(copied(&bench), (0, 0, bytes), "a host device without a link reads what lies in one piece");
+    assert_eq!(copied(&bench), (0, 0, bytes), "a host device without a link reads contiguous columns in place");
 
     let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
     let budget = Budget::new("memory of device host:0", "--device-memory", 64 << 20);
     bench.device = HostDevice::new(0, 2, budget, Some(link)).unwrap();
     assert_eq!(copied(&bench), (bytes, 0, 0));
     bench.device.enable_cache(16 << 20).unwrap();
-    assert_eq!(copied(&bench), (bytes, 0, 0), "nothing was kept before");
+    assert_eq!(copied(&bench), (bytes, 0, 0), "nothing was cached before");
     assert_eq!(copied(&bench), (0, bytes, 0));
 }
 

@@ -164,7 +164,7 @@ pub(super) fn transform(
     key_columns.bytes.retain(|&column, _| input.text(column).is_some());
     let packed = keys.packed.clone();
     if let Some(filter) = filter {
-        assert!(!keeps_null_keys, "rows that are part of the result without a match pass over no filter");
+        assert!(!keeps_null_keys, "a filter would drop unmatched rows that are part of the result");
         let bytes = (packed.keys.rows * layout.width().bytes()) as u64;
         keys.packed = monitor.phase(Phase::Filter, bytes, || device.filter_keys(filter, &packed, stream))?;
     }
@@ -300,7 +300,7 @@ impl TransformedSide {
             Order::Original(keys) => keys,
             Order::Partitioned(partitions) => &partitions.keys,
             Order::Sorted(sorted) => &sorted.keys,
-            Order::Joined { keys, .. } => keys.as_ref().expect("keys are joined where a column is made of them"),
+            Order::Joined { keys, .. } => keys.as_ref().expect("keys are kept if a column is made of them"),
         }
     }
 
