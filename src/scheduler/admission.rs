@@ -97,8 +97,8 @@ pub(super) fn propose(
     let lacking = |(plan, _): &(Plan, Error)| plan.memory.minimum_bytes.saturating_sub(plan.target.memory_bytes);
     let (plan, refusal) = refused.into_iter().min_by_key(lacking).expect("every candidate was planned or refused");
     let device_reason = match refused_count {
-        1 => "the only device that might run it, with more memory".into(),
-        _ => format!("of {refused_count} that might run it with more memory, the one that lacks the least"),
+        1 => "the only device that could run it, with more memory".into(),
+        _ => format!("of {refused_count} that could run it with more memory, the one that lacks the least"),
     };
     Ok(Proposed { plan, device_reason, refusal: Some(refusal) })
 }
@@ -204,8 +204,8 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
             all()
         ))),
         DeviceRequest::Count(count) => Err(Error::Unsupported(format!(
-            "\"devices\": {count} asks for a join over several devices, which this version has no strategy for; name some of {}, \
-             one of which runs it, ask for 1, or leave it out",
+            "\"devices\": {count} asks for a join over several devices, and this version has no strategy for that; name some of \
+             {}, so that one of them runs it, ask for 1, or leave it out",
             all()
         ))),
         DeviceRequest::Named(names) if names.is_empty() => {
@@ -260,7 +260,7 @@ fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNee
         return Ok(HostNeed { bytes: there_will_be, least_bytes });
     }
     Err(Error::Exhausted(format!(
-        "the keys that the host makes for this join take {}; host memory is {}, of which tables take {}; drop tables, or raise \
+        "the keys that the host makes for this join take {}; host memory is {}, and tables take {} of it; drop tables, or raise \
          the server's --host-memory",
         human_bytes(least_bytes),
         human_bytes(budget.limit_bytes()),

@@ -197,7 +197,7 @@ impl Shared {
                 Some(Wait::Device) => device.to_string(),
                 Some(Wait::DeviceMemory { needed_bytes, free_bytes }) => {
                     let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
-                    format!("{needed} of the memory of {device}, of which {free} are free")
+                    format!("{needed} of the memory of {device}, and {free} are free")
                 }
                 Some(Wait::HostMemory { needed_bytes, free_bytes, comes_back }) => {
                     let Some(short) = state.queue.note_starved(scheduled.id, now, comes_back) else { continue };
@@ -212,7 +212,7 @@ impl Shared {
                         continue;
                     }
                     let held = held_behind(&self.holders(state));
-                    format!("{needed} of host memory for its result, of which {free} are free{held}")
+                    format!("{needed} of host memory for its result, and {free} are free{held}")
                 }
             };
             let start = SystemTime::now() + scheduled.start.saturating_sub(now);
@@ -231,7 +231,7 @@ impl Shared {
 
     fn out_of_host_memory(&self, state: &State, job: &Job, needed: &str, free: &str, waited: Duration) -> Error {
         Error::Exhausted(format!(
-            "job {} waited {:.0} s for {needed} of host memory for its result, and {free} of {} are free{}; let go of results \
+            "job {} waited {:.0} s for {needed} of host memory for its result, and {free} of {} are free{}; release results \
              that are no longer needed, {}",
             job.id,
             waited.as_secs_f64(),
@@ -310,7 +310,7 @@ impl Shared {
             let (needed, limit) = (human_bytes(scheduled.host_bytes), self.host_budget().limit_bytes());
             let free = human_bytes(limit.saturating_sub(used));
             let held = held_behind(&self.holders(state));
-            Error::Exhausted(format!("{needed} of host memory for its result, of which {free} are free{held}"))
+            Error::Exhausted(format!("{needed} of host memory for its result, and {free} are free{held}"))
         })?;
         let Some(entry) = state.queue.start(scheduled.id, seconds) else { return Ok(()) };
         job.host_memory.open(reserved);
@@ -331,7 +331,7 @@ impl Shared {
                 count => format!("predicted to finish it first, of the {count} that may run it"),
             };
             if beside > 0 {
-                life.device_reason += &format!("; it is short, and started beside {beside} more");
+                life.device_reason += &format!("; it is short, and started next to {beside} more");
             }
         }
         let shared_bytes = scheduled.place.shared_bytes;

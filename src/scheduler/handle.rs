@@ -146,7 +146,7 @@ impl Scheduler {
         let known: Weak<dyn Holders> = Arc::downgrade(&shared) as _;
         shared.host_budget().held_by(known);
         let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name).spawn(body).expect("the system gives a thread")
+            std::thread::Builder::new().name(name).spawn(body).expect("the system starts a thread")
         };
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         for (device, executor) in shared.executors.iter().enumerate() {
@@ -237,7 +237,7 @@ impl Scheduler {
     /// Returns [`Error::Invalid`] for a weight that is not above 0.
     pub fn set_weight(&self, tenant: &str, weight: f64) -> Result<()> {
         if !(weight.is_finite() && weight > 0.0) {
-            return Err(Error::Invalid(format!("the weight of tenant {tenant:?} is {weight}; it is a number above 0")));
+            return Err(Error::Invalid(format!("the weight of tenant {tenant:?} is {weight}; use a number above 0")));
         }
         self.shared().state.lock().queue.set_weight(tenant, weight);
         Ok(())

@@ -326,7 +326,7 @@ impl Life {
 /// Returns a table with the same schema, statistics and sizes, and no rows.
 fn without_rows(table: &Table) -> Arc<Table> {
     let mut described = Table::from_batches(&table.name, table.schema.clone(), Vec::new())
-        .expect("no batch can have another schema when there is none");
+        .expect("a table without batches has no batch of another schema");
     described.owner.clone_from(&table.owner);
     described.rows = table.rows;
     described.bytes = table.bytes;

@@ -75,7 +75,7 @@ impl DeviceState {
 /// Holdings of an ended job: tables that may have been dropped meanwhile, and the name kept for its
 /// result. Freeing them may take long, so it is done without the scheduler's lock.
 #[derive(Debug)]
-#[must_use = "it is dropped without the scheduler's lock"]
+#[must_use = "leftovers must be dropped without the scheduler's lock"]
 pub(super) struct Leftovers {
     pub(super) _plans: BTreeMap<usize, Arc<Plan>>,
     pub(super) _tables: Option<Tables>,

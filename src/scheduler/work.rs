@@ -148,7 +148,7 @@ impl Shared {
             let is_lost = state.devices[device].lost.is_some();
             match is_lost {
                 true => tracing::error!(device = %id, job = job.id.0, %error, "device out of service"),
-                false => tracing::warn!(device = %id, job = job.id.0, %error, "a failure that may pass"),
+                false => tracing::warn!(device = %id, job = job.id.0, %error, "a transient device failure"),
             }
             if self.try_again(&mut state, taken, is_lost, &mut leftovers) {
                 drop(state);
@@ -225,7 +225,7 @@ impl Shared {
             let id = self.executors[taken.device].id;
             life.wait_again(match is_lost {
                 true => format!("{id} was lost; waiting for another"),
-                false => format!("{id} failed in a way that may pass; trying again"),
+                false => format!("{id} had a transient failure; trying again"),
             });
             life.tried_again |= !is_lost;
             life.lost_a_device |= is_lost;

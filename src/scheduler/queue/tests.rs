@@ -97,7 +97,7 @@ fn waiting_outweighs_priority_in_the_end() {
         now += seconds(1.0);
         assert!(now < seconds(300.0), "the job of low priority starves");
     }
-    assert!(now >= seconds(199.0), "200 points of priority were worth {now:?} only");
+    assert!(now >= seconds(199.0), "200 points of priority were worth only {now:?}");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn shares_count_time_and_not_jobs() {
     // By the time half of the long jobs are done, half of the short ones are done too.
     let fourth = order.iter().position(|id| *id == 4).unwrap();
     let short = order[..=fourth].iter().filter(|id| **id > 100).count();
-    assert!((12..=20).contains(&short), "{short} of 32 short jobs beside 4 of 8 long ones: {order:?}");
+    assert!((12..=20).contains(&short), "{short} of 32 short jobs ran with 4 of 8 long ones: {order:?}");
 }
 
 #[test]
@@ -276,12 +276,12 @@ fn short_jobs_sit_side_by_side_and_slow_each_other_down() {
     assert_eq!(schedule[2].start, seconds(11.0));
     let schedule = queue.schedule(seconds(10.0), &[two_slots(&[(14.0, false)])], ample());
     assert_eq!(schedule[0].wait, None);
-    assert_eq!(schedule[1].start, seconds(12.0), "beside another the first takes 2 s, and its slot is free after that");
+    assert_eq!(schedule[1].start, seconds(12.0), "the first shares the device and frees its slot after 2 s");
     let schedule = queue.schedule(seconds(10.0), &[two_slots(&[(14.0, true)])], ample());
     assert_eq!(
         (schedule[0].start, schedule[1].start),
         (seconds(14.0), seconds(14.0)),
-        "nobody sits beside a large job"
+        "no job runs in parallel with a large job"
     );
 }
 
@@ -332,7 +332,7 @@ fn a_job_that_waits_for_host_memory_holds_nobody_up_for_a_while() {
     let schedule = queue.schedule(Duration::ZERO, &[IDLE], host.clone());
     let wait = Wait::HostMemory { needed_bytes: 80, free_bytes: 50, comes_back: true };
     assert_eq!((schedule[0].id, schedule[0].wait, schedule[0].start), (JobId(1), Some(wait), seconds(70.0)));
-    assert_eq!((schedule[1].id, schedule[1].wait), (JobId(2), None), "it books no device");
+    assert_eq!((schedule[1].id, schedule[1].wait), (JobId(2), None), "a job that waits for memory books no device");
     // After a while, free memory is kept for the job.
     queue.note_starved(JobId(1), Duration::ZERO, true);
     assert_eq!(queue.note_starved(JobId(1), CLAIM_AFTER, true).map(|short| short.waited), Some(CLAIM_AFTER));

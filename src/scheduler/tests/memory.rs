@@ -106,7 +106,7 @@ fn a_job_waits_for_host_memory_and_says_so_while_others_overtake_it() {
     let second = stage.scheduler.submit(over_half("d1"), "").unwrap();
     assert_eq!(second.status().state, JobState::Queued);
     let waiting_for = second.status().waiting_for.unwrap();
-    assert!(waiting_for.contains("of host memory for its result, of which"), "{waiting_for}");
+    assert!(waiting_for.contains("of host memory for its result, and"), "{waiting_for}");
     assert_eq!(second.status().queue_position, Some(0));
     // A small job does not have to wait for the large one.
     let small = stage.submit("r0");
@@ -150,7 +150,7 @@ fn a_job_that_has_waited_long_is_kept_what_becomes_free() {
     later(&stage, Duration::from_secs(26));
     let late = stage.submit("r2");
     stage.nothing_begins();
-    assert!(late.status().waiting_for.unwrap().contains("of which 0 B are free"));
+    assert!(late.status().waiting_for.unwrap().contains("and 0 B are free"));
     stage.scheduler.cancel(kept.id).unwrap();
     let mut begun = [stage.next().1, stage.next().1];
     begun.sort_unstable();
@@ -164,7 +164,7 @@ fn a_job_that_has_waited_long_is_kept_what_becomes_free() {
 fn nobody_waits_for_memory_that_nothing_gives_back() {
     let stage = stage(1);
     let host = budget(&stage);
-    let held = host.reserve(host.limit_bytes() / 2 + MIB, "a table that came meanwhile").unwrap();
+    let held = host.reserve(host.limit_bytes() / 2 + MIB, "a table created meanwhile").unwrap();
     let job = stage.scheduler.submit(over_half("d0"), "").unwrap();
     later(&stage, Duration::from_secs(4));
     assert_eq!(job.status().state, JobState::Queued);
@@ -240,7 +240,7 @@ fn waiting_for_memory_ends_at_a_limit() {
     later(&stage, Duration::from_secs(59));
     assert_eq!(waiting.status().state, JobState::Queued);
     later(&stage, Duration::from_secs(1));
-    let JobState::Failed(Error::Exhausted(text)) = waiting.status().state else { panic!("it waits for ever") };
+    let JobState::Failed(Error::Exhausted(text)) = waiting.status().state else { panic!("the job waits forever") };
     assert!(text.contains("waited 60 s"), "{text}");
 }
 
@@ -266,7 +266,7 @@ fn a_result_that_does_not_fit_fails_with_the_numbers_and_leaves_no_memory_in_use
             (pushed.clone(), pushed)
         });
         assert!(pushed.is_err(), "72 MB fit into 64 MiB");
-        let JobState::Failed(Error::Exhausted(text)) = stage.ended(&job) else { panic!("it ended otherwise") };
+        let JobState::Failed(Error::Exhausted(text)) = stage.ended(&job) else { panic!("the job ended otherwise") };
         stage.idle();
         assert_eq!(host.used_bytes(), 0);
         text
@@ -305,7 +305,7 @@ fn keys_that_fit_no_host_memory_are_refused_with_the_numbers() {
     stage.catalog.create(table_with("large", 0..1_600_000)).unwrap();
     let refusal = stage.scheduler.submit(spec.clone(), "").unwrap_err();
     let Error::Exhausted(text) = &refusal else { panic!("{refusal:?}") };
-    for needed in ["the keys that the host makes", "64.0 MiB", "of which tables take", "--host-memory"] {
+    for needed in ["the keys that the host makes", "64.0 MiB", "and tables take", "--host-memory"] {
         assert!(text.contains(needed), "{text}");
     }
     // An explanation has the same error, with the plan that would have run.
@@ -335,7 +335,7 @@ fn a_join_that_is_predicted_to_take_more_than_there_is_does_not_wait_for_what_no
     let job = stage.scheduler.submit(spec, "").unwrap();
     assert!(job.planned().result_bytes > 64 * MIB, "{} B are predicted", job.planned().result_bytes);
     stage.next();
-    assert_eq!(host.free_bytes(), 0, "it is given all there is");
+    assert_eq!(host.free_bytes(), 0, "the job gets all host memory that is free");
     stage.finish(0);
     assert_eq!(stage.ended(&job), JobState::Complete);
     stage.idle();

@@ -42,7 +42,7 @@ fn short_jobs_run_side_by_side_in_parts_of_the_memory() {
     assert_eq!(stage.scheduler.stats().devices[0].running, 2);
     assert_eq!(jobs[2].status().state, JobState::Queued);
     assert_eq!(jobs[2].status().waiting_for.as_deref(), Some("host:0"));
-    assert!(jobs[1].explanation().device.reason.contains("beside 1 more"), "{:?}", jobs[1].explanation().device);
+    assert!(jobs[1].explanation().device.reason.contains("next to 1 more"), "{:?}", jobs[1].explanation().device);
     // One of the jobs ends. The third takes its slot, and the other stays.
     orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
     assert_eq!(stage.next().1, "r2");
@@ -147,7 +147,7 @@ fn a_job_that_waits_for_a_part_of_the_memory_takes_none_of_it() {
     let held = stage.memory[0].reserve(stage.memory[0].free_bytes() - 1000, "a test").unwrap();
     let job = stage.submit("r0");
     let waiting_for = job.status().waiting_for.unwrap();
-    assert!(waiting_for.contains("of the memory of host:0, of which 1000 B are free"), "{waiting_for}");
+    assert!(waiting_for.contains("of the memory of host:0, and 1000 B are free"), "{waiting_for}");
     assert_eq!(stage.memory[0].free_bytes(), 1000);
     drop(held);
     stage.scheduler.tick(SystemTime::now());
@@ -163,7 +163,7 @@ fn a_device_that_takes_one_job_at_a_time_is_never_given_two() {
     stage.submit("r0");
     stage.submit("r1");
     stage.next();
-    assert_eq!(reserved(&stage), 0, "whoever has the device alone takes what it needs");
+    assert_eq!(reserved(&stage), 0, "a job alone on its device takes the memory that it needs");
     stage.nothing_begins();
     stage.finish(0);
     stage.next();
@@ -219,7 +219,7 @@ impl Reclaim for Keeper {
 /// which it reports requests, and the channel that lets it give back.
 fn keeper(stage: &Stage, bytes: u64) -> (Arc<Keeper>, Receiver<()>, Sender<bool>) {
     let ((asked, is_asked), (give, gives)) = (channel(), channel());
-    let kept = Mutex::new(Some(stage.memory[0].reserve(bytes, "kept columns").unwrap()));
+    let kept = Mutex::new(Some(stage.memory[0].reserve(bytes, "cached columns").unwrap()));
     let keeper = Arc::new(Keeper { kept, asked: Mutex::new(asked), gives: Mutex::new(gives) });
     let reclaim: std::sync::Weak<dyn Reclaim> = Arc::downgrade(&(keeper.clone() as Arc<dyn Reclaim>));
     stage.memory[0].reclaim_from(reclaim);
@@ -295,7 +295,7 @@ fn a_job_whose_memory_somebody_else_took_waits_again_and_holds_none() {
     give.send(false).unwrap();
     let end = std::time::Instant::now() + PATIENCE;
     while job.status().state != JobState::Queued {
-        assert!(std::time::Instant::now() < end, "it is not put back: {:?}", job.status());
+        assert!(std::time::Instant::now() < end, "the job is not put back: {:?}", job.status());
         std::thread::yield_now();
     }
     let status = job.status();

@@ -104,7 +104,7 @@ fn a_job_that_was_stopped_does_not_count_against_its_tenants_limit() {
     // The device has not noticed yet.
     assert!(matches!(stopped.status().state, JobState::Running(_)));
     let next = submit("r1").unwrap();
-    assert!(matches!(submit("r2"), Err(Error::Exhausted(_))), "the job that took its place counts");
+    assert!(matches!(submit("r2"), Err(Error::Exhausted(_))), "the job that replaced it counts");
     stage.finish(0);
     assert_eq!(stage.ended(&stopped), JobState::Cancelled);
     stage.next();

@@ -86,7 +86,7 @@ fn jobs_of_a_lost_gpu_that_delivered_nothing_go_to_the_cpu() {
     let stage = stage();
     let jobs = ["large0", "large1"].map(|label| stage.scheduler.submit(large(label), "").unwrap());
     assert_eq!(stage.next(), (0, "large0".into()));
-    assert_eq!(jobs[1].status().waiting_for.as_deref(), Some("cuda:0"), "to wait is quicker than the CPU is");
+    assert_eq!(jobs[1].status().waiting_for.as_deref(), Some("cuda:0"), "waiting for the GPU is faster than the CPU");
     let only_there = stage.scheduler.submit(on("cuda:0", spec("r0")), "").unwrap();
     stage.tell(0, |_, _| Err(context_lost()));
     for job in &jobs {
