@@ -97,7 +97,7 @@ impl Receiver {
         if !self.fill(LENGTH_BYTES)? {
             return Ok(None);
         }
-        let length = self.bytes[self.taken..][..LENGTH_BYTES].try_into().expect("so many bytes were filled");
+        let length = self.bytes[self.taken..][..LENGTH_BYTES].try_into().expect("the bytes of the length were read");
         let length = usize::try_from(u64::from_le_bytes(length)).map_err(io::Error::other)?;
         if !self.fill(LENGTH_BYTES + length)? {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -109,7 +109,7 @@ impl Receiver {
 
     /// Returns the file that came with the last message.
     pub(super) fn file(&mut self) -> io::Result<OwnedFd> {
-        self.files.pop_front().ok_or_else(|| io::Error::other("a message came without its file"))
+        self.files.pop_front().ok_or_else(|| io::Error::other("a message arrived without its file"))
     }
 
     /// Reads until `wanted` bytes are available. Returns `false` if the other end is closed before

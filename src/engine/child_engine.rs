@@ -104,11 +104,11 @@ impl ChildEngine {
         let opened = match sent.and_then(|()| messages.receive()) {
             Ok(Some(FromChild::Opened(opened))) => opened?,
             Ok(Some(other)) => {
-                return Err(Error::Internal(format!("the process of {} begins with {other:?}", opening.id)));
+                return Err(Error::Internal(format!("the process of {} began with {other:?}, not Opened", opening.id)));
             }
             Ok(None) | Err(_) => {
                 child.end();
-                return Err(child.failure().context("it did not open its device"));
+                return Err(child.failure().context("the process did not open its device"));
             }
         };
         child.socket.set_read_timeout(None)?;
@@ -122,7 +122,7 @@ impl ChildEngine {
         }
         let read = link.clone();
         let reader = spawn(format!("{}/reader", opening.id), move || read.read(messages, &work, child))?;
-        slabs.show_to(&link).context(|| format!("showing host memory to the process of {}", opening.id))?;
+        slabs.show_to(&link).context(|| format!("sharing host memory with the process of {}", opening.id))?;
         let memory = Budget::new(opening.memory_name.clone(), opening.memory_setting.clone(), memory_bytes);
         let (reader, last_number) = (Some(reader), AtomicU64::new(0));
         Ok(Self { id: opening.id, info, memory, jobs_max, arena, link, reader, last_number })
@@ -152,7 +152,7 @@ impl ChildEngine {
             // The reader notices the failure too, and how the process ended.
             self.link.wait_until_lost();
             let why = system_words(&error);
-            let unheard = || Error::Unavailable(format!("the process of {} does not hear: {why}", self.id));
+            let unheard = || Error::Unavailable(format!("the process of {} cannot be reached: {why}", self.id));
             self.check().err().unwrap_or_else(unheard)
         })
     }
@@ -248,7 +248,7 @@ impl ChildEngine {
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     self.check()?;
-                    return Err(Error::Internal(format!("nobody listens to the process of {}", self.id)));
+                    return Err(Error::Internal(format!("the reader of the process of {} has ended", self.id)));
                 }
             }
         }

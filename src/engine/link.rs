@@ -75,7 +75,7 @@ impl Pin for SharedSlabs {
     fn pin(&self, start: *mut u8, len: usize, file: Option<&Arc<OwnedFd>>) -> bool {
         let Some(file) = file else {
             tracing::warn!(
-                "a slab of host memory has no file, so that processes of devices cannot join what lies in it"
+                "a slab of host memory has no file, so the processes of devices cannot join the tables in it"
             );
             return false;
         };
@@ -312,7 +312,7 @@ impl Link {
                 Ok(Some(message)) => self.take(message, work),
                 Ok(None) => break None,
                 Err(error) => {
-                    tracing::warn!(device = %child.id, "the process is not understood any more: {error}");
+                    tracing::warn!(device = %child.id, "a message of the process cannot be read: {error}");
                     break None;
                 }
             }
@@ -322,7 +322,7 @@ impl Link {
         if !has_ended {
             // Waiting jobs need not wait for the process, but its GPU may still write to borrowed
             // memory.
-            tracing::error!(device = %child.id, "the process does not end; what it had borrowed stays taken until it does");
+            tracing::error!(device = %child.id, "the process does not end; memory that it borrowed stays in use until it ends");
             self.close(lost.clone());
             child.wait();
         }
@@ -345,7 +345,7 @@ impl Link {
 
     /// Passes a message to its receiver.
     fn take(&self, message: FromChild, work: &mpsc::Sender<AllocRequest>) {
-        let request = |request: AllocRequest| work.send(request).expect("alloc_workers end after the reader");
+        let request = |request: AllocRequest| work.send(request).expect("allocation workers end after the reader");
         match message {
             FromChild::Opened(_) => {}
             FromChild::Call { call, job, want } => {
@@ -423,7 +423,7 @@ impl Link {
                 (call, held)
             }
             AllocRequest::FreeBytes { call, arena } => (call, Ok(HostResponse::FreeBytes(arena.free_bytes()))),
-            AllocRequest::Refuse { call } => (call, Err(Error::Cancelled("the job has no listener any more".into()))),
+            AllocRequest::Refuse { call } => (call, Err(Error::Cancelled("the job no longer has a listener".into()))),
         };
         self.answer(call, answer);
     }

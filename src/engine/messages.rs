@@ -175,7 +175,7 @@ impl BatchParts {
         let columns: Vec<ArrayRef> = columns.collect::<Result<_>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(self.rows));
         RecordBatch::try_new_with_options(schema.clone(), columns, &options)
-            .map_err(|error| Error::Internal(format!("a batch of another process: {error}")))
+            .map_err(|error| Error::Internal(format!("a batch from another process is invalid: {error}")))
     }
 }
 

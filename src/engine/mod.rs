@@ -210,7 +210,7 @@ fn run_within(
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let thread = std::thread::Builder::new().name(name).spawn(body);
-    thread.map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
+    thread.map_err(|error| Error::Exhausted(format!("the system starts no thread: {error}")))
 }
 
 /// Parameters to open a device, in this process or in a process of its own.

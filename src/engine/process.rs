@@ -43,7 +43,7 @@ pub fn run() -> Result<()> {
     let socket = UnixStream::from(socket);
     if socket.peer_addr().is_err() {
         return Err(Error::Invalid(
-            "this is for the server, which starts it for a device that is to have its own process".into(),
+            "this command is only for the server, which starts it for a device with its own process".into(),
         ));
     }
     device::set_process_of_one_device();
@@ -135,18 +135,18 @@ impl Process {
 
     /// Handles a message of the server. Only mapping and unmapping a slab take long.
     fn take(&self, message: ToChild, messages: &mut Receiver, work: &mpsc::Sender<Work>) -> Result<()> {
-        let give = |item: Work| work.send(item).expect("the threads live as long as the process");
+        let give = |item: Work| work.send(item).expect("the threads run until the process ends");
         match message {
             ToChild::Open(_) => return Err(Error::Internal("the device is open already".into())),
             ToChild::EnableCache { limit_bytes } => {
                 if let Err(error) = self.device.enable_cache(limit_bytes) {
-                    tracing::warn!(device = %self.device.id(), "no columns are kept: {error}");
+                    tracing::warn!(device = %self.device.id(), "columns are not cached: {error}");
                 }
             }
             ToChild::Slab { address, len } => {
                 // Only joins of tables in this slab will fail.
                 if let Err(error) = self.slabs.add(address, len as usize, messages.file()?) {
-                    tracing::error!(device = %self.device.id(), "a slab of host memory cannot be seen: {error}");
+                    tracing::error!(device = %self.device.id(), "a slab of host memory cannot be mapped: {error}");
                 }
             }
             ToChild::Unmapped { address } => self.slabs.remove(address),
@@ -203,7 +203,7 @@ impl Process {
 
     fn run(&self, run: Run) {
         let job = run.job;
-        let monitor = self.jobs.lock().get(&job).expect("a job that runs is known").clone();
+        let monitor = self.jobs.lock().get(&job).expect("a running job has a monitor").clone();
         // A panic fails the job, not the process.
         let caught = catch_unwind(AssertUnwindSafe(|| self.join(run, &monitor)));
         let outcome = caught.unwrap_or_else(|panic| {
@@ -242,7 +242,7 @@ impl Process {
                 // `Unavailable`, so that the job is tried once more.
                 Err(Error::Exhausted(message)) => {
                     return Err(Error::Unavailable(format!(
-                        "columns that other joins read are in its place: {message}"
+                        "columns that other joins read occupy memory that was promised to the job: {message}"
                     )));
                 }
                 reserved => return reserved,
@@ -306,7 +306,7 @@ impl ServerConnection {
     /// about to end.
     fn send(&self, message: &FromChild) {
         if let Err(error) = self.sender.send(message, None) {
-            tracing::debug!("the server does not hear: {error}");
+            tracing::debug!("a message to the server was not sent: {error}");
         }
     }
 
@@ -342,7 +342,7 @@ impl ServerConnection {
 }
 
 fn hung_up() -> Error {
-    Error::Cancelled("the server has hung up".into())
+    Error::Cancelled("the server has closed the connection".into())
 }
 
 /// Receiver of an answer.
@@ -397,7 +397,7 @@ impl Pushes {
 }
 
 fn unexpected(answer: &HostResponse) -> Error {
-    Error::Internal(format!("the server answers {answer:?} to something else"))
+    Error::Internal(format!("the server sent {answer:?}, which answers another kind of request"))
 }
 
 /// Lends the server's memory to a job.

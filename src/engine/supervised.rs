@@ -101,7 +101,7 @@ impl RestartOutlook {
             Self::Never => {
                 "it is not started again (--device-restart-seconds is 0); restart the server to use the device".into()
             }
-            Self::Soon => "it is started again by itself".into(),
+            Self::Soon => "it is started again automatically".into(),
             Self::After { delay, failure } => format!(
                 "starting it again failed and is tried every {}: {failure}",
                 humantime::format_duration(Duration::from_secs(delay.as_secs().max(1)))
@@ -262,7 +262,7 @@ impl Shared {
     }
 
     fn start_again(&self, info: &DeviceInfo, memory: &Budget) -> Result<ChildEngine> {
-        let next = (self.start)(Some(memory.limit_bytes())).context(|| "opening the device anew")?;
+        let next = (self.start)(Some(memory.limit_bytes())).context(|| "opening the device again")?;
         // Plans and rates are for the earlier device.
         match next.info() == info {
             true => {
@@ -271,7 +271,7 @@ impl Shared {
                 Ok(next)
             }
             false => Err(Error::Unavailable(format!(
-                "{} is another one now, {} in the place of {}; restart the server to use it",
+                "{} is another device now, {} instead of {}; restart the server to use it",
                 next.id(),
                 next.info().name,
                 info.name

@@ -194,13 +194,13 @@ fn errors_of_the_sink_and_of_memory_reach_the_job_as_they_are() {
     struct Refuses;
     impl BatchSink for Refuses {
         fn push(&self, _: RecordBatch) -> Result<()> {
-            Err(Error::Precondition("nobody wants it".into()))
+            Err(Error::Precondition("no reader wants it".into()))
         }
     }
     let stage = Stage::new();
     let task = stage.task(JoinKind::Inner, Strategy::Hash);
     let refused = stage.engine.run(&task, &stage.grant(), &Refuses, &Monitor::default()).unwrap_err();
-    assert_eq!(refused, Error::Precondition("nobody wants it".into()));
+    assert_eq!(refused, Error::Precondition("no reader wants it".into()));
 
     let budget = stage.catalog.arena().budget();
     let others = budget.reserve(budget.free_bytes(), "others").unwrap();
@@ -294,7 +294,7 @@ fn slabs_that_come_later_are_seen_and_tables_that_go_are_forgotten() {
         drop(task);
         stage.catalog.drop_table(name, &"".into()).unwrap();
     }
-    assert_eq!(stage.engine.known_tables(), 2, "two of `later`, of which the process was told, are gone");
+    assert_eq!(stage.engine.known_tables(), 2, "the process has forgotten two versions of `later`");
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_job_is_stopped_in_the_middle() {
     assert_eq!(
         stage.catalog.arena().budget().used_bytes(),
         before,
-        "what a job had borrowed is back when it has ended"
+        "memory that a job borrowed is back when the job has ended"
     );
 }
 
@@ -376,7 +376,7 @@ fn of_a_slice_of_the_heap_only_the_slice_is_sent() {
     assert!(parts.sent_bytes() < 1_000, "{} bytes are sent", parts.sent_bytes());
     let find = |place: &crate::memory::Place| match place {
         crate::memory::Place::Bytes(bytes) => Ok(crate::memory::Place::aligned(bytes)),
-        crate::memory::Place::Slab { .. } => unreachable!("none was told of"),
+        crate::memory::Place::Slab { .. } => unreachable!("all buffers are sent as bytes"),
     };
     assert_eq!(parts.restore(&schema, &find).unwrap(), batch);
 }
@@ -407,7 +407,7 @@ impl Starts {
             starts.memory_bytes.lock().push(memory_bytes);
             let fails = |left: usize| left.checked_sub(1);
             if starts.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails).is_ok() {
-                return Err(Error::Unavailable("the device is not there yet".into()));
+                return Err(Error::Unavailable("the device is not available yet".into()));
             }
             let (process, line, _) = process_of_a_thread(&catalog, &slabs);
             starts.lines.lock().push(line);
@@ -461,7 +461,7 @@ fn a_device_that_is_not_opened_anew_says_so_and_whether_it_will_be() {
     starts.cut();
     let said = || engine.check().err().map(|error| error.message().to_string()).unwrap_or_default();
     wait_until("an attempt to fail", || said().contains("starting it again failed and is tried every"));
-    assert!(said().contains("opening the device anew: the device is not there yet"), "{}", said());
+    assert!(said().contains("opening the device again: the device is not available yet"), "{}", said());
     // A device that never comes back does not keep the server from ending.
     drop(engine);
 }
@@ -473,7 +473,7 @@ fn a_server_that_ends_waits_for_no_delay() {
     let engine = SupervisedEngine::new(starts.of(&catalog, &slabs), Some(Duration::from_secs(3600))).unwrap();
     starts.cut();
     wait_until("the loss", || engine.check().is_err());
-    assert!(engine.check().unwrap_err().message().contains("it is started again by itself"));
+    assert!(engine.check().unwrap_err().message().contains("it is started again automatically"));
     // The delay has begun.
     std::thread::sleep(3 * supervised::LOOK_INTERVAL);
     drop(engine);
