@@ -171,7 +171,7 @@ impl Budget {
         let inner = &*self.inner;
         self.try_take(bytes).map_err(|used| {
             Error::Exhausted(format!(
-                "{purpose} needs {} of {}, of which {} of {} are free{}; ask for less, drop what is no longer needed, or \
+                "{purpose} needs {} of {}, and {} of {} are free{}; ask for less, drop what is no longer needed, or \
                  raise {}",
                 human_bytes(bytes),
                 inner.name,
@@ -316,10 +316,10 @@ mod tests {
         let budget = Budget::new("test memory", "--test-memory", 100);
         let _held = budget.reserve(60, "a").unwrap();
         let refused = || budget.reserve(41, "b").unwrap_err().message().to_owned();
-        assert!(refused().contains("of which 40 B of 100 B are free; ask for less"), "{}", refused());
+        assert!(refused().contains("and 40 B of 100 B are free; ask for less"), "{}", refused());
         let ann: Arc<dyn Holders> = Arc::new(Ann);
         budget.held_by(Arc::downgrade(&ann));
-        assert!(refused().contains("of which 40 B of 100 B are free; Ann holds 60 B; ask for less"), "{}", refused());
+        assert!(refused().contains("and 40 B of 100 B are free; Ann holds 60 B; ask for less"), "{}", refused());
         drop(ann);
         assert!(!refused().contains("Ann"), "{}", refused());
     }
@@ -330,12 +330,12 @@ mod tests {
         let part = Budget::within(whole.reserve(60, "a job").unwrap());
         assert_eq!((part.limit_bytes(), part.free_bytes(), whole.used_bytes()), (60, 60, 60));
         let held = part.reserve(50, "a table").unwrap();
-        assert_eq!(whole.used_bytes(), 60, "what is used of a part is not charged twice");
+        assert_eq!(whole.used_bytes(), 60, "memory used in a part is not charged twice");
         let refusal = part.reserve(11, "a chunk").unwrap_err();
         assert!(refusal.message().contains("the job's share of test memory"), "{refusal}");
         assert!(refusal.message().contains("--test-memory"), "{refusal}");
         drop(part);
-        assert_eq!(whole.used_bytes(), 60, "a buffer still lies in the part");
+        assert_eq!(whole.used_bytes(), 60, "a buffer still uses the part");
         drop(held);
         assert_eq!(whole.used_bytes(), 0);
     }

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub fn process_memory_limit() -> Result<u64> {
     memory_limit(Path::new("/")).ok_or_else(|| {
         Error::Unavailable(
-            "how much memory this machine has cannot be read from /proc/meminfo; give --host-memory as a size, such as 8GiB"
+            "the memory of this machine cannot be read from /proc/meminfo; give --host-memory as a size, such as 8GiB"
                 .into(),
         )
     })
@@ -26,7 +26,7 @@ pub fn process_memory_limit() -> Result<u64> {
 /// since the system would kill the process.
 pub fn parse_memory_setting(text: &str, process_limit: u64) -> Result<u64> {
     let bytes = match text.trim().strip_suffix('%') {
-        None => parse_bytes(text).map_err(|error| error.context("a share such as 60% would be right, too"))?,
+        None => parse_bytes(text).map_err(|error| error.context("a share such as 60% is also accepted"))?,
         Some(share) => match share.trim().parse::<f64>() {
             Ok(share) if share > 0.0 && share <= 100.0 => (process_limit as f64 * share / 100.0) as u64,
             _ => {
@@ -37,7 +37,7 @@ pub fn parse_memory_setting(text: &str, process_limit: u64) -> Result<u64> {
         },
     };
     if bytes == 0 {
-        return Err(Error::Invalid(format!("{text:?} is no memory at all; tables need some")));
+        return Err(Error::Invalid(format!("{text:?} is 0 bytes, and tables need memory; give more")));
     }
     if bytes > process_limit {
         return Err(Error::Invalid(format!(

@@ -85,11 +85,11 @@ pub fn check_at_least(text: &str, bytes: u64, least: u64) -> crate::Result<()> {
     }
     let number = text.trim();
     let hint = match number.parse::<f64>() {
-        Ok(value) if value > 0.0 => format!("; a number without a unit is bytes: is {number}GiB what was meant?"),
+        Ok(value) if value > 0.0 => format!("; a number without a unit is bytes: did you mean {number}GiB?"),
         _ => String::new(),
     };
     let (given, least) = (human_bytes(bytes), human_bytes(least));
-    Err(crate::Error::Invalid(format!("{number:?} is {given}, and nothing can be done with less than {least}{hint}")))
+    Err(crate::Error::Invalid(format!("{number:?} is {given}, and must not be less than {least}{hint}")))
 }
 
 fn not_a_size(text: &str) -> crate::Error {
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(parse_bytes("4096").unwrap(), 4096);
         assert_eq!(parse_bytes("2g").unwrap(), 2 << 30);
         for wrong in ["", "MiB", "12 parsecs", "1.2.3", "-4", "1e999"] {
-            assert!(parse_bytes(wrong).is_err(), "{wrong:?} was taken for a size");
+            assert!(parse_bytes(wrong).is_err(), "{wrong:?} was accepted as a size");
         }
     }
 

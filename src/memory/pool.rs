@@ -115,7 +115,7 @@ mod tests {
         let (budget, pool) = opened(100, 60);
         let drawn = pool.reserve_promised(60).unwrap();
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 0));
-        assert!(pool.reserve_promised(1).is_none(), "the budget has 40, and nobody promised them");
+        assert!(pool.reserve_promised(1).is_none(), "the budget has 40 that were not promised");
         drop(drawn);
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 60));
         pool.close();

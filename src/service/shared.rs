@@ -264,9 +264,9 @@ mod tests {
         assert_eq!(tenant_memory_bytes("5m"), Ok(Some(5 << 20)));
         let cases = [
             ("much", "\"much\" is not a size; write a number with"),
-            ("1", "\"1\" is 1 B, and nothing can be done with less than 1.0 MiB; a number without a unit is bytes"),
-            ("0.5", "is 0.5GiB what was meant?"),
-            ("0", "\"0\" is 0 B, and nothing can be done with less than 1.0 MiB"),
+            ("1", "\"1\" is 1 B, and must not be less than 1.0 MiB; a number without a unit is bytes"),
+            ("0.5", "did you mean 0.5GiB?"),
+            ("0", "\"0\" is 0 B, and must not be less than 1.0 MiB"),
             ("64KiB", "64.0 KiB"),
         ];
         for (setting, expected) in cases {

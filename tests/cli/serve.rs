@@ -82,11 +82,8 @@ fn a_configuration_is_checked_without_being_run() {
         (["--devices", "cuda:1,cuda:1"], "which names cuda twice"),
         (["--devices", "auto,host:1"], "and auto stands alone"),
         (["--host-memory", "plenty"], "not a size"),
-        (
-            ["--host-memory", "4"],
-            "4 B, and nothing can be done with less than 1.0 MiB; a number without a unit is bytes",
-        ),
-        (["--device-memory", "4"], "is 4GiB what was meant?"),
+        (["--host-memory", "4"], "4 B, and must not be less than 1.0 MiB; a number without a unit is bytes"),
+        (["--device-memory", "4"], "did you mean 4GiB?"),
         (["--device-memory", "gpu=1GiB"], "as in cuda=auto,host=8GiB"),
         (["--device-cache", "4"], "--device-cache: \"4\" is 4 B"),
         (["--log", "verbose"], "\"verbose\" is no level; write off, error, warn, info"),

@@ -78,7 +78,7 @@ pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -
     let types = child_types(data_type);
     if types.len() != parts.children.len() {
         return Err(Error::Internal(format!(
-            "an array of type {data_type} has {} arrays in it, and not {}",
+            "an array of type {data_type} has {} child arrays, and not {}",
             types.len(),
             parts.children.len()
         )));
@@ -100,7 +100,7 @@ pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -
     let array = unsafe { array.build_unchecked() };
     // Checks that cost nothing per row run all the same, so that a faulty child cannot stop this
     // process.
-    array.validate().map_err(|error| Error::Internal(format!("an array of another process: {error}")))?;
+    array.validate().map_err(|error| Error::Internal(format!("an array from another process is invalid: {error}")))?;
     Ok(array)
 }
 
@@ -230,7 +230,7 @@ mod tests {
             let place_of = |buffer: &Buffer| Place::Bytes(buffer.to_vec());
             let find = |place: &Place| match place {
                 Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
-                Place::Slab { .. } => unreachable!("none was told of"),
+                Place::Slab { .. } => unreachable!("all buffers are sent as bytes"),
             };
             let parts = describe(&array.to_data(), &place_of);
             let restored = restore(array.data_type(), &parts, &find).unwrap();
@@ -245,6 +245,6 @@ mod tests {
         let parts = describe(&array.to_data(), &|buffer| Place::Bytes(buffer.to_vec()));
         let find = |_: &Place| Ok(Buffer::from(vec![0u8; 8]));
         let list = DataType::new_list(DataType::Int32, true);
-        assert!(restore(&list, &parts, &find).unwrap_err().message().contains("has 1 arrays in it, and not 0"));
+        assert!(restore(&list, &parts, &find).unwrap_err().message().contains("has 1 child arrays, and not 0"));
     }
 }

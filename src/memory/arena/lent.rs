@@ -193,7 +193,7 @@ impl SlabViews {
         let views = self.views.read();
         let Some((start, offset)) = holding(&views.by_owner, address, len, |memory| memory.len) else {
             return Err(Error::Internal(format!(
-                "{len} bytes at {address:#x} are in no slab that this process was shown"
+                "{len} bytes at {address:#x} are in no slab that is shared with this process"
             )));
         };
         let memory = views.by_owner[&start].clone();

@@ -118,7 +118,7 @@ impl Mapping {
             let others = (share..self.len).step_by(share).map(|start| start..self.len.min(start + share));
             let others: Vec<_> = others.map(|part| scope.spawn(move || self.populate_part(part, interrupt))).collect();
             let own = self.populate_part(0..share.min(self.len), interrupt);
-            others.into_iter().fold(own, |outcome, other| outcome.and(other.join().expect("it does not panic")))
+            others.into_iter().fold(own, |outcome, other| outcome.and(other.join().expect("no part panics")))
         })
     }
 

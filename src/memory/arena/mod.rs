@@ -281,7 +281,7 @@ impl Arena {
         let thread = std::thread::Builder::new()
             .name("arena-growth".into())
             .spawn(move || inner.grow_while_wanted())
-            .inspect_err(|error| tracing::warn!("the arena grows on demand only: no thread: {error}"))
+            .inspect_err(|error| tracing::warn!("the arena grows only on demand, without a thread: {error}"))
             .ok();
         BackgroundGrowth { inner: self.inner.clone(), thread }
     }
@@ -341,7 +341,7 @@ impl Inner {
             let Some(slab) = slabs.free.empty_slab() else {
                 let free = slabs.free.free_bytes() as u64;
                 return Err(Error::Exhausted(format!(
-                    "{} of host memory are free, but in pieces of which none has {}; drop tables that are no longer \
+                    "{} of host memory are free, but only in pieces of less than {}; drop tables that are no longer \
                      needed, or raise the server's --host-memory",
                     human_bytes(free),
                     human_bytes(size as u64),
@@ -358,7 +358,7 @@ impl Inner {
     /// Removes an empty slab from the records. Dropping the result unmaps it.
     fn forget(&self, slabs: &mut Slabs, slab: SlabId) -> Arc<Mapping> {
         slabs.free.remove_slab(slab);
-        let memory = slabs.mappings.remove(&slab).expect("its slab was added");
+        let memory = slabs.mappings.remove(&slab).expect("an empty slab is mapped");
         slabs.mapped_bytes -= memory.len;
         self.ranges.write().remove(&(memory.start.as_ptr() as usize));
         memory
@@ -431,7 +431,7 @@ impl Inner {
             match self.map_slab(self.slab_bytes, &Interrupt::default()) {
                 Ok(memory) => self.slabs.lock().add(memory),
                 Err(error) => {
-                    tracing::warn!("the arena grows on demand only from here on: {error}");
+                    tracing::warn!("the arena grows only on demand from now on: {error}");
                     self.slabs.lock().free_bytes_wanted = 0;
                     return;
                 }

@@ -127,9 +127,9 @@ fn a_piece_at_once_takes_no_more_than_was_promised_and_no_new_slab() {
     let pool = ReservedPool::new(arena.budget().clone());
     let drawing = arena.drawing_on(pool.clone());
     pool.open(arena.budget().reserve(1 << 20, "a job").unwrap());
-    assert!(arena.allocate_at_once(64).is_none(), "nothing was promised to those who draw on the budget");
-    assert!(drawing.allocate_at_once(64).is_none(), "no slab is there");
-    assert_eq!(pool.free_bytes(), 1 << 20, "what was drawn for it is back");
+    assert!(arena.allocate_at_once(64).is_none(), "nothing was promised to callers that draw on the budget");
+    assert!(drawing.allocate_at_once(64).is_none(), "no slab is mapped");
+    assert_eq!(pool.free_bytes(), 1 << 20, "the bytes drawn for it are back");
     let first = drawing.allocate(64, "a piece").unwrap();
     let second = drawing.allocate_at_once(100).unwrap();
     assert_eq!((second.len(), pool.free_bytes()), (100, (1 << 20) - 2 * ALIGNMENT as u64));
@@ -180,10 +180,10 @@ fn memory_that_is_lost_between_pieces_is_not_mapped_again() {
         place += 1;
         place % 2 == 0
     });
-    let first = arena.allocate(SLAB_BYTES, "test").expect("the slack is for this");
+    let first = arena.allocate(SLAB_BYTES, "test").expect("the slack has room for this slab");
     let refused = arena.allocate(SLAB_BYTES, "test").unwrap_err();
     let Error::Exhausted(text) = &refused else { panic!("{refused:?}") };
-    assert!(text.contains("in pieces") && text.contains("--host-memory"), "{text}");
+    assert!(text.contains("only in pieces") && text.contains("--host-memory"), "{text}");
     assert!(arena.mapped_bytes() <= limit + slack_bytes(limit));
     drop((first, pieces));
     assert_eq!(arena.budget().used_bytes(), 0, "a refusal takes nothing");
@@ -231,7 +231,7 @@ fn slabs_are_given_back_when_they_were_not_needed_for_a_while() {
     use_all();
     for _ in 0..3 {
         arena.inner.trim(kept);
-        assert_eq!(mapped_slabs(), 4, "all of it was in use since the last time");
+        assert_eq!(mapped_slabs(), 4, "all slabs were in use since the last trim");
         use_all();
     }
     arena.inner.trim(kept);
