@@ -98,7 +98,7 @@ fn are_at_most(dictionaries: &[&ArrayRef], value_type: &DataType, count_max: usi
 /// [`Error::Internal`] when the keys cannot number the values, which [`encoded_type`] rules out.
 pub fn encode(values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> {
     let DataType::Dictionary(_, value_type) = data_type else {
-        return Err(Error::Internal(format!("{} is no dictionary type", type_name(data_type))));
+        return Err(Error::Internal(format!("{} is not a dictionary type", type_name(data_type))));
     };
     if is_packed_by_arrow(value_type) {
         return cast_with_options(values, data_type, &STRICT).map_err(|error| failed(values, data_type, &error));
@@ -188,7 +188,7 @@ fn failed(array: &dyn Array, data_type: &DataType, error: &ArrowError) -> Error 
 /// Builds the dictionary column of the given keys and values.
 pub(super) fn with_keys(keys: &UInt32Array, values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
     let DataType::Dictionary(key_type, _) = data_type else {
-        return Err(ArrowError::CastError("it is no dictionary type".into()));
+        return Err(ArrowError::CastError("the type is not a dictionary type".into()));
     };
     let keys = cast_with_options(keys, key_type, &STRICT)?.to_data();
     let data = ArrayData::builder(data_type.clone()).len(keys.len()).add_buffer(keys.buffers()[0].clone());
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(key_type(T::Int8, &[&low, &same, &low, &same]), T::Int8, "the same values in several dictionaries");
         assert_eq!(key_type(T::Int8, &[&low, &high]), T::Int16);
         assert_eq!(key_type(T::UInt8, &[&low, &high]), T::UInt8);
-        assert_eq!(key_type(T::UInt8, &[&low, &high, &texts(200..256)]), T::UInt8, "0 is a key, too");
+        assert_eq!(key_type(T::UInt8, &[&low, &high, &texts(200..256)]), T::UInt8, "0 is also a key");
         assert_eq!(key_type(T::UInt8, &[&low, &high, &texts(200..257)]), T::UInt16);
         assert_eq!(key_type(T::Int8, &[&texts(0..128)]), T::Int8);
         assert_eq!(key_type(T::Int8, &[&texts(0..40_000)]), T::Int32, "two steps at once");

@@ -292,7 +292,7 @@ fn gather_values_once(
     let mut values = gather_places(&dictionaries, value_type, found.len(), |at| Some(found[at]), anywhere, arena)?;
     // Several dictionaries may have the same value, or one of them may have a null.
     let failed =
-        |error| Error::Internal(format!("making one dictionary of several of {}: {error}", type_name(value_type)));
+        |error| Error::Internal(format!("merging the different dictionaries of {}: {error}", type_name(value_type)));
     let Distinct { number_of, firsts } = Distinct::of(&values).map_err(failed)?;
     if firsts.len() < values.len() {
         keys = keys.iter().map(|key| number_of[key? as usize]).collect();
@@ -560,7 +560,7 @@ mod tests {
         for buffer in buffers.filter(|buffer| !buffer.is_empty()) {
             assert!(
                 arena.owns(buffer.as_ptr()),
-                "a buffer of {} bytes of {} lies elsewhere",
+                "a buffer of {} bytes of {} is stored elsewhere",
                 buffer.len(),
                 data.data_type()
             );

@@ -137,7 +137,7 @@ impl SideKeys {
     fn readers(&self) -> &[KeyReader] {
         match &self.values {
             Values::OnHost(readers) => readers,
-            _ => unreachable!("values that the host compares"),
+            _ => unreachable!("the host compares these values"),
         }
     }
 }

@@ -140,7 +140,7 @@ impl Rows {
     /// # Panics
     /// When the column has another type.
     pub fn copy_in_bytes(&self, index: usize, device: &dyn Device, stream: &Stream) -> Result<BytesColumn> {
-        let offset_width = are_bytes(self.data_type(index)).expect("a column of values of variable length");
+        let offset_width = are_bytes(self.data_type(index)).expect("the column has values of variable length");
         let parts: Vec<BytesPart> = self.column(index).map(bytes_of).collect();
         let bytes = device.copy_in_bytes(&parts, offset_width, stream)?;
         let validity = match self.has_nulls(index) {

@@ -99,7 +99,7 @@ pub(super) fn gather_runs(arrays: &[&ArrayRef], data_type: &DataType, runs: &[Ru
             _ => job.run_ends::<Int64Type>(values),
         },
         T::Dictionary(key_type, _) if job.have_one_dictionary() => {
-            job.values_of(key_type.primitive_width().expect("keys are integers"))
+            job.values_of(key_type.primitive_width().expect("dictionary keys are integers"))
         }
         T::FixedSizeBinary(width) => job.values_of(*width as usize),
         T::Dictionary(_, value_type) => job.dictionaries(value_type),
@@ -186,9 +186,9 @@ impl Job<'_> {
         let (keys, values) = gather_values_once(self.arrays, self.places(), value_type, self.arena)?;
         with_keys(&keys, &values, self.data_type).map_err(|error| {
             Error::Invalid(format!(
-                "the batches of a column of type {} have dictionaries of their own inside, with {} values together in one batch \
-                 of the result, and its keys number fewer ({error}); upload it with wider dictionary keys, or ask for smaller \
-                 batches with batch_rows",
+                "the batches of a column of type {} have separate dictionaries inside, with {} values together in one batch of \
+                 the result, and its keys cannot number that many ({error}); upload it with wider dictionary keys, or ask for \
+                 smaller batches with batch_rows",
                 type_name(self.data_type),
                 values.len(),
             ))

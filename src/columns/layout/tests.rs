@@ -95,7 +95,7 @@ fn devices_hash_what_they_can_read() {
         assert_eq!(is_read(vec![facts.clone()]), expected, "{facts:?}");
         assert!(!is_read(vec![facts, fact(KeyClass::Boolean, T::Boolean)]), "booleans are bits");
     }
-    assert!(!is_read(vec![fact(KeyClass::Integer, T::Int64)]), "what is packed is not hashed");
+    assert!(!is_read(vec![fact(KeyClass::Integer, T::Int64)]), "packed keys are not hashed");
     // Short text is packed together with numbers that a device packs anyway.
     let short = || KeyFacts { range: Some((0, 9)), ..fact(KeyClass::Integer, T::Int64) };
     let flag = || long(KeyClass::String, T::Utf8, T::Utf8, 3);
@@ -103,7 +103,7 @@ fn devices_hash_what_they_can_read() {
     let layout = packed(vec![short(), flag()]);
     assert!(layout.is_made_by_device() && !layout.is_hashed() && !layout.is_made_on_host());
     assert_eq!((layout.value_row_bytes(Role::Build), layout.value_bytes_max()), (8 + 4 + 16, 3));
-    assert!(!packed(vec![short()]).is_made_by_device(), "nothing is to be made");
+    assert!(!packed(vec![short()]).is_made_by_device(), "no key has to be made");
     assert!(packed(vec![flag(), long(KeyClass::String, dictionary(), T::Utf8, 3)]).is_made_on_host());
     assert!(is_read(vec![text(); 8]) && !is_read(vec![text(); 9]));
 
