@@ -173,7 +173,7 @@ struct Lent {
 
 impl Lent {
     fn buffer(&self) -> &DeviceBuffer {
-        self.buffer.as_ref().expect("it is not dropped")
+        self.buffer.as_ref().expect("present until dropped")
     }
 }
 
@@ -593,7 +593,7 @@ mod tests {
         bench.copy_in(&column(2), 100);
         bench.copy_in(&column(1), 100);
         bench.copy_in(&column(3), 100);
-        assert!(bench.cache.find(&column(2)).is_none(), "the oldest that nobody uses");
+        assert!(bench.cache.find(&column(2)).is_none(), "the oldest unused column is evicted");
         for stays in [0, 1, 3] {
             assert!(bench.cache.find(&column(stays)).is_some(), "{stays}");
         }
@@ -661,7 +661,7 @@ mod tests {
         let again = bench.copy_in(&column(0), 100);
         let other = bench.copy_in(&column(1), 300);
         drop(first);
-        assert_eq!(reclaimable(), 0, "somebody else uses it");
+        assert_eq!(reclaimable(), 0, "another job uses the column");
         drop(again);
         assert_eq!(reclaimable(), 100);
         drop(other);

@@ -181,8 +181,8 @@ mod tests {
             let both = Barrier::new(2);
             cpu_pool.install(|| rayon::join(|| both.wait(), || both.wait()));
             drop(cpu_pool);
-            assert_eq!(device.cpu_pool_of_caller().unwrap().install(who), caller, "the same once more");
-            assert!(device.idle.lock().is_empty(), "nobody else may have it");
+            assert_eq!(device.cpu_pool_of_caller().unwrap().install(who), caller, "the same pool again");
+            assert!(device.idle.lock().is_empty(), "no other thread may use the pool");
             assert_ne!(cpu_pools(1).cpu_pool_of_caller().unwrap().install(who), caller, "a thread is in one pool");
         });
         ended.join().unwrap();

@@ -16,7 +16,7 @@ pub fn set_process_of_one_device() {
 pub(super) fn remedy(all: bool) -> &'static str {
     match (SERVES_ONE_DEVICE.load(Ordering::Relaxed), all) {
         (true, _) => "its process is ended; joins on other devices go on",
-        (false, true) => "CUDA does nothing more in this process, on any GPU; restart the server",
+        (false, true) => "CUDA no longer works in this process, on any GPU; restart the server",
         (false, false) => "joins run on the other devices, and restarting the server brings it back",
     }
 }

@@ -21,7 +21,7 @@ pub fn parse_device(text: &str) -> Result<DeviceId, String> {
             Ok(index) => Ok(DeviceId { kind: DeviceKind::Cuda, index }),
             Err(error) => Err(format!("{text}: {error}")),
         },
-        _ => Err(format!("{text} is no device; write host, or cuda:N for GPU number N")),
+        _ => Err(format!("{text} is not a device; write host, or cuda:N for GPU number N")),
     }
 }
 
@@ -63,7 +63,7 @@ pub fn gpu_count() -> Result<u16> {
 #[cfg(dovetail_cuda)]
 pub fn why_no_gpu() -> &'static str {
     match super::cuda::has_driver() {
-        true => "the CUDA driver shows it none",
+        true => "the CUDA driver shows it no GPU",
         false => "no CUDA driver was found",
     }
 }
@@ -92,5 +92,5 @@ pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) 
 #[cfg(not(dovetail_cuda))]
 pub fn open_gpu(index: u16, _threads: usize, _budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
     let why = why_no_gpu();
-    Err(Error::Unsupported(format!("cuda:{index} is a GPU, which cannot be used, because {why}; use the CPU")))
+    Err(Error::Unsupported(format!("cuda:{index} is a GPU that cannot be used, because {why}; use the CPU")))
 }

@@ -449,7 +449,7 @@ impl Bounds {
 
 impl From<Vec<usize>> for Bounds {
     fn from(bounds: Vec<usize>) -> Self {
-        assert!(!bounds.is_empty(), "there is one bound more than partitions");
+        assert!(!bounds.is_empty(), "there is one more bound than partitions");
         Self(Arc::new(BoundsState::Here(bounds)))
     }
 }

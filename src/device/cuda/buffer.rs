@@ -161,7 +161,7 @@ impl DeviceMemory for CudaBuffer {
 
 /// Returns the concrete buffer behind a handle.
 pub(super) fn cuda(buffer: &DeviceBuffer) -> &CudaBuffer {
-    buffer.as_any().downcast_ref().expect("a buffer of another device was given to a GPU")
+    buffer.as_any().downcast_ref().expect("a buffer that a GPU gets is a GPU buffer")
 }
 
 /// Returns the address of a buffer, which must hold at least `count` values.
@@ -169,7 +169,7 @@ pub(super) fn pointer_of<T>(buffer: &DeviceBuffer, count: usize) -> *const T {
     let buffer = cuda(buffer);
     assert!(
         buffer.bytes / size_of::<T>() >= count,
-        "a buffer of {} bytes was said to hold {count} values",
+        "a buffer of {} bytes is too small for {count} values",
         buffer.bytes
     );
     buffer.as_ptr()

@@ -134,7 +134,7 @@ impl Gpu {
                 0 if is_driver_present() => "the CUDA driver shows none".into(),
                 0 => "no CUDA driver was found".into(),
                 1 => "there is one, number 0".into(),
-                _ => format!("there are {count}, from 0 on"),
+                _ => format!("there are {count}, numbered from 0"),
             };
             return Err(Error::Unsupported(format!(
                 "there is no GPU {ordinal}: {there_are}; use the CPU instead: host"
@@ -500,7 +500,7 @@ impl Queue {
     /// to host memory. A copy would wait for all column copies that other streams queued before:
     /// 0.7 ms with 5 streams.
     pub(super) fn read_small(&self, from: sys::CUdeviceptr, bytes: usize, attempt: &str) -> Result<Vec<u8>> {
-        assert!(bytes <= READ_BACK_BYTES, "{bytes} bytes are not few");
+        assert!(bytes <= READ_BACK_BYTES, "{bytes} bytes do not fit in the read-back page");
         let page = self.read_back.lock();
         self.gpu.bind()?;
         let args = DovetailReadBack { from: from as *const c_void, bytes: bytes as u64, to: *page };

@@ -47,7 +47,7 @@ pub(super) fn build(work: &Work<'_>, keys: &Keys) -> Result<Filter> {
 }
 
 pub(super) fn filter_keys(work: &Work<'_>, filter: &Filter, keys: &PackedKeys) -> Result<PackedKeys> {
-    let filter: &CudaFilter = filter.state.as_any().downcast_ref().expect("a filter of another device");
+    let filter: &CudaFilter = filter.state.as_any().downcast_ref().expect("a filter that a GPU gets is a GPU filter");
     let rows = keys.keys.rows;
     let mut args = select::rows_that(abi::DOVETAIL_PASSES_FILTER, rows);
     args.keys = key_pointer(&keys.keys);

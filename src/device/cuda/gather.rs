@@ -254,7 +254,7 @@ pub(super) fn compose(work: &Work<'_>, map: &Positions, positions: &Positions) -
 }
 
 pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> Result<Positions> {
-    const PURPOSE: &str = "putting positions together";
+    const PURPOSE: &str = "concatenating positions";
     let rows = lists.iter().map(|(_, range)| range.len()).sum();
     let all = work.values::<u32>(rows, PURPOSE)?;
     let mut start = 0;
@@ -266,7 +266,7 @@ pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> R
         };
         for (to, (positions, range)) in args.lists.iter_mut().zip(lists) {
             let Positions::List { data, rows, nullable: false } = positions else {
-                unreachable!("lists are put together, of rows that are there")
+                unreachable!("only lists without missing rows are concatenated")
             };
             assert!(range.start <= range.end && range.end <= *rows, "entries {range:?} of {rows}");
             // SAFETY: the list has that many entries, as was just asserted.

@@ -61,7 +61,7 @@ pub(super) fn join(
     let rows = if by_position {
         let mut positions =
             written.map(|column| Positions::List { data: column.data, rows: column.rows, nullable: false });
-        let [of_build, of_probe] = [positions.next(), positions.next()].map(|list| list.expect("both were written"));
+        let [of_build, of_probe] = [positions.next(), positions.next()].map(|list| list.expect("both are written"));
         let gathered = |columns: &[Column], positions: &Positions| {
             let payload: Vec<Payload> = columns.iter().cloned().map(Payload::Column).collect();
             move_payload(work, &payload, positions)

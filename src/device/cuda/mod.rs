@@ -197,7 +197,7 @@ impl CudaStream {
 }
 
 fn cuda_stream(stream: &Stream) -> &CudaStream {
-    stream.handle.as_any().downcast_ref().expect("a stream of another device was given to a GPU")
+    stream.handle.as_any().downcast_ref().expect("a stream that a GPU gets is a GPU stream")
 }
 
 impl Device for CudaDevice {
@@ -230,7 +230,7 @@ impl Device for CudaDevice {
     }
 
     fn on_stream_threads(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
-        assert!(threads <= self.info.streams, "a thread for each stream at the most");
+        assert!(threads <= self.info.streams, "at most one thread for each stream");
         // Each thread of the pool runs the closure once, and the pool has no other work.
         self.stream_threads.cpu_pool()?.broadcast(|thread| {
             if thread.index() < threads {
@@ -264,13 +264,13 @@ impl Device for CudaDevice {
     }
 
     fn wait_event(&self, event: &Event, stream: &Stream) -> Result<()> {
-        let mark: &Mark = event.handle.as_any().downcast_ref().expect("an event of another device was given to a GPU");
+        let mark: &Mark = event.handle.as_any().downcast_ref().expect("an event that a GPU gets is a GPU event");
         mark.hold_back(&cuda_stream(stream).queue)
     }
 
     fn wait(&self, event: &Event, stream: &Stream) -> Result<()> {
         stream.cancel.check()?;
-        let mark: &Mark = event.handle.as_any().downcast_ref().expect("an event of another device was given to a GPU");
+        let mark: &Mark = event.handle.as_any().downcast_ref().expect("an event that a GPU gets is a GPU event");
         mark.wait(&cuda_stream(stream).queue, "waiting for part of the work")
     }
 
@@ -310,7 +310,7 @@ impl Device for CudaDevice {
     fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
         let queue = Arc::new(Queue::new(self.gpu.clone())?);
         let gpu = self.gpu.clone();
-        let settle = Box::new(move || gpu.settle("letting go of columns that were kept"));
+        let settle = Box::new(move || gpu.settle("dropping cached columns"));
         self.kept.get_or_init(|| Cached { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
         Ok(())
     }
@@ -412,7 +412,7 @@ impl Device for CudaDevice {
         assert_eq!(
             build.bounds.partitions(),
             probe.bounds.partitions(),
-            "both sides of a match have as many partitions"
+            "both sides of a match have the same number of partitions"
         );
         match_partitions::match_partitions(&self.work(stream)?, build, probe, partitions)
     }
@@ -429,7 +429,7 @@ impl Device for CudaDevice {
         assert_eq!(
             build.bounds.partitions(),
             probe.bounds.partitions(),
-            "both sides of a join have as many partitions"
+            "both sides of a join have the same number of partitions"
         );
         join_partitions::join(&self.work(stream)?, build, probe, partitions, wanted)
     }

@@ -63,7 +63,7 @@ impl Observer {
             other => match other.strip_prefix("timeline:") {
                 Some(path) => Ok(Self::Timed(Timed::new(ordinal, Report::timeline(path)?)?)),
                 None => Err(Error::Invalid(format!(
-                    "{VARIABLE}={other:?} is no observer; there are silent, trace, nvtx, times and timeline:FILE"
+                    "{VARIABLE}={other:?} is not an observer; write silent, trace, nvtx, times or timeline:FILE"
                 ))),
             },
         }

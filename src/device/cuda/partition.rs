@@ -20,7 +20,7 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, payload: &[Payload], bits:
     if payload.len() > PAYLOAD_MAX {
         // One pass cannot move that many columns. Move row numbers, and gather columns by them.
         let mut partitions = partition(work, keys, &[Payload::RowNumber], bits)?;
-        let numbers = partitions.payload.pop().expect("row numbers were payload");
+        let numbers = partitions.payload.pop().expect("the payload is the row numbers");
         let order = Positions::List { data: numbers.data, rows: numbers.rows, nullable: false };
         return Ok(Partitions { payload: move_payload(work, payload, &order)?, ..partitions });
     }
@@ -165,7 +165,7 @@ impl BoundsOnDevice for BoundsThere {
 /// Returns the bounds of partitions that a GPU made.
 pub(super) fn bounds_of(partitions: &Partitions) -> &BoundsThere {
     let there = partitions.bounds.there().and_then(|bounds| bounds.as_any().downcast_ref());
-    there.expect("partitions of another device were given to a GPU")
+    there.expect("partitions that a GPU gets are GPU partitions")
 }
 
 /// True if a partition of `range` has more than `rows` rows. Waits.

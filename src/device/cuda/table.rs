@@ -63,7 +63,7 @@ pub(super) fn build(work: &Work<'_>, keys: &Keys, repeats: bool) -> Result<Table
     let sorted = rearranged(work, keys, &order)?;
     let runs = find_runs(work, &sorted)?;
     let table = hashed(work, sorted, Some(runs))?;
-    let table = table.ok_or_else(|| crate::Error::Internal("equal keys were apart after sorting".into()))?;
+    let table = table.ok_or_else(|| crate::Error::Internal("equal keys were not adjacent after sorting".into()))?;
     Ok(Table { state: Arc::new(table), order: Some(order), rows: keys.rows })
 }
 
@@ -140,7 +140,7 @@ impl Entering {
             enter(start..end)?;
             start = end;
         }
-        assert_eq!(start, entries, "keys that are copied in are entered as they lie, one by one");
+        assert_eq!(start, entries, "keys that are still copied in are entered in their order, each once");
         Ok(())
     }
 }
@@ -198,7 +198,7 @@ pub(super) fn probe(work: &Work<'_>, table: &Table, probe: &Keys, rows: Range<us
     let probe_keys = unsafe { probe_keys.add(rows.start * key_bytes) }.cast();
     let first = work.values::<u32>(rows.len(), "matches")?;
     let totals = work.totals()?;
-    let table = table.state.as_any().downcast_ref::<CudaTable>().expect("a table of another device");
+    let table = table.state.as_any().downcast_ref::<CudaTable>().expect("a table that a GPU gets is a GPU table");
     let mut count = None;
     match table {
         CudaTable::Hashed { slots, slot_mask, keys, heads } => {

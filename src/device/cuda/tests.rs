@@ -807,7 +807,7 @@ fn tables_find_every_key() {
                 return;
             }
             let narrow = gpu.device.build_dense_table(&build_keys, min, max - 1, &gpu.stream);
-            assert!(narrow.unwrap().is_none(), "a key lies outside, {story}");
+            assert!(narrow.unwrap().is_none(), "a key is outside the range, {story}");
         }
     });
 }
@@ -846,7 +846,7 @@ fn large_arrays_of_dense_keys_find_every_key() {
         for wrong in [shuffled[place - 1], MIN - 1, MIN + SPAN] {
             let mut numbers = shuffled.clone();
             numbers[place] = wrong;
-            assert!(build(&numbers).1.is_none(), "{wrong} repeats or lies outside, {width:?}");
+            assert!(build(&numbers).1.is_none(), "{wrong} repeats or is outside the range, {width:?}");
         }
     }
 }
@@ -992,7 +992,7 @@ fn partitions_about_as_large_as_a_table_find_every_key() {
                 }
                 answer => !matches!(answer.unwrap(), PartitionMatches::RepeatedBuildKeys),
             };
-            assert_eq!(check(&build_side), rows <= most, "as it lies, {story}");
+            assert_eq!(check(&build_side), rows <= most, "as stored, {story}");
             let grouped = gpu.device.group_partitions(build_side, &gpu.stream).unwrap();
             assert!(check(&grouped), "grouped, {story}");
         }
@@ -1621,7 +1621,7 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
         }
         for (at, (together, alone)) in together.iter().zip(&alone).enumerate() {
             assert_eq!(together.rows, columns[at].1.len());
-            assert_eq!(together.data.as_ptr() as usize % 64, 0, "column {at}, as Arrow wants values to lie");
+            assert_eq!(together.data.as_ptr() as usize % 64, 0, "column {at}, with the alignment of Arrow");
             assert!(together.data == alone.data, "column {at} of {}, {rows} rows", columns.len());
             let bits = |column: &HostColumn| {
                 let (bits, nulls) = column.validity.clone()?;
@@ -1791,7 +1791,7 @@ fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
     drop(column);
     let _written = gpu.device.new_flags(rows * size_of::<u32>(), &other).unwrap();
     gpu.device.synchronize(&other).unwrap();
-    assert!(gpu.get::<u32>(&gathered.data, rows) == backwards, "memory was given away before it was read");
+    assert!(gpu.get::<u32>(&gathered.data, rows) == backwards, "memory was reused before it was read");
 }
 
 /// Compares the header that the kernels include with the structs in `abi.rs`. `DOVETAIL_BLESS=1`

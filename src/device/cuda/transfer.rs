@@ -27,7 +27,7 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer>
 /// Concatenates parts that are already on the GPU. A single part is used in place if it begins
 /// where a buffer could.
 pub(super) fn put_together(work: &Work<'_>, parts: &[CachedPart]) -> Result<DeviceBuffer> {
-    const PURPOSE: &str = "putting a column together";
+    const PURPOSE: &str = "concatenating a column";
     if let [part] = parts
         && part.bytes.start.is_multiple_of(GRANULE_BYTES)
     {

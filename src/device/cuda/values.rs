@@ -19,7 +19,7 @@ use crate::device::{
     SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, Which, Width, length_bits,
 };
 
-const _: () = assert!(VALUE_FIELDS_MAX <= DOVETAIL_FIELDS_MAX, "keys are hashed by one call");
+const _: () = assert!(VALUE_FIELDS_MAX <= DOVETAIL_FIELDS_MAX, "one call hashes all keys");
 
 /// Size of the words in which bytes of values are read.
 const WORD_BYTES: usize = size_of::<u64>();
@@ -149,7 +149,7 @@ pub(super) fn differing(
     probe: &[ValueField],
     pairs: &Pairs,
 ) -> Result<Positions> {
-    assert_eq!(pairs.build.len(), pairs.probe.len(), "pairs have a row of each side");
+    assert_eq!(pairs.build.len(), pairs.probe.len(), "each pair has a row of each side");
     let count = pairs.build.len();
     let mut args = comparison(build, probe, &pairs.build, &pairs.probe);
     if run(work, &mut args)? == 0 {
@@ -184,7 +184,7 @@ fn comparison(
     b_rows: &Positions,
 ) -> abi::DovetailCompareValues {
     let ((a, a_count), (b, b_count)) = (value_fields(a), value_fields(b));
-    assert_eq!(a_count, b_count, "both sides have as many key columns");
+    assert_eq!(a_count, b_count, "both sides have the same number of key columns");
     let ((a_rows, a_start), (b_rows, b_start), pairs) = (list(a_rows), list(b_rows), a_rows.len() as u64);
     let (flags, differing) = (null_mut(), null_mut());
     abi::DovetailCompareValues {

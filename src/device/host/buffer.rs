@@ -216,7 +216,7 @@ impl DeviceMemory for HostBuffer {
 }
 
 fn host(buffer: &DeviceBuffer) -> &HostBuffer {
-    buffer.as_any().downcast_ref().expect("a buffer of another device was given to a host device")
+    buffer.as_any().downcast_ref().expect("a buffer that a host device gets is a host buffer")
 }
 
 /// Returns the bytes of a buffer that does not hold flags.
@@ -225,7 +225,7 @@ pub(super) fn bytes_of(buffer: &DeviceBuffer) -> &[u8] {
     match &buffer.storage {
         Storage::Owned(piece) => &piece.block()[..buffer.bytes],
         Storage::Shared(shared) => shared.as_slice(),
-        Storage::Flags { .. } => panic!("flags were given where values are read"),
+        Storage::Flags { .. } => panic!("the buffer must hold values, and holds flags"),
     }
 }
 
@@ -235,7 +235,7 @@ pub(super) fn bytes_of(buffer: &DeviceBuffer) -> &[u8] {
 pub(super) fn values_of<T: Pod>(buffer: &DeviceBuffer, rows: usize) -> &[T] {
     let bytes = bytes_of(buffer);
     let needed = rows.checked_mul(size_of::<T>()).expect("a buffer's size fits in usize");
-    assert!(bytes.len() >= needed, "a buffer of {} bytes was said to hold {needed}", bytes.len());
+    assert!(bytes.len() >= needed, "a buffer of {} bytes is too small for {needed}", bytes.len());
     bytemuck::try_cast_slice(&bytes[..needed])
         .unwrap_or_else(|error| panic!("a buffer of keys or positions is misaligned: {error}"))
 }
@@ -244,7 +244,7 @@ pub(super) fn values_of<T: Pod>(buffer: &DeviceBuffer, rows: usize) -> &[T] {
 pub(super) fn flags_of(buffer: &DeviceBuffer, rows: usize) -> &[AtomicU8] {
     match &host(buffer).storage {
         Storage::Flags { values, .. } => &values[..rows],
-        _ => panic!("values were given where flags are set"),
+        _ => panic!("the buffer must hold flags, and holds values"),
     }
 }
 

@@ -56,7 +56,7 @@ pub(super) fn expand(run: &Run<'_>, matches: &Matches, pairs: Range<u64>, unmatc
     for block in &mut before {
         sum += std::mem::replace(block, sum);
     }
-    assert_eq!(sum, pair_count, "matches that say how many pairs they give");
+    assert_eq!(sum, pair_count, "matches have the lengths of their pairs");
 
     let mut build = run.values::<u32>(len, "pairs of matched rows")?;
     let mut probe = run.values::<u32>(len, "pairs of matched rows")?;

@@ -98,7 +98,7 @@ mod tests {
         let ask = |text: &str| std::fs::write(&file, text).unwrap();
         assert!(one.before_primitive().is_ok() && one.before_copy().is_ok());
         ask("launch-error\n");
-        assert!(one.before_copy().is_ok(), "it is no failure of a copy");
+        assert!(one.before_copy().is_ok(), "it is not a failure of a copy");
         assert!(matches!(one.before_primitive(), Err(Error::Internal(_))));
         assert!(one.before_primitive().is_ok(), "one call fails");
         ask("host:1 out-of-memory");

@@ -161,7 +161,7 @@ fn enter<K: Key>(run: &Run<'_>, lines: &mut [Line], first: usize, line_count: us
 
 pub(super) fn filter_keys<K: Key>(run: &Run<'_>, filter: &Filter, given: &PackedKeys) -> Result<PackedKeys> {
     let filter = filter.state.as_any().downcast_ref::<HostFilter<K>>();
-    let filter = filter.expect("a filter of another device, or over keys of another width");
+    let filter = filter.expect("a filter is of this device and of the same key width");
     let (keys, rows) = (&given.keys, given.keys.rows);
     let values = values_of::<K>(&keys.data, rows);
     // One bit per key, set if the key passes.
@@ -189,7 +189,7 @@ pub(super) fn filter_keys<K: Key>(run: &Run<'_>, filter: &Filter, given: &Packed
     let mut numbers = run.values::<u32>(kept, "numbering rows that passed a filter")?;
     let given_numbers = match &given.rows_kept {
         Some(Positions::List { data, rows, .. }) => Some(values_of::<u32>(data, *rows)),
-        Some(Positions::Range(range)) => panic!("rows {range:?} that have a key are not listed"),
+        Some(Positions::Range(range)) => panic!("rows {range:?} that have a key are a range instead of a list"),
         None => None,
     };
     let pieces = split_at_bounds(&mut kept_keys, &bounds, 1).into_par_iter();

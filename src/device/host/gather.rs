@@ -104,7 +104,7 @@ fn gather_validity(run: &Run<'_>, column: &Column, positions: &Positions, bitmap
 
 /// Copies `len` bits from bit `start` and returns the number of zeros.
 fn copy_bits(validity: Option<&[u8]>, start: usize, len: usize, bitmap: &mut [u8]) -> usize {
-    let validity = validity.expect("a range misses no row, so that validity is of the column");
+    let validity = validity.expect("a range has no missing row, so the validity is of the column");
     bitmap.fill(0);
     bit_mask::set_bits(bitmap, validity, 0, start, len)
 }
@@ -120,11 +120,11 @@ fn pick_bits(positions: &[u32], valid: impl Fn(u32) -> bool, bitmap: &mut [u8]) 
 
 pub(super) fn concat(run: &Run<'_>, lists: &[(&Positions, Range<usize>)]) -> Result<Positions> {
     let rows = lists.iter().map(|(_, range)| range.len()).sum();
-    let mut all = run.values::<u32>(rows, "putting positions together")?;
+    let mut all = run.values::<u32>(rows, "concatenating positions")?;
     let mut rest = &mut all[..];
     for (positions, range) in lists {
         let Positions::List { data, rows, nullable: false } = positions else {
-            unreachable!("lists are put together, of rows that are there")
+            unreachable!("only lists without missing rows are concatenated")
         };
         let (next, after) = rest.split_at_mut(range.len());
         run.copy(&values_of::<u32>(data, *rows)[range.clone()], next)?;

@@ -410,7 +410,7 @@ impl Device for HostDevice {
         assert_eq!(
             build.bounds.partitions(),
             probe.bounds.partitions(),
-            "both sides of a match have as many partitions"
+            "both sides of a match have the same number of partitions"
         );
         self.run(stream, |run| {
             with_key!(probe.keys.width, K => match_partitions::match_partitions::<K>(run, build, probe, partitions))

@@ -299,7 +299,7 @@ mod tests {
         values.sort_unstable();
         assert!(values == values_of::<u32>(&sorted.keys.data, values.len()));
         let scratch = bench.device.memory().used_bytes_max() - 4 * u64::from(rows);
-        assert!(scratch < 4 * u64::from(rows) / 3, "{scratch} B beside the sorted keys");
+        assert!(scratch < 4 * u64::from(rows) / 3, "{scratch} B in addition to the sorted keys");
 
         for sample in [vec![5u32; 64], vec![0; 64], vec![u32::MAX; 64], (0..64).map(|n| n.clamp(7, 9)).collect()] {
             let splitters = splitters_of(&sample, 16);

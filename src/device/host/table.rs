@@ -102,7 +102,7 @@ pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Table> {
     if slots > REGION_SLOTS_MAX {
         return Err(Error::Unsupported(format!(
             "a hash table over {} keys cannot be divided, because too many of them fall into one part of it, and undivided \
-             it holds {} at most; join by a strategy that partitions or sorts",
+             it holds at most {}; join with a strategy that partitions or sorts",
             keys.rows,
             REGION_SLOTS_MAX / 2
         )));
@@ -292,7 +292,7 @@ fn fill_runs<K: Key, S: Slot<K>>(
 
 pub(super) fn probe<K: Key>(run: &Run<'_>, table: &Table, probe: &Keys, rows: Range<usize>) -> Result<Matches> {
     let table = table.state.as_any().downcast_ref::<HostTable<K>>();
-    let table = table.expect("a table of another device, or over keys of another width");
+    let table = table.expect("a table is of this device and of the same key width");
     let keys = &values_of::<K>(&probe.data, probe.rows)[rows.clone()];
     let mut first = run.values::<u32>(rows.len(), "matches")?;
     let mut count = match table {

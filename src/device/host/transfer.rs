@@ -43,7 +43,7 @@ fn copy_bytes(run: &Run<'_>, from: &[u8], to: &mut [u8]) -> Result<()> {
 /// Concatenates parts of buffers that the device has already.
 pub(super) fn put_together(run: &Run<'_>, parts: &[CachedPart]) -> Result<DeviceBuffer> {
     let bytes = parts.iter().map(|part| part.bytes.len()).sum();
-    let mut values = run.values::<u8>(bytes, "putting a column together")?;
+    let mut values = run.values::<u8>(bytes, "concatenating a column")?;
     let mut rest = &mut values[..];
     for part in parts {
         let (to, after) = rest.split_at_mut(part.bytes.len());
