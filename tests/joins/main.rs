@@ -45,7 +45,7 @@ fn device(threads: usize, memory: u64) -> Arc<dyn Device> {
             let device = HostDevice::new(0, threads, budget("host:0"), None).unwrap().with_streams(3);
             Arc::new(device.joining_partitions(threads.is_multiple_of(2)))
         }
-        Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}: host or cuda"),
+        Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}; use host or cuda"),
     }
 }
 
@@ -102,7 +102,7 @@ impl Bench {
         }
         join::run(&task, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
         let kept = self.device.cache_stats().unwrap_or_default().bytes;
-        assert_eq!(self.device.memory().used_bytes(), kept, "a join left device memory behind");
+        assert_eq!(self.device.memory().used_bytes(), kept, "a join left device memory in use");
         Ok(sink.batches.into_inner())
     }
 }
@@ -318,7 +318,7 @@ fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
         check(rows, crosses, keeps_more);
     }
     let kept = device.cache_stats().unwrap();
-    assert_eq!((device.memory().used_bytes(), kept.evictions), (kept.bytes, 0), "nothing else is there");
+    assert_eq!((device.memory().used_bytes(), kept.evictions), (kept.bytes, 0), "only cached columns are left");
     // A job needs most of the memory. The most recently used columns stay.
     let job = device.memory().reserve(device.memory().limit_bytes() - 20_000, "a job").unwrap();
     check(0..ROWS, false, false);
@@ -339,7 +339,7 @@ fn columns_that_stay_on_a_device_are_those_of_the_table_that_is_joined() {
         // The same names, with a similar number of rows.
         bench.put("l", &case.left.batches);
         bench.put("r", &case.right.batches);
-        check_all_on(&bench, &case, false, &mut rng, ", with columns that stay");
+        check_all_on(&bench, &case, false, &mut rng, ", with cached columns");
         let stats = bench.device.cache_stats().unwrap();
         assert!(stats.hits > hits, "the second join of two tables found nothing on the device: {stats:?}");
         assert!(stats.bytes <= stats.limit_bytes, "{stats:?}");

@@ -332,7 +332,7 @@ fn a_result_that_is_larger_than_memory_leaves_although_columns_of_the_build_side
             join::run(&task, &device, catalog.arena(), &sink, &monitor).unwrap_or_else(|error| {
                 panic!("{host_bytes} and {device_bytes} B, last {defer_build_payload}, {pairs_per_row} pairs: {error}")
             });
-            assert_eq!(device.memory().used_bytes(), 0, "a join left device memory behind");
+            assert_eq!(device.memory().used_bytes(), 0, "a join left device memory in use");
             sink.0.into_inner()
         });
         assert_eq!(found, [4 * rows; 3], "{host_bytes} B of host memory, {device_bytes} B of the device");
