@@ -113,7 +113,7 @@ pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &Positions) -> Res
 
 /// Transforms the payload columns by the row numbers of `order`. Validity is not moved.
 pub(super) fn move_payload(work: &Work<'_>, payload: &[Payload], order: &Positions) -> Result<Vec<Column>> {
-    let Positions::List { data: numbers, rows, .. } = order else { unreachable!("rows are put in order by a list") };
+    let Positions::List { data: numbers, rows, .. } = order else { unreachable!("rows are ordered by a list") };
     payload
         .iter()
         .map(|payload| match payload {

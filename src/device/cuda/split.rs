@@ -12,11 +12,11 @@ use crate::device::{PARTS_MAX, Pairs, Positions};
 pub(super) fn split_pairs(work: &Work<'_>, pairs: &Pairs, part_bits: u32, parts: usize) -> Result<(Pairs, Vec<usize>)> {
     const PURPOSE: &str = "dividing pairs by build rows";
     const COUNTS_BYTES: usize = PARTS_MAX * size_of::<u32>();
-    const _: () = assert!(PARTS_MAX == abi::DOVETAIL_PARTS_MAX, "the kernels have room for as many parts");
+    const _: () = assert!(PARTS_MAX == abi::DOVETAIL_PARTS_MAX, "the kernels have room for PARTS_MAX parts");
     let rows = pairs.build.len();
     assert!(parts <= PARTS_MAX && pairs.probe.len() == rows, "{parts} parts, {rows} and {} rows", pairs.probe.len());
     let Positions::List { data: build, nullable: false, .. } = &pairs.build else {
-        unreachable!("each pair has a build row, and where it is was written by whoever found it")
+        unreachable!("each pair has a build row, in the list that the match wrote")
     };
     let (probe, probe_start) = list(&pairs.probe);
     let [taken, counts] = [0; 2].map(|zero| work.filled(COUNTS_BYTES, zero, PURPOSE));
@@ -41,7 +41,7 @@ pub(super) fn split_pairs(work: &Work<'_>, pairs: &Pairs, part_bits: u32, parts:
         Some(*end)
     });
     let bounds: Vec<usize> = std::iter::once(0).chain(ends).collect();
-    assert_eq!(bounds[parts], rows, "build rows lie in {parts} parts of 2^{part_bits}");
+    assert_eq!(bounds[parts], rows, "build rows are in {parts} parts of 2^{part_bits}");
     let listed = |data| Positions::List { data: Arc::new(data), rows, nullable: false };
     Ok((Pairs { build: listed(build_split), probe: listed(probe_split) }, bounds))
 }
