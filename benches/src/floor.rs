@@ -125,8 +125,8 @@ impl Floor {
     /// Computes the floor of a measurement. Columns kept on the device do not cross the link.
     pub fn of(boundaries: &Boundaries, measured: &Measured) -> Self {
         let (bytes_in, bytes_out) = (measured.bytes_in as f64, measured.bytes_out as f64);
-        let spared: u64 = measured.phases.iter().map(|phase| phase.kept_bytes).sum();
-        let crossing = measured.bytes_in.saturating_sub(spared) as f64;
+        let saved: u64 = measured.phases.iter().map(|phase| phase.kept_bytes).sum();
+        let crossing = measured.bytes_in.saturating_sub(saved) as f64;
         let link = boundaries.link;
         Self {
             memory_seconds: (bytes_in + bytes_out) / boundaries.memory,

@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_least_recently_gives_way_but_not_what_is_in_use() {
+    fn the_least_recently_used_column_is_evicted_but_not_one_in_use() {
         let bench = bench(1000, 300);
         let table = Arc::new("t".to_string());
         let column = |at: usize| rows(&table, at, 0..10);

@@ -28,7 +28,7 @@ use crate::planner::Rates;
 use crate::{Context, Error, Result, panics};
 
 /// Threads that lend memory. One may wait tenths of a second for a slab, while others find room.
-const CLERKS: usize = 3;
+const ALLOCATION_WORKERS: usize = 3;
 
 /// Time between two checks whether a job should stop.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
@@ -116,7 +116,7 @@ impl ChildEngine {
         let (work, alloc_workers) = mpsc::channel();
         let link = Arc::new(Link::new(sender));
         let alloc_workers = Arc::new(Mutex::new(alloc_workers));
-        for _ in 0..CLERKS {
+        for _ in 0..ALLOCATION_WORKERS {
             let (link, alloc_workers) = (Arc::downgrade(&link), alloc_workers.clone());
             spawn(format!("{}/alloc_worker", opening.id), move || work_off(&link, &alloc_workers))?;
         }

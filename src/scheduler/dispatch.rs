@@ -23,7 +23,7 @@ use crate::{Error, Result};
 
 /// Time that a job waits for host memory that nothing is known to give back. A client may still be
 /// reading a dropped table or result.
-const HOPELESS_WAIT: Duration = Duration::from_secs(5);
+const UNSATISFIABLE_WAIT: Duration = Duration::from_secs(5);
 
 impl Shared {
     fn admit(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Admitted> {
@@ -202,7 +202,7 @@ impl Shared {
                 Some(Wait::HostMemory { needed_bytes, free_bytes, comes_back }) => {
                     let Some(short) = state.queue.note_starved(scheduled.id, now, comes_back) else { continue };
                     let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
-                    if short.waited >= self.options.memory_wait || short.unsatisfiable >= HOPELESS_WAIT {
+                    if short.waited >= self.options.memory_wait || short.unsatisfiable >= UNSATISFIABLE_WAIT {
                         let error = self.out_of_host_memory(state, &job, &needed, &free, short.waited);
                         state.queue.remove(job.id);
                         leftovers.push(self.close(&job, Err(error.clone())).1);

@@ -272,7 +272,7 @@ async fn a_job_that_somebody_may_still_want_survives_a_reset_stream() {
 
 /// Regression test: such a job held its device for half a minute while other jobs waited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_join_whose_reader_does_not_come_gives_way_to_others() {
+async fn a_join_without_a_reader_yields_to_others() {
     let server = TestServer::start(&["--devices=host:1", "--host-memory=64MiB"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();

@@ -312,7 +312,7 @@ fn a_slow_reader_makes_the_writer_wait_only_so_long_in_all() {
 }
 
 #[test]
-fn a_writer_gives_way_to_others_sooner_and_only_while_they_wait() {
+fn a_writer_yields_to_others_sooner_and_only_while_they_wait() {
     let is_wanted = Arc::new(AtomicBool::new(false));
     let soon = Duration::from_millis(50);
     let never = Duration::from_secs(600);

@@ -1771,7 +1771,7 @@ fn lists_of_positions_are_put_together_in_their_order() {
 /// Tests the order of frees. Memory freed in the order of its first stream would be reused at once,
 /// even if a second stream has yet to read it.
 #[test]
-fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
+fn a_recorded_buffer_is_freed_after_the_work_that_reads_it() {
     let rows = rows_max().min(1 << 20);
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let other = gpu.device.stream(CancelFlag::new()).unwrap();

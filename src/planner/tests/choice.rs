@@ -201,7 +201,7 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
 }
 
 #[test]
-fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
+fn overridden_decisions_are_planned_with_all_others_to_suit_them() {
     let target = Target::default();
     let of =
         |overrides: PlanOverrides| plan_with_overrides(one_in_sixteen(JoinKind::Inner), &overrides, &target).unwrap();

@@ -363,7 +363,7 @@ fn a_job_takes_the_host_memory_of_the_device_that_it_is_placed_on() {
 }
 
 #[test]
-fn how_long_a_wait_is_hopeless_is_counted_apart_from_how_long_it_is() {
+fn an_unsatisfiable_wait_is_counted_apart_from_the_whole_wait() {
     let mut queue = Queue::default();
     queue.push(job(1, "a", 0, 1.0, 1));
     let mut note = |at: f64, comes_back| {

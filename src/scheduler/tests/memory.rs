@@ -177,7 +177,7 @@ fn nobody_waits_for_memory_that_nothing_gives_back() {
 }
 
 #[test]
-fn a_result_that_nobody_reads_gives_way_when_its_lease_ends() {
+fn an_unread_result_is_freed_when_its_lease_ends() {
     let stage = stage(1);
     let keep = JoinSpec { retain_seconds: Some(100), ..over_half("d0") };
     let unread = stage.scheduler.submit(keep, "").unwrap();
@@ -199,7 +199,7 @@ fn a_result_that_nobody_reads_gives_way_when_its_lease_ends() {
 }
 
 #[test]
-fn a_result_that_was_read_gives_way_at_once_unless_its_time_was_asked_for() {
+fn a_read_result_is_evicted_at_once_unless_its_time_was_asked_for() {
     let stage = stage(1);
     let run = |spec: JoinSpec, label: &'static str| {
         let job = stage.scheduler.submit(spec, "").unwrap();

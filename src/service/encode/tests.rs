@@ -211,7 +211,7 @@ fn one_large_row_does_not_take_small_ones_for_its_like() {
 }
 
 #[test]
-fn what_no_message_can_carry_is_refused() {
+fn a_body_too_large_for_a_message_is_refused() {
     let batch = batch_of(Arc::new(Int32Array::from(vec![1])));
     let (mut encoder, _) = Encoder::new(batch.schema()).unwrap();
     let body_bytes = 5 << 30;
