@@ -375,7 +375,7 @@ pub trait Device: Send + Sync + Debug {
     fn select_flags(&self, flags: &DeviceBuffer, rows: usize, which: Which, stream: &Stream) -> Result<Positions>;
 
     /// Looks positions up in a list of positions: `map[positions[i]]`. [`NO_ROW`] stays as it is.
-    /// Composes layouts.
+    /// Composes row layouts.
     fn compose(&self, map: &Positions, positions: &Positions, stream: &Stream) -> Result<Positions>;
 
     /// Concatenates the given range of each list. None of the entries is [`NO_ROW`].

@@ -201,7 +201,7 @@ pub(super) enum AllocRequest {
 }
 
 impl AllocRequest {
-    /// Returns the call that the request answers.
+    /// Returns the call that made the request.
     fn call(&self) -> u64 {
         match self {
             Self::Allocate { call, .. }
@@ -406,7 +406,7 @@ impl Link {
         }
     }
 
-    /// Does a request and answers its call.
+    /// Serves a request and answers its call.
     fn work(&self, request: AllocRequest) {
         let (call, answer) = match request {
             AllocRequest::Allocate { call, arena, len, purpose } => {

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   scheduler ── Task, Grant ──► Engine
-//!   Engine ─┬─ InProcess ────────────────────────────────────────► join::run on a Device
-//!           └─ Restarting ─ OwnProcess ── socket ──► process::serve ─► join::run on a Device
-//!                              │                        │
-//!                  tables, results: slabs of the arena, which both processes see (memfd)
+//!   Engine ─┬─ InProcess ────────────────────────────────────────────────► join::run on a Device
+//!           └─ SupervisedEngine ─ ChildEngine ─ socket ─► process::serve ─► join::run on a Device
+//!                                      │                        │
+//!                          tables, results: slabs of the arena, which both processes see (memfd)
 //! ```
 //!
 //! An illegal access on a GPU breaks all of CUDA in its process, with every other GPU that the

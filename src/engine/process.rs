@@ -33,7 +33,7 @@ const PROMISED_WAIT: Duration = Duration::from_secs(5);
 /// at a time, and some more.
 const PUSHES_MAX: usize = 8;
 
-/// Runs the process that [`ChildEngine`](super::OwnProcess) starts. Standard input is its socket.
+/// Runs the process that [`ChildEngine`](super::ChildEngine) starts. Standard input is its socket.
 ///
 /// # Errors
 /// Returns [`Error::Invalid`] if the server did not start this process, or [`Error::Internal`] if

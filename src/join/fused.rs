@@ -3,16 +3,16 @@
 //!
 //! ```text
 //!   probe batch ─► join_partitions ─┬─ a count
-//!                            ├─ rows of both sides, in the order of the batches ─► batches
-//!                            ├─ more rows than the room ─► again, with room for them
-//!                            └─ too many for the device's memory, or partitions too skewed
-//!                               ─► match, expand, gather
+//!                                   ├─ rows of both sides, in the order of the batches ─► batches
+//!                                   ├─ more rows than the room ─► again, with room for them
+//!                                   └─ too many for the device's memory, or partitions too skewed
+//!                                      ─► match, expand, gather
 //! ```
 //!
 //! The first probe batch takes room for as many pairs per probe row as statistics expect. Each
-//! later probe batch takes room for as many as the probe batch before had. The first run of a probe
-//! batch returns the number of pairs, whatever the room was. A guess that is too small costs a
-//! second run and loses no row.
+//! later one takes room for as many as the one before had. The first run of a probe batch returns
+//! the number of pairs, whatever the room was. A guess that is too small costs a second run and
+//! loses no row.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

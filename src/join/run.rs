@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!   build side ─► transform ─► index ─► (compare runs; hash again if two differ) ─► (filter)
-//!   probe side ─► chunk ─► (filter) ─► transform ─► probe batch ─► match ─► (compare) ─► pairs ─► batches
-//!                   ▲                                    │                                    │
-//!                   └──────────── next chunk ────────────┴───────── next probe batch ◄────────┘
+//!   probe side ─► chunk ─► (filter) ─► transform ─► probe batch ─► match ─► (compare) ─► pairs
+//!                   ▲                                    ▲                                 ▼
+//!                   └──────────── next chunk ────────────┴─── next probe batch ◄─────── batches
 //!   at the end: build rows that the kind of join keeps for having a match, or for having none
 //!   compare: for hashed keys only
 //! ```

@@ -5,13 +5,13 @@
 //!
 //! 1. The table already has it, if the result has the side's rows one after the other in table
 //!    order. The result then shares the column (`materialize.rs`).
-//! 2. It was *moved*: moved with the keys (gather from transformed relation, GFTR: Wu et al.
-//!    2024, section 4.2).
+//! 2. It *moved* with the keys (gather from transformed relation, GFTR: Wu et al. 2024, section
+//!    4.2).
 //! 3. It is stored on the device as it was copied in, and is gathered by row number (gather from
 //!    untransformed relation, GFUR). This includes text if the device works on text.
 //! 4. Devices cannot move it (nested, booleans, text elsewhere). The host gathers it by row number.
 //!
-//! Nullable columns are never moved, because validity bits do not move well: they come from place
+//! Nullable columns are never moved, because validity bits do not move well. They come from place
 //! 3.
 
 use std::collections::btree_map::Entry;
@@ -369,8 +369,8 @@ impl TransformedSide {
         originals.of_column(&originals.text, column, || copy_text(cx, cx.stream, &self.rows, column))
     }
 
-    /// Hands over columns copied in on the context's `copies` stream to its main stream, which
-    /// must have waited for the copies.
+    /// Records the context's main stream for the columns that its `copies` stream copied in. The
+    /// main stream must have waited for the copies.
     pub(super) fn record_stream_of_originals(&self, cx: &JoinContext<'_>) {
         record_stream(&*self.originals.columns.lock(), cx);
         for BytesColumn { data, begins, validity, .. } in self.originals.text.lock().values() {
@@ -433,7 +433,7 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, r
 }
 
 /// Lets columns be dropped, also after an error, while the context's main stream still reads them.
-/// The main stream has waited for their copies.
+/// The main stream must have waited for their copies.
 fn record_stream<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, cx: &JoinContext<'_>) {
     let columns = columns.into_iter().map(|(_, column)| column);
     record_stream_of_buffers(columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)), cx);

@@ -5,7 +5,7 @@
 //! 1. The build side, once. Rows with equal hashes are adjacent, and all rows of a run must have
 //!    equal values. If two differ (2^-128 for random values), the whole build side is hashed again
 //!    with another seed, before anything is emitted.
-//! 2. Each probe batch of probe rows. A row is compared with the first row of the run it found. If
+//! 2. The probe side, batch by batch. A row is compared with the first row of the run it found. If
 //!    they differ, the row has no match at all, because no other run has its hash.
 
 use arrow::buffer::{Buffer, ScalarBuffer};

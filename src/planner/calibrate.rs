@@ -66,7 +66,7 @@ pub fn calibrate_telling(device: &dyn Device, tell: &dyn Fn(f64)) -> Rates {
 
 /// Measures a device's rates, in a second or two. Returns `None` for a device with too little
 /// memory to measure with, and for a device that refuses, which is logged. Calls `tell` with the
-/// share that is done. Any change to the measurements must raise the version in `kept_rates`.
+/// share that is done. Any change to the measurements must raise the version in `saved_rates`.
 pub fn measure_rates(device: &dyn Device, tell: &dyn Fn(f64)) -> Option<Rates> {
     let fit = device.memory().free_bytes() / ROW_BYTES;
     let (rows_max, _, _) = sizes(device);

@@ -166,7 +166,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Starts every job that can start, and updates the predicted turns of the others. A job that
+    /// Starts every job that can start, and updates the scheduled starts of the others. A job that
     /// fails for lack of memory adds leftovers, which the caller must drop without the lock. Never
     /// waits for a device.
     pub(super) fn dispatch(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {

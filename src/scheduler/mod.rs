@@ -5,7 +5,7 @@
 //!                             │                            │     └─► Failed   ─► history
 //!                             └────────── cancel ──────────┴───────► Cancelled
 //!
-//!   admission ── Job, places ──► queue, placing ── turns ──► dispatch
+//!   admission ── Job, places ──► queue, placing ── scheduled starts ──► dispatch
 //!   dispatch ── worker threads of a device ──► executor ──► engine
 //! ```
 //!

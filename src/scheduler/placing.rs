@@ -1,10 +1,10 @@
-//! Placing: predicts where and when a waiting job runs. Devices are slots that are booked one job
-//! after the other; host memory is shared.
+//! Placing: predicts where and when a waiting job runs. Slots of devices are booked one job after
+//! the other; host memory is shared.
 //!
 //! ```text
-//!   host:0   slot 0  │ short job ▒▒▒│                │ large job ████████████│ ...
-//!            slot 1  │ short job ▒▒▒▒▒▒▒│ (kept free) │           ████████████│ ...
-//!                    now                 └─ the last slot is free: the large job takes all of them
+//!   host:0   slot 0  │ short job ▒▒▒│ (kept free) │ large job ████████████│ ...
+//!            slot 1  │ short job ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒│           ████████████│ ...
+//!                    now                          └─ all slots are free: the large job takes them
 //! ```
 //!
 //! A short job whose device memory fits next to that of others takes one slot. Jobs on the other
@@ -110,7 +110,7 @@ impl HostMemory {
     }
 }
 
-/// Predicted turn of a job. Its index among the turns is its position in the queue.
+/// Predicted start of a waiting job. Its index among all of them is its position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ScheduledStart {
     pub(super) id: JobId,
@@ -147,7 +147,7 @@ pub(super) enum Wait {
     },
 }
 
-/// Bookings so far: running jobs, and jobs with an earlier turn.
+/// Use of the slots and of memory by running jobs, and by waiting jobs that were placed so far.
 #[derive(Debug)]
 pub(super) struct Timeline {
     now: Duration,
@@ -160,7 +160,7 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// Creates bookings of the running jobs.
+    /// Creates the timeline of the running jobs.
     pub(super) fn new(now: Duration, loads: &[Load], host: HostMemory) -> Self {
         let slots_of = |load: &Load| match load {
             Load::Lost => Vec::new(),

@@ -143,7 +143,8 @@ impl Queue {
         self.deactivate(tenant, seconds - predicted_seconds);
     }
 
-    /// Returns every waiting job's turn, in order. Jobs with no reason to wait should start.
+    /// Returns every waiting job's scheduled start, in order. Jobs with no reason to wait should
+    /// start.
     pub(super) fn schedule(&self, now: Duration, loads: &[Load], host: HostMemory) -> Vec<ScheduledStart> {
         let mut timeline = Timeline::new(now, loads, host);
         let mut lines = self.lines(now);

@@ -19,7 +19,7 @@ use crate::{Error, Result};
 pub(super) const GRANULE_BYTES: usize = 256;
 
 /// Memory of a GPU. Dropping it frees it after the work queued so far on its stream: the stream it
-/// was made for, or [was handed over](Self::hand_over) to.
+/// was made for, or the last one that [was recorded](Self::record_stream).
 #[derive(Debug)]
 pub(super) struct CudaBuffer {
     pointer: sys::CUdeviceptr,

@@ -12,8 +12,8 @@ use super::work::Work;
 use crate::Result;
 use crate::device::{Bounds, BoundsOnDevice, Column, Grouping, Keys, Partitions, Payload, Positions, RadixBits, Width};
 
-/// Columns that one pass moves at most. The other two moves are the keys and, if not moved
-/// anyway, the row number by which the remaining columns are gathered.
+/// Payload columns that one pass moves at most. The other two moves are the keys and, if it is no
+/// payload column, the row number by which the remaining columns are gathered.
 const PAYLOAD_MAX: usize = DOVETAIL_MOVES_MAX - 2;
 
 pub(super) fn partition(work: &Work<'_>, keys: &Keys, payload: &[Payload], bits: RadixBits) -> Result<Partitions> {

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   choice: passes, filter, moved columns ─► Model ─┬─ memory: minimum and whole ─► chunks
-//!                                                     └─ phases: bytes and seconds ─► total
+//!                                                   └─ phases: bytes and seconds ─► total
 //! ```
 //!
 //! A running join records its time under the same phase names.
