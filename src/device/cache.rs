@@ -1,16 +1,16 @@
 //! Cache of columns that stay on a device after a join, in memory that no job needs. The next join
 //! on their table does not copy them again.
 //!
-//! A range of consecutive rows of a column is kept as it was copied. The key is the table itself
+//! A range of consecutive rows of a column is cached as it was copied. The key is the table itself
 //! and not its name, so a table that replaces another has its own entries.
 //!
 //! Joins ask for different ranges of one column. A build side asks for all rows, and a probe side
-//! for chunks. Once its columns are kept, the planner may prefer one chunk to many. So a range is
-//! also read out of a larger one that is kept. Or the device puts it together from several kept
-//! ranges, and keeps the result.
+//! for chunks. Once its columns are cached, the planner may prefer one chunk to many. So a range is
+//! also read out of a larger one that is cached. Or the device puts it together from several cached
+//! ranges, and caches the result.
 //!
-//! Kept columns are charged to the device's memory and are evicted when a job asks for it. Columns
-//! of dropped tables are evicted first, then the least recently used.
+//! Cached columns are charged to the device's memory and are evicted when a job asks for it.
+//! Columns of dropped tables are evicted first, then the least recently used.
 
 use std::any::Any;
 use std::collections::{HashMap, hash_map};
@@ -68,7 +68,7 @@ impl CacheStats {
     }
 }
 
-/// The columns that one device keeps.
+/// Cached columns of one device.
 pub(super) struct ColumnCache {
     /// All of the device's memory.
     memory: Budget,
@@ -83,9 +83,9 @@ pub(super) struct ColumnCache {
 /// Bytes of columns.
 #[derive(Debug, Default)]
 struct Totals {
-    /// Bytes that are kept.
+    /// Bytes that are cached.
     kept: AtomicU64,
-    /// Bytes that are kept and in use.
+    /// Bytes that are cached and in use.
     lent: AtomicU64,
 }
 
@@ -145,7 +145,7 @@ impl Entry {
     }
 }
 
-/// Some bytes of a kept buffer.
+/// Some bytes of a cached buffer.
 #[derive(Debug)]
 pub(super) struct CachedPart {
     pub(super) buffer: DeviceBuffer,
@@ -163,7 +163,7 @@ pub(super) enum CopyFrom<'a> {
     Cached(&'a [CachedPart], Option<&'a Budget>),
 }
 
-/// A kept buffer in the hands of its users. It behaves as the buffer, and reports its drop.
+/// A cached buffer in the hands of its users. It behaves as the buffer, and reports its drop.
 #[derive(Debug)]
 struct Lent {
     /// `Some` until dropped.
@@ -230,8 +230,8 @@ impl ColumnCache {
     }
 
     /// Returns the given rows on the device, `bytes` in all, from the cache if possible. Otherwise
-    /// copies them there, and keeps the copy if there is room. `stays` receives each buffer that is
-    /// newly kept.
+    /// copies them there, and caches the copy if there is room. `stays` receives each newly cached
+    /// buffer.
     ///
     /// # Errors
     /// The device's error.
@@ -277,7 +277,7 @@ impl ColumnCache {
         Ok(kept)
     }
 
-    /// Returns the rows if they are kept, with the event after which they may be read.
+    /// Returns the rows if they are cached, with the event after which they may be read.
     fn find(&self, rows: &ColumnRows) -> Option<(DeviceBuffer, Event)> {
         let mut inner = self.inner.lock();
         inner.clock += 1;
@@ -292,7 +292,7 @@ impl ColumnCache {
         Some((entry.lend(&self.totals), entry.ready.clone()))
     }
 
-    /// Returns the rows as parts of other kept ranges, if these cover all of them.
+    /// Returns the rows as parts of other cached ranges, if these cover all of them.
     fn find_parts(&self, rows: &ColumnRows, bytes: u64) -> Option<Vec<CachedPart>> {
         let wanted = Key::of(rows);
         let row_bytes = bytes.checked_div(wanted.end - wanted.start)?;
@@ -320,7 +320,7 @@ impl ColumnCache {
         let mut lent = |(key, rows): (Key, Range<u64>)| {
             let entry = entries.get_mut(&key)?;
             if is_one {
-                // Several parts are put together into one range that is kept instead, so they may
+                // Several parts are put together into one range that is cached instead, so they may
                 // be evicted.
                 entry.last_used = *clock;
             }
@@ -357,8 +357,8 @@ impl ColumnCache {
         Some(Room { cache: self.clone(), bytes })
     }
 
-    /// Keeps the copied rows, readable after `ready`, and returns the kept buffer. If the same rows
-    /// are already kept, returns the kept ones and the event after which they may be read.
+    /// Caches the copied rows, readable after `ready`, and returns the cached buffer. If the same
+    /// rows are already cached, returns those and the event after which they may be read.
     fn keep(
         &self,
         _room: Room,
@@ -386,7 +386,7 @@ impl ColumnCache {
         }
     }
 
-    /// Rows of a table that the cache keeps.
+    /// Cached rows of a table.
     pub(super) fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
         let address = table.as_ptr().cast::<()>() as usize;
         let inner = self.inner.lock();
@@ -498,7 +498,7 @@ mod tests {
     }
 
     impl Bench {
-        /// Copies as a device does: rows that are not kept are copied, and kept if there is room.
+        /// Copies as a device does: missing rows are copied, and cached if there is room.
         fn copy_in(&self, rows: &ColumnRows, pieces: u64) -> DeviceBuffer {
             let bytes = pieces * PIECE;
             if let Some((buffer, _)) = self.cache.find(rows) {

@@ -180,8 +180,8 @@ pub trait Device: Send + Sync + Debug {
     fn synchronize(&self, stream: &Stream) -> Result<()>;
 
     /// Orders the buffer's free in `stream`, which then waits for the work of other streams on the
-    /// buffer. Callers may drop the buffer while work on it is queued. A column that the device
-    /// keeps is freed by its cache all the same.
+    /// buffer. Callers may drop the buffer while work on it is queued. A cached column is freed
+    /// by its cache all the same.
     fn record_stream(&self, _buffer: &DeviceBuffer, _stream: &Stream) {}
 
     // ---- Transfers ------------------------------------------------------------------------------
@@ -191,23 +191,23 @@ pub trait Device: Send + Sync + Debug {
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
 
     /// Brings data in as [`Device::copy_in`], for the values of the given rows. A device that
-    /// keeps columns may have them already. The result is read-only.
+    /// caches columns may have them already. The result is read-only.
     fn copy_in_column(&self, _rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         self.copy_in(parts, stream)
     }
 
     /// Makes later copied columns stay on the device, in up to `_limit_bytes` of memory that no job
-    /// needs. No effect on a device that reads host memory in place, or that keeps columns already.
+    /// needs. No effect on a device that reads host memory in place, or caches columns already.
     fn enable_cache(&self, _limit_bytes: u64) -> Result<()> {
         Ok(())
     }
 
-    /// Rows of a table that the device keeps.
+    /// Rows of a table that the device has cached.
     fn cached_rows(&self, _table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
         Vec::new()
     }
 
-    /// Statistics of the kept columns. `None` from a device that keeps no columns.
+    /// Statistics of the cached columns. `None` from a device that caches no columns.
     fn cache_stats(&self) -> Option<CacheStats> {
         None
     }

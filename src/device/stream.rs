@@ -29,7 +29,7 @@ pub struct TransferSavingsCounter {
 /// Totals of [`TransferSavingsCounter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferSavings {
-    /// Bytes that the device had kept.
+    /// Bytes that the device had cached.
     pub kept: u64,
     /// Bytes that the device reads in place.
     pub in_place: u64,
@@ -49,7 +49,7 @@ impl TransferSavings {
 }
 
 impl TransferSavingsCounter {
-    /// Counts requested bytes that the device had kept.
+    /// Counts requested bytes that the device had cached.
     pub(super) fn add_kept(&self, bytes: u64) {
         self.kept.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -128,7 +128,7 @@ impl ChildEngine {
         Ok(Self { id: opening.id, info, memory, jobs_max, arena, link, reader, last_number })
     }
 
-    /// Lets the device keep columns of joins, in at most `limit_bytes` of its memory.
+    /// Lets the device cache columns of joins, in at most `limit_bytes` of its memory.
     ///
     /// # Errors
     /// Returns the errors of [`Engine::check`].

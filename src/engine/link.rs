@@ -3,7 +3,7 @@
 //! ```text
 //!   run() ── one thread per job: pushes batches, reports progress ──────────┐
 //!   allocation workers ── lend memory that has to be waited for ────────────┤◄── reader ◄── socket
-//!   questions: kept rows, rates ────────────────────────────────────────────┘
+//!   questions: cached rows, rates ──────────────────────────────────────────┘
 //! ```
 //!
 //! The reader waits only for the process, which always reads its socket. The reader lends memory

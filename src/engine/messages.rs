@@ -49,7 +49,7 @@ pub(super) enum ToChild {
     Cancel { job: u64 },
     /// Answers a call.
     HostResponse { call: u64, answer: Result<HostResponse> },
-    /// Asks which rows of a table the device keeps.
+    /// Asks which rows of a table the device has cached.
     CachedRows { question: u64, table: u64 },
     /// Asks the device to measure its rates now.
     MeasureRates { question: u64 },

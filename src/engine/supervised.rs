@@ -9,7 +9,7 @@
 //!
 //! The scheduler sees one engine of constant sizes and memory, which is lost and comes back. Tables
 //! and results stay in the server's arena. The new process is told of each table when a join needs
-//! it. Columns that the device had kept are gone.
+//! it. Columns that the device had cached are gone.
 
 use std::fmt;
 use std::sync::Arc;

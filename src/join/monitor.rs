@@ -18,7 +18,7 @@ pub struct PhaseRecord {
     pub seconds: f64,
     /// Bytes that had to be read and written.
     pub bytes: u64,
-    /// Bytes that were asked for and not copied, because the device had kept them.
+    /// Bytes that were asked for and not copied, because the device had cached them.
     pub kept_bytes: u64,
     /// Bytes that were not copied, because the device reads them in place.
     pub in_place_bytes: u64,

@@ -37,8 +37,8 @@ use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
 /// copy out overlap with nothing. Twice as many chunks pay if a chunk reads only its own rows and
 /// their matches, and each copies [`COPY_BYTES`] of keys. A join of 2^27 rows of 16 bytes with as
 /// many takes 90 ms by `hash` with 5 chunks per stream. It takes 89 ms with 8 and 88.6 ms with 12.
-/// The factor is two so that chunks of both sizes end where the larger ones do. A device that keeps
-/// columns then has them for both.
+/// The factor is two so that chunks of both sizes end where the larger ones do. A device that
+/// caches columns then has them for both.
 const CHUNKS_PER_STREAM: u64 = 5;
 
 /// Bytes that one copy should carry.

@@ -126,7 +126,7 @@ pub struct ExplainedPhase {
     pub measured_bytes: Option<u64>,
     /// Measured bytes per second.
     pub measured_bytes_per_second: Option<f64>,
-    /// Bytes that were not copied because the device had kept them from an earlier join. `None`:
+    /// Bytes that were not copied because the device had cached them in an earlier join. `None`:
     /// the phase has not run.
     pub kept_bytes: Option<u64>,
     /// Bytes that were not copied because the device reads them in place. `None`: the phase has not

@@ -37,7 +37,7 @@ pub struct Target {
     pub supports_text: bool,
     /// Rates of the device.
     pub rates: Rates,
-    /// Columns that the device has kept from earlier joins, as of the time of planning.
+    /// Columns that the device has cached in earlier joins, as of the time of planning.
     pub kept: Vec<ColumnRows>,
 }
 
@@ -66,13 +66,13 @@ impl Target {
         }
     }
 
-    /// Returns the rows of a table that a device has kept from earlier joins.
+    /// Returns the rows of a table that a device has cached in earlier joins.
     pub fn cached_rows(device: &dyn Device, table: &Arc<Table>) -> Vec<ColumnRows> {
         let table: Weak<Table> = Arc::downgrade(table);
         device.cached_rows(&(table as Weak<dyn Any + Send + Sync>))
     }
 
-    /// Returns the rows of a table that the device has kept, by column.
+    /// Returns the rows of a table that the device has cached, by column.
     pub(super) fn kept_rows_of(&self, table: &Arc<Table>) -> HashMap<usize, CachedRows> {
         let of_table = |kept: &&ColumnRows| std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table));
         let mut by_column: HashMap<usize, CachedRows> = HashMap::new();
@@ -84,13 +84,13 @@ impl Target {
     }
 }
 
-/// The rows of a column that a device has kept, in order of their start.
+/// The rows of a column that a device has cached, in order of their start.
 #[derive(Debug, Default)]
 pub(super) struct CachedRows(Vec<Range<u64>>);
 
 impl CachedRows {
     /// Returns the share of the column's rows that need not be copied. A reader of all rows
-    /// `at_once` uses kept rows only if none is missing.
+    /// `at_once` uses cached rows only if none is missing.
     pub(super) fn share(&self, table_rows: u64, at_once: bool) -> f64 {
         // Chunks overlap if joins cut the table differently.
         let (rows, _) = self

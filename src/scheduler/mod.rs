@@ -11,7 +11,7 @@
 //!
 //! The scheduler decides when a join runs and on which device. The planner has decided how. A
 //! device runs one long job at a time, or a few short ones in parallel. A job holds its device only
-//! while it works, never while a client reads a kept result. A job fails alone: an error or a panic
+//! while it works, never while a client reads a result. A job fails alone: an error or a panic
 //! ends only that job. A lost device is taken out of service, and its jobs go to other devices.
 //!
 //! # Memory
@@ -21,7 +21,7 @@
 //! * Device memory. A job that runs in parallel with others gets a part of its own. A job that runs
 //!   alone gets all that is free, which must be at least what its plan needs. A part is promised
 //!   with the turn, and reserved by the worker that takes the job. The worker may have to wait
-//!   until kept columns are evicted, and with the scheduler's lock that wait would hold up all
+//!   until cached columns are evicted, and with the scheduler's lock that wait would hold up all
 //!   other jobs. If another job has taken the memory first, the job is put back and holds nothing.
 //! * Host memory: the predicted bytes of the result and of the keys that the host makes. The job's
 //!   pieces of the arena are drawn from that reservation, and from free memory if the prediction
@@ -36,7 +36,7 @@
 //! job that waits for memory. With one exception, all that the job waits for ends on its own:
 //!
 //! * A running job does not wait for memory. It has reserved memory, takes free memory, or fails.
-//! * A kept result is freed when its lease ends, read or not. A client may read one result only
+//! * A retained result is freed when its lease ends, read or not. A client may read one result only
 //!   after another is complete, and that other may wait for the memory of the first. This delay is
 //!   at most one lease. A result that was read completely counts as free memory.
 //! * A result that is consumed as it is read makes its writer wait for the reader once memory is

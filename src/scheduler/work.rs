@@ -58,8 +58,8 @@ impl Shared {
         }
     }
 
-    /// Reserves the part of the device's memory that the job was promised. That may wait until kept
-    /// columns are evicted. So it is done here, where no other job waits for it.
+    /// Reserves the part of the device's memory that the job was promised. That may wait until
+    /// cached columns are evicted. So it is done here, where no other job waits for it.
     ///
     /// # Errors
     /// Returns [`Error::Exhausted`] if that memory is taken by now, for example by a column that

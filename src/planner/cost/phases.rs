@@ -172,7 +172,7 @@ impl Model<'_> {
         Step { copy_in, beside, ..step }.calling(calls * self.times(role, chunks), self.rates.call_seconds)
     }
 
-    /// Rows of a column that are copied because the device has not kept them.
+    /// Rows of a column that are copied because the device has not cached them.
     fn copied_rows(&self, role: Role, link: &Link, chunks: Chunks) -> f64 {
         let at_once = role == Role::Build || chunks.count <= 1.0;
         let kept_share = if at_once { link.kept_share_at_once } else { link.kept_share };
