@@ -17,6 +17,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The request is wrong, and a retry fails again. The caller corrects it.
     Invalid(String),
+    /// Values are too long or too many for one batch of a result. A join tries fewer rows. If a
+    /// batch cannot have fewer, the caller asks for smaller batches or uploads wider types.
+    TooLong(String),
     /// No table, job, upload or ticket has this name (any more). The caller names another.
     NotFound(String),
     /// The name is taken. The caller picks another, or says `replace`.
@@ -63,6 +66,7 @@ impl Error {
     pub fn message(&self) -> &str {
         match self {
             Self::Invalid(message)
+            | Self::TooLong(message)
             | Self::NotFound(message)
             | Self::AlreadyExists(message)
             | Self::Precondition(message)
@@ -80,6 +84,7 @@ impl Error {
     fn message_mut(&mut self) -> &mut String {
         match self {
             Self::Invalid(message)
+            | Self::TooLong(message)
             | Self::NotFound(message)
             | Self::AlreadyExists(message)
             | Self::Precondition(message)

@@ -105,7 +105,7 @@ pub fn error(error: &Error) {
 /// Returns the name of an error's kind for machines, which is the name of its gRPC status.
 fn kind(error: &Error) -> &'static str {
     match error {
-        Error::Invalid(_) => "invalid_argument",
+        Error::Invalid(_) | Error::TooLong(_) => "invalid_argument",
         Error::NotFound(_) => "not_found",
         Error::AlreadyExists(_) => "already_exists",
         Error::Precondition(_) => "failed_precondition",

@@ -30,7 +30,7 @@ use crate::{Error, Result};
 /// comes back with 32-bit keys, and its dictionary has the values of these rows, each once.
 ///
 /// # Errors
-/// [`Error::Exhausted`] when the arena refuses. [`Error::Invalid`] when strings gathered into one
+/// [`Error::Exhausted`] when the arena refuses. [`Error::TooLong`] when strings gathered into one
 /// batch exceed the range of their 32-bit offsets. Fewer rows per batch help, or the type's large
 /// variant.
 pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena) -> Result<ArrayRef> {
@@ -136,7 +136,7 @@ where
         .collect();
     let total: usize = found.iter().map(|(_, length)| length).sum();
     let too_long = || {
-        Error::Invalid(format!(
+        Error::TooLong(format!(
             "{total} bytes of strings in one batch of {count} rows exceed the 32-bit offsets of type {}; ask for smaller batches \
              with batch_rows, or upload the column with 64-bit offsets",
             T::DATA_TYPE

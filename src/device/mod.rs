@@ -411,7 +411,7 @@ pub trait Device: Send + Sync + Debug {
     /// [`Width::W8`]. Waits for the number of bytes.
     ///
     /// # Errors
-    /// [`Invalid`](crate::Error::Invalid) if the values have more than `bytes_max` bytes, or more
+    /// [`TooLong`](crate::Error::TooLong) if the values have more than `bytes_max` bytes, or more
     /// than the offsets can express.
     fn gather_bytes_to_host(
         &self,

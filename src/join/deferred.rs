@@ -401,7 +401,7 @@ impl<'a> DeferredChunk<'a> {
         let rows = pairs.probe.len();
         match self.partial_of(materializer, build, probe, pairs) {
             Ok(rows) => queued.push(rows),
-            Err(Error::Invalid(_)) if rows > 1 => {
+            Err(Error::TooLong(_)) if rows > 1 => {
                 for partial in [0..rows / 2, rows / 2..rows] {
                     let part = |of: &Positions| device.compose(of, &Positions::Range(partial.clone()), stream);
                     let pairs = Pairs { build: part(&pairs.build)?, probe: part(&pairs.probe)? };

@@ -211,7 +211,7 @@ impl Materializer<'_> {
                 }
                 // Only the mean length of text is known. This piece overflows the offsets of one
                 // batch, or memory, so halve it.
-                Err(Error::Invalid(_)) if piece.range.len() > 1 => parts.extend(piece.halves()),
+                Err(Error::TooLong(_)) if piece.range.len() > 1 => parts.extend(piece.halves()),
                 Err(error) => return Err(error),
             }
             if in_flight.len() > in_flight_max

@@ -19,7 +19,7 @@ const SENT_BYTES_END: usize = 1 << 10;
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let code = match &error {
-            Error::Invalid(_) => Code::InvalidArgument,
+            Error::Invalid(_) | Error::TooLong(_) => Code::InvalidArgument,
             Error::NotFound(_) => Code::NotFound,
             Error::AlreadyExists(_) => Code::AlreadyExists,
             Error::Precondition(_) => Code::FailedPrecondition,
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_variant_has_its_own_code_and_keeps_its_message() {
+    fn a_variant_has_its_own_code_and_keeps_its_message() {
         let text = || "what was attempted".to_owned();
         let mapping = [
             (Error::Invalid(text()), Code::InvalidArgument),
@@ -83,6 +83,8 @@ mod tests {
             assert_eq!((status.code(), status.message()), (*code, "what was attempted"));
             assert!(mapping[..index].iter().all(|(_, other)| other != code), "{code:?} is used twice");
         }
+        // The caller can act on both in the same way, so that they share a code.
+        assert_eq!(Status::from(Error::TooLong(text())).code(), Code::InvalidArgument);
     }
 
     #[test]

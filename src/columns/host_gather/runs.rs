@@ -67,7 +67,7 @@ impl Run {
 /// Gathers the rows of all runs, in order.
 ///
 /// # Errors
-/// [`Error::Exhausted`] when the arena refuses. [`Error::Invalid`] when the values together exceed
+/// [`Error::Exhausted`] when the arena refuses. [`Error::TooLong`] when the values together exceed
 /// the range of the type's offsets.
 pub(super) fn gather_runs(arrays: &[&ArrayRef], data_type: &DataType, runs: &[Run], arena: &Arena) -> Result<ArrayRef> {
     use DataType as T;
@@ -185,7 +185,7 @@ impl Job<'_> {
     fn dictionaries(&self, value_type: &DataType) -> Result<ArrayRef> {
         let (keys, values) = gather_values_once(self.arrays, self.places(), value_type, self.arena)?;
         with_keys(&keys, &values, self.data_type).map_err(|error| {
-            Error::Invalid(format!(
+            Error::TooLong(format!(
                 "the batches of a column of type {} have separate dictionaries inside, with {} values together in one batch of \
                  the result, and its keys cannot number that many ({error}); upload it with wider dictionary keys, or ask for \
                  smaller batches with batch_rows",
@@ -521,7 +521,7 @@ impl Job<'_> {
     /// Error for values that are too long for one batch. As with strings, the caller can ask for
     /// fewer rows at a time.
     fn too_long(&self) -> Error {
-        Error::Invalid(format!(
+        Error::TooLong(format!(
             "values of a column of type {} are so long that one batch of the result cannot hold them; ask for smaller batches with \
              batch_rows",
             self.data_type

@@ -47,7 +47,7 @@ pub(super) fn gather_to_host(
     };
     let addressed = if offset_width == Width::W4 { i32::MAX as u64 } else { i64::MAX as u64 };
     if bytes > bytes_max.min(addressed) {
-        return Err(Error::Invalid(format!(
+        return Err(Error::TooLong(format!(
             "{bytes} bytes of text in one batch of {rows} rows are more than the {} that go into one; ask for smaller batches with \
              batch_rows",
             bytes_max.min(addressed)

@@ -313,7 +313,11 @@ fn columns_that_the_result_shares_are_neither_copied_nor_gathered() {
         join.spec.into = Some("kept".into());
         plan_on(join, Some(Strategy::Hash), &two_pass(a100())).unwrap()
     };
-    assert_eq!(bytes(&into(&shared.join), Phase::CopyIn), left_payload + (4 << 16), "a result table has its own memory");
+    assert_eq!(
+        bytes(&into(&shared.join), Phase::CopyIn),
+        left_payload + (4 << 16),
+        "a result table has its own memory"
+    );
 }
 
 #[test]

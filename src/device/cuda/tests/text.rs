@@ -107,7 +107,7 @@ fn text_beyond_the_offsets_of_its_type_is_refused_and_leaves_nothing() {
     let positions = gpu.list(&[0; 2048], false);
     let refused =
         gpu.device.gather_bytes_to_host(&column, &positions, Width::W4, u64::MAX, &gpu.arena, &gpu.stream).unwrap_err();
-    assert!(matches!(&refused, Error::Invalid(text) if text.contains("batch_rows")), "{refused}");
+    assert!(matches!(&refused, Error::TooLong(text) if text.contains("batch_rows")), "{refused}");
     // The same happens if a piece exceeds its limit, whatever its offsets can address.
     let fits = gpu.device.gather_bytes_to_host(
         &column,
@@ -126,7 +126,7 @@ fn text_beyond_the_offsets_of_its_type_is_refused_and_leaves_nothing() {
         &gpu.arena,
         &gpu.stream,
     );
-    assert!(matches!(too_large, Err(Error::Invalid(_))));
+    assert!(matches!(too_large, Err(Error::TooLong(_))));
     gpu.device.synchronize(&gpu.stream).unwrap();
     drop(positions);
     assert_eq!((gpu.device.memory().used_bytes(), gpu.arena.budget().used_bytes()), (before, 0));
