@@ -27,21 +27,21 @@ ENGINES = {"dovetail": "Dovetail", "duckdb": "DuckDB", "polars": "Polars", "data
 WORKLOADS = ["int4", "int8", "string", "tpch"]
 
 PRIMITIVES = {
-    "partition/11-bits": "partition with 4 bytes carried: 11 bits, one pass",
+    "partition/11-bits": "partition with 4 bytes of payload: 11 bits, one pass",
     "partition/13-bits": "the same: 13 bits, two passes",
-    "sort": "sort with 4 bytes carried",
+    "sort": "sort with 4 bytes of payload",
     "build_table": "build a hash table of 2^21 distinct keys",
-    "probe_table": "look up in it",
+    "probe_table": "probe that table",
     "match_partitions": "match within partitions",
     "group_partitions": "group partitions, every key on two rows",
     "group_partitions/heavy-key": "group partitions, half of the rows with one key",
     "build_filter": "build a filter of 2^21 keys",
-    "filter_keys": "pass over a filter of 2^17 keys, one in sixteen stays",
+    "filter_keys": "apply a filter of 2^17 keys, which one row in sixteen passes",
 }
 
 SERVERS = [
-    ("DoPut", "dovetail", "DoPut, Dovetail (keeps the table)"),
-    ("DoPut", "pyarrow, keeps the table", "DoPut, pyarrow, keeps the table"),
+    ("DoPut", "dovetail", "DoPut, Dovetail, stores the table"),
+    ("DoPut", "pyarrow, keeps the table", "DoPut, pyarrow, stores the table"),
     ("DoPut", "pyarrow, DISCARDS all (not a store)", "DoPut, pyarrow, discards"),
     ("DoGet", "dovetail", "DoGet, Dovetail"),
     ("DoGet", "pyarrow, keeps the table", "DoGet, pyarrow"),
@@ -183,7 +183,7 @@ def demo() -> str:
         ]
         for line in run
     ]
-    return table(["scale factor", "median", "range", "memory at most"], rows) + recorded(run)
+    return table(["scale factor", "median", "range", "peak memory"], rows) + recorded(run)
 
 
 def life() -> str:
