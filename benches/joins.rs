@@ -290,9 +290,9 @@ fn main() {
             let overrides =
                 PlanOverrides { defer_build_payload, device_gathers_text, ..PlanOverrides::named(strategy) };
             let plan = planner::plan_with_overrides(join, &overrides, &Target { kept, ..target.clone() }).unwrap();
-            name = plan.strategy.name().to_string();
-            columns_last = plan.defer_build_payload;
-            text_by = if plan.device_gathers_text { "device" } else { "host" };
+            name = plan.strategy().name().to_string();
+            columns_last = plan.composition.defers_build_payload();
+            text_by = if plan.composition.device_gathers_text { "device" } else { "host" };
             predicted =
                 plan.phases.iter().map(|phase| (phase.phase.to_string(), json!(microseconds(phase.seconds)))).collect();
             predicted_seconds = plan.seconds;

@@ -298,11 +298,11 @@ impl Engine {
         // Each join of a sequence would have its own ways.
         let [join] = &self.joins[..] else { return Ok(Vec::new()) };
         let mut plans: BTreeSet<String> =
-            known.iter().filter_map(|way| Some(self.plan(join, way).ok()?.composition())).collect();
+            known.iter().filter_map(|way| Some(self.plan(join, way).ok()?.composition.to_string())).collect();
         let mut ways = Vec::new();
         for way in overrides::every_way() {
             match self.plan(join, &way) {
-                Ok(plan) if plans.insert(plan.composition()) => ways.push(way),
+                Ok(plan) if plans.insert(plan.composition.to_string()) => ways.push(way),
                 // This composition is impossible, or does not fit memory.
                 Ok(_) | Err(Error::Unsupported(_) | Error::Exhausted(_)) => {}
                 Err(error) => return Err(error),
@@ -333,7 +333,7 @@ impl Engine {
         let (run, device_memory_max_bytes) = outcome?;
         let times = self.device.take_times();
         let rows = run.verify(prepared)?;
-        let mut strategies: Vec<&str> = run.plans.iter().map(|plan| plan.strategy.name()).collect();
+        let mut strategies: Vec<&str> = run.plans.iter().map(|plan| plan.strategy().name()).collect();
         strategies.dedup();
         Ok(Measured {
             asked: *asked,
@@ -344,7 +344,7 @@ impl Engine {
             bytes_in: run.bytes_in,
             bytes_out: run.bytes_out,
             strategy: strategies.join(", "),
-            plan: run.plans.iter().map(Plan::composition).collect::<Vec<_>>().join("; "),
+            plan: run.plans.iter().map(|plan| plan.composition.to_string()).collect::<Vec<_>>().join("; "),
             predicted_rows: run.plans.last().map_or(0.0, |plan| plan.estimates.rows),
             predicted_seconds: run.plans.iter().map(|plan| plan.seconds).sum(),
             predicted_phases: run.plans.iter().flat_map(|plan| &plan.phases).fold(BTreeMap::new(), |mut all, phase| {

@@ -228,7 +228,7 @@ impl<'a> ColumnGather<'a> {
     /// Returns a column that the device has in transformed order.
     fn moved(&self, column: usize) -> Option<Column> {
         let SideRows::Transformed(transformed, _) = &self.rows else { return None };
-        match is_raw_key(self.materializer.layout, self.input, column, self.materializer.task.row_layout) {
+        match is_raw_key(self.materializer.layout, self.input, column, self.materializer.task.composition.row_layout) {
             true => Some(transformed.transformed_keys().as_column()),
             false => transformed.moved_column(column).cloned(),
         }

@@ -123,12 +123,17 @@ impl<'a> DeferredPayload<'a> {
         sizes: BatchSizes,
         cx: &JoinContext<'_>,
     ) -> Option<Self> {
-        let is_plain = task.how == JoinKind::Inner && task.row_layout == RowLayout::Original && !task.counts_rows;
+        let is_plain =
+            task.how == JoinKind::Inner && task.composition.row_layout == RowLayout::Original && !task.counts_rows;
         let output = &build.output_columns;
         let columns: Vec<usize> = output.iter().copied().filter(|&column| build.movable(column).is_some()).collect();
         let gives_keys = build.key_columns.iter().any(|key| output.binary_search(key).is_ok());
         let text: Vec<usize> = build.text_columns().collect();
-        if !task.defer_build_payload || !is_plain || gives_keys || (columns.is_empty() && text.is_empty()) {
+        if !task.composition.defers_build_payload()
+            || !is_plain
+            || gives_keys
+            || (columns.is_empty() && text.is_empty())
+        {
             return None;
         }
         let result_rows = task.expected.pairs_per_row * probe.table.rows as f64;

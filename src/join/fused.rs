@@ -59,13 +59,13 @@ impl Fused {
         layout: &KeyLayout,
         device: &dyn Device,
     ) -> Option<Self> {
-        let is_partitioned = matches!(task.row_layout, RowLayout::Partitioned(_));
+        let is_partitioned = matches!(task.composition.row_layout, RowLayout::Partitioned(_));
         let is_worth_it = device.info().fuses_partition_join && !task.expected.matches_first;
         if !is_worth_it || !is_partitioned || task.how != JoinKind::Inner || layout.is_hashed() {
             return None;
         }
         let is_key = |input: &SideInput| {
-            input.output_columns.iter().any(|&column| is_raw_key(layout, input, column, task.row_layout))
+            input.output_columns.iter().any(|&column| is_raw_key(layout, input, column, task.composition.row_layout))
         };
         Some(Self {
             keys: is_key(build) || is_key(probe),

@@ -73,7 +73,7 @@ impl SideInput {
             unmatched_nulls: unmatched.map(|key| key.column(of_task.side)).collect(),
             output_columns: of_task.output_columns.clone(),
             shares: of_task.shares,
-            moved_columns: of_task.moved_columns.clone(),
+            moved_columns: task.composition.moved_payload.of_side(of_task.side, &of_task.output_columns),
             movable,
             text,
         }

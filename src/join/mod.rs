@@ -14,11 +14,12 @@
 //!   each probe batch: match ─► expand ─► gather straight into the arena ─► push to the sink
 //! ```
 //!
-//! [`TaskSide::moved_columns`] names the moved columns of each side. A strategy that was asked for
-//! by name moves all columns or none. Where the planner chooses, the cost model decides. If few
-//! probe rows will match, their keys are tested against a Bloom filter of the build keys before
-//! anything of these rows is moved. The filter also knows the range of the build keys. If there are
-//! more partitions than one pass resolves well, partitioning takes two passes.
+//! [`Composition`] has every decision about a run, among them the moved columns of each side. A
+//! strategy that was asked for by name moves all columns or none. Where the planner chooses, the
+//! cost model decides. If few probe rows will match, their keys are tested against a Bloom filter
+//! of the build keys before anything of these rows is moved. The filter also knows the range of the
+//! build keys. If there are more partitions than one pass resolves well, partitioning takes two
+//! passes.
 //!
 //! Matching gives each probe row a run of build positions with its key (`first`, `count`), because
 //! every layout keeps equal build keys adjacent. Runs let the same code make duplicates,
@@ -42,6 +43,7 @@
 
 mod batch_sizes;
 mod column_gather;
+mod composition;
 mod copy_order;
 mod count;
 mod deferred;
@@ -68,6 +70,7 @@ use std::time::Instant;
 use arrow::array::RecordBatch;
 
 pub(crate) use batch_sizes::{BatchSizes, MESSAGE_BYTES};
+pub use composition::{Composition, MovedPayload, RowLayout, TransferOrder};
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord, Report};
 pub(crate) use probe::chunks_per_stream;
@@ -75,7 +78,7 @@ pub(crate) use run::CHUNK_ROWS_MIN;
 pub use run::run;
 pub use strategy::Strategy;
 pub(crate) use task::OVERLAPPED_CHUNK_ROWS_MIN;
-pub use task::{Expected, JoinKey, OutputColumn, OutputSource, RowLayout, StageSeconds, Task, TaskSide};
+pub use task::{Expected, JoinKey, OutputColumn, OutputSource, StageSeconds, Task, TaskSide};
 
 use crate::Result;
 

@@ -65,7 +65,7 @@ impl Prefetch {
         let (device, total) = (cx.device, of.probe.table.rows);
         let streams = streams_of(of.task, of.probe, device);
         let waits = of.probe.key_columns.iter().any(|&key| of.probe.has_nulls(key)) || of.layout.is_hashed();
-        if streams <= 1 || waits || of.task.filter || !only_copies(of.task, of.layout) {
+        if streams <= 1 || waits || of.task.composition.filter || !only_copies(of.task, of.layout) {
             return Ok(prefetch);
         }
         let rows = even_chunk_rows(of.task, of.layout, total, streams);
@@ -118,7 +118,9 @@ impl Probes<'_> {
         let own = JoinContext { stream, copies: stream, ..*cx };
         let rows = self.probe.rows(rows);
         // Every row has a key.
-        let queue = || transform(&own, self.probe, rows, self.layout, self.task.row_layout, false, None, self.copy_in);
+        let queue = || {
+            transform(&own, self.probe, rows, self.layout, self.task.composition.row_layout, false, None, self.copy_in)
+        };
         copy_order.take(cx.device, stream, queue).map(|(transformed, _)| transformed)
     }
 }
@@ -135,7 +137,7 @@ mod tests {
     use crate::columns::Role;
     use crate::device::host::HostDevice;
     use crate::device::{CancelFlag, Device};
-    use crate::join::{Monitor, Strategy};
+    use crate::join::{Monitor, Strategy, TransferOrder};
     use crate::memory::{Arena, Budget};
     use crate::planner::{self, JoinSpec, KeyPair};
 
@@ -154,8 +156,9 @@ mod tests {
         }
         let spec =
             JoinSpec { strategy: Some(strategy), ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
-        let plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
-        let task = Task { chunk_rows_min: Some(1 << 12), probe_at_once: false, ..plan.task().unwrap() };
+        let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
+        plan.composition.transfer_order = TransferOrder::Chunks;
+        let task = Task { chunk_rows_min: Some(1 << 12), ..plan.task().unwrap() };
         let (build, probe) = (SideInput::new(&task, Role::Build, false), SideInput::new(&task, Role::Probe, false));
         let layout = KeyLayout::new(task.key_facts.clone(), 0);
         let budget = Budget::new("device memory", "--device-memory", memory);

@@ -28,7 +28,7 @@ use super::progress::{Progress, Stage};
 use super::run::{CHUNK_ROWS_MIN, run_on_device_pool};
 use super::semantics::JoinSemantics;
 use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
-use super::{BatchSink, RowLayout, Task};
+use super::{BatchSink, RowLayout, Task, TransferOrder};
 use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
@@ -224,8 +224,9 @@ impl Probing<'_> {
             false => CopyIn::WhenNeeded,
         };
         let filter = self.filter.as_ref();
-        let transform =
-            || transform(cx, self.probe, rows, self.layout, self.task.row_layout, null_keys, filter, copy_in);
+        let transform = || {
+            transform(cx, self.probe, rows, self.layout, self.task.composition.row_layout, null_keys, filter, copy_in)
+        };
         let transformed = match streams > 1 && only_copies(self.task, self.layout) {
             true => self.copy_order.take(cx.device, cx.stream, transform)?.0,
             false => transform()?,
@@ -293,18 +294,22 @@ impl Probing<'_> {
 /// Returns the number of streams that work on chunks.
 pub(super) fn streams_of(task: &Task, probe: &SideInput, device: &dyn Device) -> usize {
     let chunks = probe.table.rows.div_ceil(task.chunk_rows_min());
-    if task.probe_at_once { 1 } else { (device.info().streams as u64).min(chunks) as usize }
+    if task.composition.transfer_order == TransferOrder::ProbeAtOnce {
+        1
+    } else {
+        (device.info().streams as u64).min(chunks) as usize
+    }
 }
 
 /// True if chunks are ready to be matched once they are copied in.
 pub(super) fn only_copies(task: &Task, layout: &KeyLayout) -> bool {
-    task.row_layout == RowLayout::Original && !layout.is_made_on_host()
+    task.composition.row_layout == RowLayout::Original && !layout.is_made_on_host()
 }
 
 /// Returns the rows of each chunk except the last, for a probe side of `total` rows and enough
 /// memory for several streams.
 pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, streams: usize) -> u64 {
-    let is_looked_up = task.row_layout == RowLayout::Original;
+    let is_looked_up = task.composition.row_layout == RowLayout::Original;
     let chunks = chunks_per_stream(total, layout.width().bytes(), streams as u64, is_looked_up);
     let halves = chunks / CHUNKS_PER_STREAM;
     let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);

@@ -59,7 +59,7 @@ pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
     let build = SideInput::new(task, Role::Build, supports_text);
     let probe = SideInput::new(task, Role::Probe, supports_text);
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    let layout = match task.device_makes_keys && supports_text {
+    let layout = match task.composition.device_makes_keys && supports_text {
         true => layout.made_by_device(),
         false => layout,
     };
@@ -103,7 +103,8 @@ fn run_with_layout(
         for _ in 0..SEEDS_MAX {
             let rows = build.rows(0..build.table.rows);
             let null_keys = semantics.keeps_build_without_key();
-            let transformed = transform(&cx, build, rows, &layout, task.row_layout, null_keys, None, copy_in)?;
+            let transformed =
+                transform(&cx, build, rows, &layout, task.composition.row_layout, null_keys, None, copy_in)?;
             let copy_in = if columns_needed { CopyIn::Prefetch } else { CopyIn::WhenNeeded };
             let probes = Probes { task, build, probe, layout: &layout, copy_in };
             let prefetch = Prefetch::queue(
@@ -134,7 +135,7 @@ fn run_with_layout(
         built.transformed.record_stream_of_originals(&cx);
     }
     progress.reach(Stage::IndexBuild, 1.0);
-    let filter = match task.filter && task.how.drops_unmatched(probe.side) {
+    let filter = match task.composition.filter && task.how.drops_unmatched(probe.side) {
         true => build_filter(&built, &cx)?,
         false => None,
     };
@@ -228,7 +229,7 @@ mod tests {
     use crate::catalog::{Catalog, Upload, UploadOptions};
     use crate::device::host::HostDevice;
     use crate::device::{CancelFlag, gpu_count, open_gpu};
-    use crate::join::{JoinKind, Strategy};
+    use crate::join::{JoinKind, Strategy, TransferOrder};
     use crate::memory::Budget;
     use crate::planner::{self, JoinSpec, KeyPair};
 
@@ -346,7 +347,8 @@ mod tests {
         for strategy in Strategy::ALL {
             let spec = JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]);
             let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
-            (plan.build_side, plan.dense, plan.device_gathers_text) = (crate::join::Side::Left, false, true);
+            (plan.composition.build_side, plan.composition.dense, plan.composition.device_gathers_text) =
+                (crate::join::Side::Left, false, true);
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
             run(&plan.task().unwrap(), &*gpu, catalog.arena(), &sink, &monitor).unwrap();
             let batches = sink.0.into_inner();
@@ -384,8 +386,11 @@ mod tests {
                 let columns = columns.iter().map(|&column| column.into()).collect();
                 let spec = JoinSpec { columns, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
                 let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
-                (plan.build_side, plan.device_gathers_text) = (crate::join::Side::Left, true);
-                let task = Task { defer_build_payload, chunk_rows_min: Some(500), ..plan.task().unwrap() };
+                (plan.composition.build_side, plan.composition.device_gathers_text) = (crate::join::Side::Left, true);
+                if defer_build_payload {
+                    plan.composition.transfer_order = TransferOrder::DeferBuildPayload;
+                }
+                let task = Task { chunk_rows_min: Some(500), ..plan.task().unwrap() };
                 let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
                 run(&task, &*gpu, catalog.arena(), &sink, &monitor).unwrap();
                 let mut rows: Vec<i32> = Vec::new();

@@ -9,11 +9,10 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 use serde::{Deserialize, Serialize};
 
-use super::{JoinKind, Side};
+use super::{Composition, JoinKind, Side};
 use crate::Result;
 use crate::catalog::Table;
 use crate::columns::KeyFacts;
-use crate::device::RadixBits;
 
 /// Join that is ready to run on one device. `T` stands for a table: the table itself, or the number
 /// by which another process knows it.
@@ -36,32 +35,17 @@ pub struct Task<T = Arc<Table>> {
     pub counts_rows: bool,
     /// Schema of the result.
     pub schema: SchemaRef,
-    /// Layout of both sides.
-    pub row_layout: RowLayout,
+    /// Decisions about the way the join runs.
+    pub composition: Composition,
     /// Smallest and largest build key, if the keys are worth an array of that extent. The keys must
     /// be one column of raw, unsigned integers. For rows that stay in table order.
     pub dense_range: Option<(u128, u128)>,
-    /// True if probe rows pass a filter of the build keys before they are transformed. A kind of
-    /// join that keeps probe rows without a match uses no filter, and neither does a device that
-    /// has none.
-    pub filter: bool,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
     /// Fewest rows of a chunk if several streams of a device work on chunks. Also the fewest rows
     /// of a part of a build side whose payload is deferred. `None`: as many as make the cost of
     /// launching work small.
     pub chunk_rows_min: Option<u64>,
-    /// True if the probe side comes in one chunk if that fits, even if several streams could work
-    /// on chunks. More chunks are then expected to overlap less than they cost in calls and in
-    /// further passes over the build side.
-    pub probe_at_once: bool,
-    /// True if the columns that the result takes from the build side, except its keys, come in
-    /// after the probe side. Rows then begin to leave earlier. For inner joins of rows that stay in
-    /// table order.
-    pub defer_build_payload: bool,
-    /// True if the device makes keys of text, and hashes and compares keys too wide to be packed.
-    /// Otherwise, or if the device cannot do so or cannot read them, the host does.
-    pub device_makes_keys: bool,
     /// Expectations from statistics.
     pub expected: Expected,
 }
@@ -93,14 +77,10 @@ impl<T> Task<T> {
             output: self.output,
             counts_rows: self.counts_rows,
             schema: self.schema,
-            row_layout: self.row_layout,
+            composition: self.composition,
             dense_range: self.dense_range,
-            filter: self.filter,
             batch_rows: self.batch_rows,
             chunk_rows_min: self.chunk_rows_min,
-            probe_at_once: self.probe_at_once,
-            defer_build_payload: self.defer_build_payload,
-            device_makes_keys: self.device_makes_keys,
             expected: self.expected,
         })
     }
@@ -120,10 +100,6 @@ pub struct TaskSide<T = Arc<Table>> {
     /// True if the result may share these columns with the table, provided that the
     /// result has all rows of a slice in table order.
     pub shares: bool,
-    /// Columns of the result that move with the keys when rows are transformed (gather from
-    /// transformed relation, GFTR). The others are gathered by row number (GFUR), and so are
-    /// columns listed here that cannot move.
-    pub moved_columns: BTreeSet<usize>,
     /// Columns of values of variable length that the device gathers, if it works on text. Otherwise
     /// the host gathers them.
     pub device_text: BTreeSet<usize>,
@@ -137,21 +113,9 @@ impl<T> TaskSide<T> {
             key_columns: self.key_columns,
             output_columns: self.output_columns,
             shares: self.shares,
-            moved_columns: self.moved_columns,
             device_text: self.device_text,
         })
     }
-}
-
-/// Layout of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RowLayout {
-    /// In table order.
-    Original,
-    /// By partition.
-    Partitioned(RadixBits),
-    /// By key.
-    Sorted,
 }
 
 /// Two columns that must be equal, by index.

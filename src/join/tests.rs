@@ -14,10 +14,10 @@ use arrow::datatypes::{DataType, Field, Float64Type, Schema};
 use arrow::util::display::array_value_to_string;
 use parking_lot::Mutex;
 
-use super::{BatchSink, Monitor, run};
+use super::{BatchSink, Monitor, RowLayout, run};
 use crate::catalog::{Catalog, Upload, UploadOptions};
 use crate::device::host::{EmulatedLink, HostDevice};
-use crate::device::{CancelFlag, Device, Phase};
+use crate::device::{CancelFlag, Device, Phase, RadixBits};
 use crate::memory::{Arena, Budget};
 use crate::planner::{self, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
 use crate::{Error, Result};
@@ -45,7 +45,7 @@ impl Bench {
     fn plan(&self, spec: JoinSpec, build_side: Side) -> Plan {
         let strategy = spec.strategy;
         let mut plan = planner::plan(planner::bind(spec, &self.catalog).unwrap(), strategy).unwrap();
-        plan.build_side = build_side;
+        plan.composition.build_side = build_side;
         plan
     }
 
@@ -361,7 +361,7 @@ fn a_filter_changes_no_row_of_any_kind_of_join_and_is_used_where_unmatched_rows_
                     });
                     let monitor = Monitor::default();
                     let mut plan = bench.plan(spec(how, strategy), build_side);
-                    plan.filtered_rows = filter.then_some(1.0);
+                    plan.composition.filter = filter;
                     bench.run(&plan, &sink, &monitor).unwrap_or_else(|error| panic!("{label}: {error}"));
                     let mut rows = rows.into_inner();
                     rows.sort_unstable();
@@ -472,7 +472,7 @@ fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
             // The planner is not told of the repeats, as if so few keys repeat that no sample has
             // any.
             plan.estimates.left_repeats = false;
-            plan.radix_bits = Some(1);
+            plan.composition.row_layout = RowLayout::Partitioned(RadixBits { skip: 0, bits: 1 });
             let rows = Mutex::new(0);
             let sink = Each(|batch: RecordBatch| {
                 *rows.lock() += batch.num_rows();

@@ -172,7 +172,7 @@ impl Explanation {
             let key_name = |key: &super::JoinKey| table.schema.field(key.column(side)).name().clone();
             ExplainedSide {
                 table: table.name.clone(),
-                role: if side == plan.build_side { "build" } else { "probe" },
+                role: if side == plan.composition.build_side { "build" } else { "probe" },
                 keys: join.keys.iter().map(key_name).collect(),
                 rows: table.rows,
                 bytes: table.bytes,
@@ -180,9 +180,9 @@ impl Explanation {
                 distinct_keys: plan.estimates.distinct(side).round() as u64,
                 matched_rows: plan.estimates.matched(side).round() as u64,
                 heavy_keys: heavy_keys(plan, side),
-                sorted: if side == plan.build_side { plan.build_sorted } else { plan.probe_sorted },
+                sorted: if side == plan.composition.build_side { plan.build_sorted } else { plan.probe_sorted },
                 carried: moved.of_side(side).iter().map(|name| (*name).to_owned()).collect(),
-                filtered_rows: match side == plan.build_side {
+                filtered_rows: match side == plan.composition.build_side {
                     true => None,
                     false => plan.filtered_rows.map(|rows| rows.round() as u64),
                 },
@@ -200,7 +200,7 @@ impl Explanation {
             rows: measured.map(|measured| measured.rows),
         };
         Self {
-            strategy: plan.strategy.name(),
+            strategy: plan.strategy().name(),
             reason: plan.reason.clone(),
             refusal: None,
             how: join.spec.how.name(),
@@ -271,16 +271,16 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
     /// More keys, or more characters per key, would hide the rest.
     const HEAVY_SHOWN: usize = 3;
     const KEY_CHARS_MAX: usize = 24;
-    let how_gathered = match (plan.strategy, &plan.moved_payload) {
+    let how_gathered = match (plan.strategy(), &plan.composition.moved_payload) {
         (Strategy::Hash, _) => "by row number",
         (_, MovedPayload::Everything) => "from the columns moved with the keys",
         (_, MovedPayload::Nothing) => "by row number, from the columns as stored",
         (_, MovedPayload::Columns { .. }) => "from the columns moved with the keys, the others by row number",
     };
-    let matching = match plan.strategy {
-        Strategy::Hash if plan.dense => "probe one perfect-hash array".into(),
+    let matching = match plan.strategy() {
+        Strategy::Hash if plan.composition.dense => "probe one perfect-hash array".into(),
         Strategy::Hash => "probe one hash table".into(),
-        Strategy::RadixHash | Strategy::RadixHashGfur => match 1u64 << plan.radix_bits.unwrap_or(0) {
+        Strategy::RadixHash | Strategy::RadixHashGfur => match 1u64 << plan.composition.radix_bits().unwrap_or(0) {
             1 => "match one partition with a hash table".into(),
             partitions => format!("match {} partitions, a hash table for each", human::count(partitions)),
         },
@@ -292,42 +292,42 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
         }
         false => {
             let columns = human::counted(plan.join.output.len() as u64, "column");
-            let text = if plan.device_gathers_text { ", text also by the GPU" } else { "" };
+            let text = if plan.composition.device_gathers_text { ", text also by the GPU" } else { "" };
             format!("gather {columns} {how_gathered}{text}")
         }
     };
-    let compared = match (plan.compares_keys(), plan.device_makes_keys) {
+    let compared = match (plan.compares_keys(), plan.composition.device_makes_keys) {
         (false, _) => "",
         (true, false) => "; keys hashed and compared by the CPU",
         (true, true) => "; keys hashed and compared by the GPU",
     };
     let mut lines = vec![made, format!("└─ {matching}: {}{compared}", plan.join.spec.how)];
     for (branch, role, side, sorted) in [
-        ("├─", "build", plan.build_side, plan.build_sorted),
-        ("└─", "probe", plan.build_side.other(), plan.probe_sorted),
+        ("├─", "build", plan.composition.build_side, plan.build_sorted),
+        ("└─", "probe", plan.composition.build_side.other(), plan.probe_sorted),
     ] {
         let table = plan.join.table(side);
-        let moved = match (&plan.moved_payload, moved.of_side(side)) {
+        let moved = match (&plan.composition.moved_payload, moved.of_side(side)) {
             (MovedPayload::Everything, _) => "keys and columns".into(),
             (MovedPayload::Columns { .. }, names) if !names.is_empty() => {
                 format!("keys with {}", human::first_of(names.iter()))
             }
             _ => "keys and row numbers".to_string(),
         };
-        let transformed = match plan.strategy {
+        let transformed = match plan.strategy() {
             Strategy::Hash => "as stored".to_string(),
             Strategy::RadixHash | Strategy::RadixHashGfur => format!("partition {moved}"),
             Strategy::SortMerge | Strategy::SortMergeGfur if sorted => "sorted already".into(),
             Strategy::SortMerge | Strategy::SortMergeGfur => format!("sort {moved}"),
         };
         let filtered = match plan.filtered_rows {
-            Some(rows) if side != plan.build_side => {
+            Some(rows) if side != plan.composition.build_side => {
                 let share = 100.0 * rows / plan.estimates.keyed(side).max(1.0);
                 format!("filter by the build keys, {share:.0} % pass; ")
             }
             _ => String::new(),
         };
-        let later = match plan.defer_build_payload && role == "build" {
+        let later = match plan.composition.defers_build_payload() && role == "build" {
             true => ", its other columns after the probe side",
             false => "",
         };
@@ -372,15 +372,16 @@ struct MovedNames<'a> {
 
 impl<'a> MovedNames<'a> {
     fn of(plan: &'a Plan) -> Self {
-        let (join, build_side) = (&plan.join, plan.build_side);
-        let text = TextWork { makes_keys: plan.device_makes_keys, gathers: plan.device_gathers_text };
+        let (join, build_side) = (&plan.join, plan.composition.build_side);
+        let text =
+            TextWork { makes_keys: plan.composition.device_makes_keys, gathers: plan.composition.device_gathers_text };
         // A plan exists only if its keys can be packed.
         let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates, text) else {
             return Self { left: Vec::new(), right: Vec::new() };
         };
         let names = |side: Side| {
             let input = if side == build_side { &inputs.build } else { &inputs.probe };
-            let moved = plan.moved_payload.of_side(side, &join.output_columns(side, build_side));
+            let moved = plan.composition.moved_payload.of_side(side, &join.output_columns(side, build_side));
             let moving = input.columns.iter().filter(|column| column.can_move() && moved.contains(&column.index));
             moving.map(|column| join.table(side).schema.field(column.index).name().as_str()).collect()
         };

@@ -23,7 +23,6 @@ mod estimate;
 mod explain;
 mod filter;
 mod inputs;
-mod moved_payload;
 mod overrides;
 mod plan;
 mod rates;
@@ -42,7 +41,6 @@ pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedHeavyKey, ExplainedPhase, ExplainedResult, ExplainedSide,
     Explanation, Measured,
 };
-pub use moved_payload::MovedPayload;
 pub use overrides::PlanOverrides;
 pub use plan::{Alternative, Plan, plan, plan_on, plan_with_overrides, propose};
 pub use rates::Rates;
@@ -50,4 +48,6 @@ pub use saved_rates::{DeviceModel, RatesFile, SavedRates};
 pub use spec::{DeviceRequest, JoinSpec, KeyPair};
 pub use target::Target;
 
-pub use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side, Strategy};
+pub use crate::join::{
+    Composition, JoinKey, JoinKind, MovedPayload, OutputColumn, OutputSource, Side, Strategy, TransferOrder,
+};

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use super::cost::Costed;
 use super::{Side, Strategy};
+use crate::join::Composition;
 
 /// Decisions taken beforehand. The planner takes all others to suit them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,12 +35,12 @@ impl PlanOverrides {
         *self != Self::default()
     }
 
-    /// True if a composed strategy on a build side agrees with the overridden decisions.
-    pub(super) fn allows(&self, build_side: Side, costed: &Costed) -> bool {
-        self.strategy.is_none_or(|strategy| strategy == costed.strategy)
-            && self.build_side.is_none_or(|side| side == build_side)
-            && self.filter.is_none_or(|is_filtered| is_filtered == costed.filtered_rows.is_some())
-            && self.defer_build_payload.is_none_or(|last| last == costed.defer_build_payload)
+    /// True if a composition agrees with the overrides.
+    pub(super) fn allows(&self, composition: &Composition) -> bool {
+        self.strategy.is_none_or(|strategy| strategy == composition.strategy())
+            && self.build_side.is_none_or(|side| side == composition.build_side)
+            && self.filter.is_none_or(|filter| filter == composition.filter)
+            && self.defer_build_payload.is_none_or(|defers| defers == composition.defers_build_payload())
     }
 }
 

@@ -4,8 +4,7 @@ use std::cmp::Ordering;
 
 use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
 use super::inputs::{Input, Inputs, TextWork};
-use super::moved_payload::MovedPayload;
-use super::{BoundJoin, Estimates, OutputSource, PlanOverrides, Side, Strategy, Target};
+use super::{BoundJoin, Composition, Estimates, OutputSource, PlanOverrides, Side, Strategy, Target, TransferOrder};
 use crate::catalog::Table;
 use crate::columns::{KeyLayout, Role, fixed_width};
 use crate::device::{Phase, ROWS_MAX};
@@ -18,36 +17,10 @@ use crate::{Error, Result};
 pub struct Plan {
     /// Tables, keys, output.
     pub join: BoundJoin,
-    /// Composition of the join.
-    pub strategy: Strategy,
-    /// Side that the tables are built on, or that is sorted first. Any kind of join may build on
-    /// either side.
-    pub build_side: Side,
-    /// Number of partitions of both sides, as `1 << radix_bits`; `None` for strategies without
-    /// partitions.
-    pub radix_bits: Option<u32>,
-    /// True if the build keys look distinct and dense. The `hash` strategy then tries a
-    /// perfect-hash array over their extent.
-    pub dense: bool,
-    /// Columns that move with the keys, for strategies that partition or sort.
-    pub moved_payload: MovedPayload,
-    /// Probe rows predicted to pass a filter of the build keys; `None` without a filter. A filter
-    /// requires a kind of join that drops probe rows without a match.
+    /// Decisions about the way the join runs.
+    pub composition: Composition,
+    /// Probe rows predicted to pass a filter of the build keys; `None` without a filter.
     pub filtered_rows: Option<f64>,
-    /// True: send the probe side as one chunk if that fits, because more chunks would cost more
-    /// than they overlap.
-    pub probe_at_once: bool,
-    /// True if columns of the build side come in after the probe side, so that result rows begin to
-    /// leave earlier.
-    pub defer_build_payload: bool,
-    /// True if the device makes keys of text, and hashes and compares keys too wide to be packed.
-    /// The host does so if the device cannot, if the values do not fit in device memory, or if the
-    /// device is slower.
-    pub device_makes_keys: bool,
-    /// True if the device gathers text of the result, for the columns that it can. The host does so
-    /// if the device cannot, if the columns do not fit in device memory, or if the device is
-    /// slower.
-    pub device_gathers_text: bool,
     /// True if the build side is in the order of the key, as declared or as seen at upload. Sorting
     /// is then skipped.
     pub build_sorted: bool,
@@ -97,27 +70,19 @@ impl Plan {
     /// hashes are equal.
     pub fn compares_keys(&self) -> bool {
         // A plan exists only if all key types are valid.
-        self.join.key_facts(self.build_side).is_ok_and(|facts| KeyLayout::new(facts, 0).is_hashed())
+        self.join.key_facts(self.composition.build_side).is_ok_and(|facts| KeyLayout::new(facts, 0).is_hashed())
     }
 
-    /// Describes all decisions of a plan, except `probe_at_once`.
-    pub fn composition(&self) -> String {
-        let Self { strategy, build_side, radix_bits, dense, moved_payload, .. } = self;
-        let flags = [
-            (self.filtered_rows.is_some(), "filter"),
-            (self.defer_build_payload, "build columns last"),
-            (self.device_makes_keys, "keys by the device"),
-            (self.device_gathers_text, "text by the device"),
-        ];
-        let flags: Vec<&str> = flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name)).collect();
-        format!("{strategy} {build_side} {radix_bits:?} {dense} {moved_payload:?} [{}]", flags.join(", "))
+    /// Returns the name of the plan's strategy.
+    pub fn strategy(&self) -> Strategy {
+        self.composition.strategy()
     }
 
     /// Returns the side with the given role.
     pub fn side(&self, role: Role) -> Side {
         match role {
-            Role::Build => self.build_side,
-            Role::Probe => self.build_side.other(),
+            Role::Build => self.composition.build_side,
+            Role::Probe => self.composition.build_side.other(),
         }
     }
 }
@@ -188,7 +153,7 @@ pub(super) fn propose_estimated(
     // Plans that fit are sorted by time. The others follow by memory, because a refusal names the
     // one nearest to fitting.
     candidates.sort_by(|a, b| by_fit_and_time(&a.costed, &b.costed, target));
-    let wanted = |candidate: &Candidate| overrides.allows(candidate.build_side, &candidate.costed);
+    let wanted = |candidate: &Candidate| overrides.allows(&candidate.costed.composition);
     let Some(chosen) = candidates.iter().position(wanted) else {
         return Err(Error::Unsupported(format!(
             "no plan of this join on {} meets the request: {overrides}; a build side has at most {ROWS_MAX} rows, a filter needs a \
@@ -216,16 +181,8 @@ pub(super) fn propose_estimated(
     let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
     let host_scratch_bytes = host_scratch_bytes(&chosen.costed, &chosen.inputs, target);
     let plan = Plan {
-        strategy: chosen.costed.strategy,
-        build_side: chosen.build_side,
-        radix_bits: chosen.costed.radix_bits,
-        dense: chosen.inputs.dense_slots.is_some(),
-        moved_payload: chosen.costed.moved_payload,
+        composition: chosen.costed.composition,
         filtered_rows: chosen.costed.filtered_rows,
-        probe_at_once: chosen.costed.probe_at_once,
-        defer_build_payload: chosen.costed.defer_build_payload,
-        device_makes_keys: chosen.inputs.device_makes_keys,
-        device_gathers_text: chosen.inputs.device_gathers_text(),
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,
@@ -254,7 +211,6 @@ fn by_fit_and_time(a: &Costed, b: &Costed, target: &Target) -> Ordering {
 
 /// A strategy on a build side, with its price.
 struct Candidate {
-    build_side: Side,
     inputs: Inputs,
     costed: Costed,
 }
@@ -273,7 +229,7 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
         for strategy in Strategy::ALL {
             let costed = |(inputs, links)| Ok((inputs, Costed::cheapest(question, strategy, inputs, links)?));
             // Plans that agree with the overridden decisions come first.
-            let is_other = |costed: &Costed| !overrides.allows(build_side, costed);
+            let is_other = |costed: &Costed| !overrides.allows(&costed.composition);
             let by_way: Vec<(&Inputs, Costed)> = ways.iter().zip(&links).map(costed).collect::<Result<_>>()?;
             let best = by_way
                 .into_iter()
@@ -283,7 +239,7 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
                 // Predictions err by more than this, and the smaller side is the safer one.
                 costed.seconds *= 1.02;
             }
-            candidates.push(Candidate { build_side, inputs: inputs.clone(), costed });
+            candidates.push(Candidate { inputs: inputs.clone(), costed });
         }
     }
     if join.left.rows.min(join.right.rows) > ROWS_MAX as u64 {
@@ -336,8 +292,8 @@ impl Candidate {
             true => against(&self.costed, chosen),
         };
         let reason = if asked_for { format!("another was asked for; {reason}") } else { reason };
-        let Costed { strategy, seconds, memory, .. } = self.costed;
-        Alternative { strategy, build_side: self.build_side, seconds, memory, reason }
+        let Costed { composition, seconds, memory, .. } = self.costed;
+        Alternative { strategy: composition.strategy(), build_side: composition.build_side, seconds, memory, reason }
     }
 }
 
@@ -383,15 +339,15 @@ fn why(chosen: &Costed, overrides: bool, alternatives: &[Alternative]) -> String
 
 fn too_large(join: &BoundJoin, chosen: &Candidate, overrides: bool, others: &[Candidate], target: &Target) -> Error {
     let attempt = match overrides {
-        true => format!("strategy {} for this join", chosen.costed.strategy),
+        true => format!("strategy {} for this join", chosen.costed.composition.strategy()),
         false => "this join".into(),
     };
     let fitting = others.iter().find(|other| other.fits(target));
     let advice = match fitting {
-        Some(other) => format!("strategy {} fits; ", other.costed.strategy),
+        Some(other) => format!("strategy {} fits; ", other.costed.composition.strategy()),
         None => String::new(),
     };
-    let build = join.table(chosen.build_side);
+    let build = join.table(chosen.costed.composition.build_side);
     Error::Exhausted(format!(
         "{attempt} needs at least {} of device memory, with table {:?} ({}) as the build side, and {} has {}; {advice}raise {}, \
          or join fewer columns or rows",
@@ -411,7 +367,9 @@ fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 
         true => input.rows * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
         false => 0.0,
     };
-    let chunks = Chunks::new(costed.strategy, &costed.memory, inputs, target, costed.probe_at_once);
+    let Composition { transfer_order, .. } = costed.composition;
+    let strategy = costed.composition.strategy();
+    let chunks = Chunks::new(strategy, &costed.memory, inputs, target, transfer_order == TransferOrder::ProbeAtOnce);
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 

@@ -6,8 +6,8 @@ use super::Plan;
 use crate::Result;
 use crate::catalog::Value;
 use crate::columns::Role;
-use crate::device::{Phase, RadixBits, Which};
-use crate::join::{Expected, RowLayout, Side, StageSeconds, Strategy, Task, TaskSide};
+use crate::device::{Phase, Which};
+use crate::join::{Expected, Side, StageSeconds, Task, TaskSide};
 
 impl Plan {
     /// Returns the task of this plan, as the `join` room runs it.
@@ -22,28 +22,19 @@ impl Plan {
             build: self.task_side(Role::Build),
             probe: self.task_side(Role::Probe),
             keys: join.keys.clone(),
-            key_facts: join.key_facts(self.build_side)?,
+            key_facts: join.key_facts(self.composition.build_side)?,
             output: join.output.clone(),
             counts_rows: join.spec.count,
             schema: join.schema.clone(),
-            row_layout: match self.strategy {
-                Strategy::Hash => RowLayout::Original,
-                Strategy::RadixHash | Strategy::RadixHashGfur => {
-                    RowLayout::Partitioned(RadixBits { skip: 0, bits: self.radix_bits.unwrap_or(0) })
-                }
-                Strategy::SortMerge | Strategy::SortMergeGfur => RowLayout::Sorted,
-            },
+            composition: self.composition.clone(),
             dense_range: self.dense_range(),
-            filter: self.filtered_rows.is_some(),
             batch_rows: join.spec.batch_rows,
             chunk_rows_min: None,
-            probe_at_once: self.probe_at_once,
-            defer_build_payload: self.defer_build_payload,
-            device_makes_keys: self.device_makes_keys,
             expected: Expected {
-                build_keys_repeat: self.estimates.repeats(self.build_side),
+                build_keys_repeat: self.estimates.repeats(self.composition.build_side),
                 matches_first: self.phases.iter().any(|phase| phase.phase == Phase::Match),
-                pairs_per_row: self.estimates.pairs / self.estimates.keyed(self.build_side.other()).max(1.0),
+                pairs_per_row: self.estimates.pairs
+                    / self.estimates.keyed(self.composition.build_side.other()).max(1.0),
                 row_bytes: self.row_bytes,
                 stage_seconds: self.stage_seconds(),
             },
@@ -52,15 +43,14 @@ impl Plan {
 
     fn task_side(&self, role: Role) -> TaskSide {
         let side = self.side(role);
-        let output_columns = self.join.output_columns(side, self.build_side);
+        let output_columns = self.join.output_columns(side, self.composition.build_side);
         TaskSide {
             side,
             table: self.join.table(side).clone(),
             key_columns: self.key_columns(side),
             shares: self.join.may_share(side, &output_columns),
-            moved_columns: self.moved_payload.of_side(side, &output_columns),
-            device_text: match self.device_gathers_text {
-                true => self.join.device_text_columns(side, self.build_side),
+            device_text: match self.composition.device_gathers_text {
+                true => self.join.device_text_columns(side, self.composition.build_side),
                 false => BTreeSet::new(),
             },
             output_columns,
@@ -73,11 +63,12 @@ impl Plan {
 
     /// Extent of the build keys, if the plan expects a perfect-hash table.
     fn dense_range(&self) -> Option<(u128, u128)> {
-        let statistics = &self.join.table(self.build_side).statistics[self.join.keys.first()?.column(self.build_side)];
+        let statistics = &self.join.table(self.composition.build_side).statistics
+            [self.join.keys.first()?.column(self.composition.build_side)];
         match (&statistics.min, &statistics.max) {
             // Raw keys are compared as unsigned integers, so a range that crosses zero has no dense
             // image.
-            (Some(Value::Integer(min @ 0..)), Some(Value::Integer(max))) if self.dense => {
+            (Some(Value::Integer(min @ 0..)), Some(Value::Integer(max))) if self.composition.dense => {
                 Some((*min as u128, *max as u128))
             }
             _ => None,
@@ -93,10 +84,10 @@ impl Plan {
         let rows = |role: Role| self.join.table(self.side(role)).rows as f64;
         let build_share = share(rows(Role::Build), rows(Role::Build) + rows(Role::Probe));
         let both = seconds(&[Phase::PackKeys, Phase::CopyIn]);
-        let keyed = self.estimates.keyed(self.build_side);
+        let keyed = self.estimates.keyed(self.composition.build_side);
         let compared_ahead = share(keyed, keyed + self.estimates.pairs) * seconds(&[Phase::CompareKeys]);
-        let matched = self.estimates.matched(self.build_side);
-        let kept_build_rows = match self.join.spec.how.build_rows_kept(self.build_side) {
+        let matched = self.estimates.matched(self.composition.build_side);
+        let kept_build_rows = match self.join.spec.how.build_rows_kept(self.composition.build_side) {
             Some(Which::Matched) => matched,
             Some(Which::Unmatched) => rows(Role::Build) - matched,
             None => 0.0,

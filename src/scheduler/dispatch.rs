@@ -117,7 +117,7 @@ impl Shared {
             unsatisfiable_since: None,
         });
         let predicted_ms = (job.plan.seconds * 1e6).round() / 1e3;
-        tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy, predicted_ms, "queued");
+        tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy(), predicted_ms, "queued");
         let mut leftovers = Vec::new();
         self.dispatch(&mut state, &mut leftovers);
         drop(state);

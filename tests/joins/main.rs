@@ -19,7 +19,7 @@ use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::device::{CancelFlag, ColumnRows, Device, open_gpu};
-use dovetail::join::{self, BatchSink, Monitor, Task};
+use dovetail::join::{self, BatchSink, Monitor, RowLayout, Task, TransferOrder};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, JoinKind, JoinSpec, KeyPair, MovedPayload, Plan, Side, Strategy};
 use naive::NullsEqual;
@@ -88,14 +88,14 @@ impl Bench {
     ) -> dovetail::Result<Vec<RecordBatch>> {
         let strategy = spec.strategy;
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
-        let planned = plan.build_side;
+        let planned = plan.composition.build_side;
         // A device that works on text hashes keys.
-        plan.device_makes_keys = self.device.info().supports_text;
-        plan.device_gathers_text = plan.device_makes_keys;
+        plan.composition.device_makes_keys = self.device.info().supports_text;
+        plan.composition.device_gathers_text = plan.composition.device_makes_keys;
         change(&mut plan);
         let sink = Collect::default();
         let mut task = Task { chunk_rows_min, ..plan.task()? };
-        if plan.build_side != planned {
+        if plan.composition.build_side != planned {
             // The keys of the other side may not be dense, and the plan has not checked that their
             // array fits.
             task.dense_range = None;
@@ -145,16 +145,20 @@ impl Composed {
     }
 
     fn change(&self, plan: &mut Plan) {
-        plan.build_side = self.build_side;
-        plan.defer_build_payload = self.defer_build_payload;
-        plan.device_makes_keys = self.device_makes_keys;
-        plan.device_gathers_text = self.device_gathers_text;
-        plan.filtered_rows = self.filter.then_some(1.0);
-        if let (Some(bits), MovedPayload::Everything) = (self.moved_columns, &plan.moved_payload) {
-            let some = |bits: u64| (0..32).filter(move |column| bits >> column & 1 == 1).collect();
-            plan.moved_payload = MovedPayload::Columns { left: some(bits), right: some(bits >> 32) };
+        plan.composition.build_side = self.build_side;
+        if self.defer_build_payload {
+            plan.composition.transfer_order = TransferOrder::DeferBuildPayload;
         }
-        plan.radix_bits = plan.radix_bits.map(|bits| self.radix_bits.unwrap_or(bits));
+        plan.composition.device_makes_keys = self.device_makes_keys;
+        plan.composition.device_gathers_text = self.device_gathers_text;
+        plan.composition.filter = self.filter;
+        if let (Some(bits), MovedPayload::Everything) = (self.moved_columns, &plan.composition.moved_payload) {
+            let some = |bits: u64| (0..32).filter(move |column| bits >> column & 1 == 1).collect();
+            plan.composition.moved_payload = MovedPayload::Columns { left: some(bits), right: some(bits >> 32) };
+        }
+        if let (RowLayout::Partitioned(bits), Some(wanted)) = (&mut plan.composition.row_layout, self.radix_bits) {
+            bits.bits = wanted;
+        }
     }
 }
 

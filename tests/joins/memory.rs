@@ -8,7 +8,7 @@ use arrow::array::{ArrayRef, BinaryArray, Int32Array, Int64Array, RecordBatch, S
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::device::{CancelFlag, Device, open_gpu};
-use dovetail::join::{self, BatchSink, Monitor, Task};
+use dovetail::join::{self, BatchSink, Monitor, Task, TransferOrder};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, JoinKind, JoinSpec, Plan, PlanOverrides, Rates, Side, Strategy, Target};
 
@@ -159,11 +159,11 @@ fn run_in_exact_memory(
             {
                 let label = format!(
                     "{how} by {strategy}, build {}, its columns last {defer_build_payload}, {bytes} B, {label}",
-                    plan.build_side
+                    plan.composition.build_side
                 );
                 let device = devices.open(bytes);
                 let sink = Collect::default();
-                let task = Task { defer_build_payload, ..plan.task().unwrap() };
+                let task = task_that_defers(&plan, defer_build_payload);
                 join::run(&task, &*device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
                     .unwrap_or_else(|error| panic!("{label}: {error}"));
                 let found: usize = sink.batches.into_inner().iter().map(RecordBatch::num_rows).sum();
@@ -171,6 +171,15 @@ fn run_in_exact_memory(
             }
         }
     }
+}
+
+/// Returns the task of a plan whose build payload is deferred, or comes in with the build keys.
+fn task_that_defers(plan: &Plan, defer_build_payload: bool) -> Task {
+    let mut task = plan.task().unwrap();
+    if defer_build_payload {
+        task.composition.transfer_order = TransferOrder::DeferBuildPayload;
+    }
+    task
 }
 
 #[test]
@@ -226,7 +235,7 @@ fn joins_with_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
         };
         let makes_keys = matches!(kind, Kind::LongString | Kind::Composite);
         run_in_exact_memory(&catalog, keys, &Gpu, &label, slow_host, |plan| {
-            plan.device_makes_keys == makes_keys && plan.device_gathers_text
+            plan.composition.device_makes_keys == makes_keys && plan.composition.device_gathers_text
         });
     }
 }
@@ -241,7 +250,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
         put(&catalog, "l", &table(kind, spread, 33_000, batches));
         put(&catalog, "r", &table(kind, Spread::Distinct, 400_000, batches));
-        let drops = |plan: &Plan| plan.join.spec.how.drops_unmatched(plan.build_side.other());
+        let drops = |plan: &Plan| plan.join.spec.how.drops_unmatched(plan.composition.build_side.other());
         // Everything except a filter is slow.
         let filter = |target: Target| {
             let rates = Rates { probe_rows: 1e6, ..target.rates };
@@ -250,7 +259,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         let devices = HostDevices { threads, link };
         let label = format!("{kind:?} {spread:?}, {threads} threads, with filters");
         run_in_exact_memory(&catalog, 1, &devices, &label, filter, |plan| {
-            plan.build_side == Side::Right || plan.filtered_rows.is_some() == drops(plan)
+            plan.composition.build_side == Side::Right || plan.filtered_rows.is_some() == drops(plan)
         });
         // Only the smallest partitions are in the cache, and filters are slow.
         let two_passes = |target: Target| {
@@ -259,7 +268,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         };
         let label = format!("{kind:?} {spread:?}, {threads} threads, in two passes");
         run_in_exact_memory(&catalog, 1, &devices, &label, two_passes, |plan| {
-            plan.radix_bits.is_none_or(|bits| bits > plan.target.pass_bits_max)
+            plan.composition.radix_bits().is_none_or(|bits| bits > plan.target.pass_bits_max)
         });
     }
 }
@@ -297,9 +306,9 @@ fn text_that_is_too_long_for_one_batch_leaves_in_several_although_columns_of_the
     let spec = spec(1, JoinKind::Inner, Strategy::Hash);
     let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
     // The side with many rows, so that the other side's single row matches all of them.
-    plan.build_side = Side::Left;
+    plan.composition.build_side = Side::Left;
     for defer_build_payload in [false, true] {
-        let task = Task { defer_build_payload, dense_range: None, ..plan.task().unwrap() };
+        let task = Task { dense_range: None, ..task_that_defers(&plan, defer_build_payload) };
         let budget = Budget::new("memory of device host:0", "--device-memory", 1 << 30);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
@@ -320,13 +329,13 @@ fn a_result_that_is_larger_than_memory_leaves_although_columns_of_the_build_side
         let spec = JoinSpec { batch_rows: Some(200), ..spec(1, JoinKind::Inner, Strategy::Hash) };
         let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
         // The plan may prefer the other side at equal predicted time, but that side does not fit.
-        (plan.build_side, plan.dense) = (Side::Left, false);
+        (plan.composition.build_side, plan.composition.dense) = (Side::Left, false);
         let budget = Budget::new("memory of device host:0", "--device-memory", device_bytes);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
         // First with build columns in order, then last. The last case underestimates the result, so
         // the join does not know at first that the result is too large to wait.
         let found = [(false, 4.0), (true, 4.0), (true, 0.01)].map(|(defer_build_payload, pairs_per_row)| {
-            let mut task = Task { defer_build_payload, chunk_rows_min: Some(1000), ..plan.task().unwrap() };
+            let mut task = Task { chunk_rows_min: Some(1000), ..task_that_defers(&plan, defer_build_payload) };
             task.expected.pairs_per_row = pairs_per_row;
             let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
             join::run(&task, &device, catalog.arena(), &sink, &monitor).unwrap_or_else(|error| {

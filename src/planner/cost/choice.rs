@@ -3,9 +3,8 @@
 //! cheapest.
 
 use super::super::filter;
-use super::super::inputs::Inputs;
-use super::super::moved_payload::MovedPayload;
-use super::super::{BoundJoin, Estimates, PlanOverrides, Strategy, Target};
+use super::super::inputs::{Input, Inputs};
+use super::super::{BoundJoin, Estimates, PlanOverrides, Side, Strategy, Target};
 use super::links::Links;
 use super::memory::{Chunks, MemoryNeed};
 use super::steps::{phases_of, total_seconds};
@@ -13,6 +12,7 @@ use super::{Costed, Filter, Model};
 use crate::Result;
 use crate::columns::Role;
 use crate::device::host::FilterBytes;
+use crate::join::{Composition, MovedPayload, RowLayout, TransferOrder};
 use crate::memory::Interrupt;
 
 /// Inputs common to all prices of one plan.
@@ -162,16 +162,27 @@ impl Choice<'_> {
 
     fn costed_with(&self, model: &Model<'_>, memory: MemoryNeed, chunks: Chunks) -> Costed {
         let (rates, steps) = (model.rates, model.steps(chunks));
+        let (strategy, inputs) = (self.strategy, model.inputs);
+        let composition = Composition {
+            build_side: inputs.build.side,
+            row_layout: RowLayout::of(strategy, self.radix_bits),
+            moved_payload: moved_payload(strategy, inputs),
+            dense: inputs.dense_slots.is_some(),
+            filter: self.filtered_rows.is_some(),
+            transfer_order: match (chunks.defer_build_payload, chunks.is_all_at_once) {
+                (true, _) => TransferOrder::DeferBuildPayload,
+                (false, true) => TransferOrder::ProbeAtOnce,
+                (false, false) => TransferOrder::Chunks,
+            },
+            device_makes_keys: inputs.device_makes_keys,
+            device_gathers_text: inputs.device_gathers_text(),
+        };
         Costed {
-            strategy: self.strategy,
+            composition,
             seconds: total_seconds(&steps, chunks, rates),
             phases: phases_of(&steps),
             memory,
-            radix_bits: self.radix_bits,
-            moved_payload: MovedPayload::of(self.strategy, model.inputs),
             filtered_rows: self.filtered_rows,
-            probe_at_once: chunks.is_all_at_once,
-            defer_build_payload: chunks.defer_build_payload,
         }
     }
 }
@@ -191,4 +202,21 @@ fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Optio
         bits.push(Some(two_passes));
     }
     bits
+}
+
+/// Collects the columns that pricing a strategy marked as moved with the keys.
+fn moved_payload(strategy: Strategy, inputs: &Inputs) -> MovedPayload {
+    let sides = [&inputs.build, &inputs.probe];
+    let all = || sides.into_iter().flat_map(|input| &input.columns);
+    if !strategy.moves_payload() {
+        return MovedPayload::Nothing;
+    }
+    if all().all(|column| column.is_moved || !column.can_move()) {
+        return MovedPayload::Everything;
+    }
+    let of = |side: Side| {
+        let columns = sides.into_iter().filter(|input: &&Input| input.side == side).flat_map(|input| &input.columns);
+        columns.filter(|column| column.is_moved).map(|column| column.index).collect()
+    };
+    MovedPayload::Columns { left: of(Side::Left), right: of(Side::Right) }
 }

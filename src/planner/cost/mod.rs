@@ -25,29 +25,22 @@ pub use memory::MemoryNeed;
 pub use steps::PredictedPhase;
 
 use super::inputs::{Input, Inputs};
-use super::moved_payload::MovedPayload;
 use super::rates::of_width;
 use super::{BoundJoin, Estimates, JoinKind, Rates, Strategy, Target};
 use crate::columns::Role;
 use crate::device::host::{FilterBytes, TableBytes};
+use crate::join::Composition;
 
-/// A strategy with its price.
+/// A composition with its price.
 #[derive(Debug)]
 pub(super) struct Costed {
-    pub(super) strategy: Strategy,
+    pub(super) composition: Composition,
     pub(super) phases: Vec<PredictedPhase>,
     /// All phases, overlapping copies counted once.
     pub(super) seconds: f64,
     pub(super) memory: MemoryNeed,
-    pub(super) radix_bits: Option<u32>,
-    /// Columns that move with the keys.
-    pub(super) moved_payload: MovedPayload,
     /// Probe rows predicted to pass the filter of the build keys; `None` without a filter.
     pub(super) filtered_rows: Option<f64>,
-    /// True if the probe side comes in one chunk if that fits.
-    pub(super) probe_at_once: bool,
-    /// True if columns of the build side come in after the probe side.
-    pub(super) defer_build_payload: bool,
 }
 
 /// A strategy on a side with all its decisions, from which phases and memory are computed.

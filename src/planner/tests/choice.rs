@@ -1,12 +1,13 @@
 //! Tests of the chosen strategy, build side, passes, moved columns, and the gatherer of text.
 
-use crate::device::Phase;
 use std::collections::BTreeSet;
 
 use arrow::array::{ArrayRef, Int32Array, RecordBatch, StringArray};
 
 use super::*;
 use crate::catalog::{Catalog, Upload, UploadOptions};
+use crate::device::Phase;
+use crate::join::TaskSide;
 use crate::memory::{Arena, Budget, Interrupt};
 use crate::planner::{JoinSpec, KeyPair, bind};
 
@@ -33,19 +34,19 @@ fn text_is_gathered_by_whoever_is_quicker() {
     let slow_host = || Rates { host_values: 1e6, ..a100().rates };
     let slow_link = || Rates { copy_in: 1e7, copy_out: 1e7, host_values: 1e12, ..a100().rates };
     let by_device = planned(false, true, slow_host(), None).unwrap();
-    assert!(by_device.device_gathers_text);
+    assert!(by_device.composition.device_gathers_text);
     let task = by_device.task().unwrap();
     for side in [&task.build, &task.probe] {
         assert_eq!(side.device_text, BTreeSet::from([1]), "the host gathers values of more than 4 KiB");
     }
     let by_host = planned(false, true, slow_link(), None).unwrap();
-    assert!(!by_host.device_gathers_text);
+    assert!(!by_host.composition.device_gathers_text);
     assert!(by_host.task().unwrap().build.device_text.is_empty());
-    assert!(!planned(false, true, slow_host(), Some(false)).unwrap().device_gathers_text);
-    assert!(planned(false, true, slow_link(), Some(true)).unwrap().device_gathers_text);
+    assert!(!planned(false, true, slow_host(), Some(false)).unwrap().composition.device_gathers_text);
+    assert!(planned(false, true, slow_link(), Some(true)).unwrap().composition.device_gathers_text);
     for (count, supports_text) in [(true, true), (false, false)] {
         let plan = planned(count, supports_text, slow_host(), None).unwrap();
-        assert!(!plan.device_gathers_text);
+        assert!(!plan.composition.device_gathers_text);
         let refused = planned(count, supports_text, slow_host(), Some(true)).unwrap_err();
         assert!(matches!(&refused, Error::Unsupported(text) if text.contains("gathers text")), "{refused}");
     }
@@ -57,12 +58,12 @@ fn sorted_inputs_are_merged_without_sorting() {
     let join = bound(&sorted(sparse(1 << 24, 2)), &sorted(sparse(1 << 25, 2)), JoinKind::Inner);
     let target = Target::default();
     let plan = plan_on(join, None, &target).unwrap();
-    assert!(matches!(plan.strategy, Strategy::SortMerge | Strategy::SortMergeGfur), "{}", plan.strategy);
+    assert!(matches!(plan.strategy(), Strategy::SortMerge | Strategy::SortMergeGfur), "{}", plan.strategy());
     assert!(plan.build_sorted && plan.probe_sorted);
     // A declared order is as good as a detected one.
     let unsorted = bound(&sparse(1 << 24, 2), &sparse(1 << 25, 2), JoinKind::Inner);
     let plan = plan_on(unsorted.clone(), None, &target).unwrap();
-    assert!(matches!(plan.strategy, Strategy::RadixHash | Strategy::RadixHashGfur), "{}", plan.strategy);
+    assert!(matches!(plan.strategy(), Strategy::RadixHash | Strategy::RadixHashGfur), "{}", plan.strategy());
     let declare = |table: &Table, spec: TableSpec| {
         let mut table = spec.build(&table.name);
         table.sorted_by = vec![0];
@@ -75,7 +76,7 @@ fn sorted_inputs_are_merged_without_sorting() {
     };
     let plan = plan_on(declared, None, &target).unwrap();
     assert!(plan.build_sorted && plan.probe_sorted);
-    assert!(matches!(plan.strategy, Strategy::SortMerge | Strategy::SortMergeGfur), "{}", plan.strategy);
+    assert!(matches!(plan.strategy(), Strategy::SortMerge | Strategy::SortMergeGfur), "{}", plan.strategy());
 }
 
 #[test]
@@ -83,14 +84,14 @@ fn dense_distinct_keys_take_the_perfect_hash_path() {
     let target = Target::default();
     let probe = TableSpec { distinct: 1e4, ..TableSpec::primary(1 << 22, 1) };
     let dense = plan_on(bound(&TableSpec::primary(10_000, 1), &probe, JoinKind::Inner), None, &target).unwrap();
-    assert!(dense.dense);
-    assert_eq!((dense.strategy, dense.build_side), (Strategy::Hash, Side::Left));
+    assert!(dense.composition.dense);
+    assert_eq!((dense.strategy(), dense.composition.build_side), (Strategy::Hash, Side::Left));
     let gaps = TableSpec { range: (0, 1 << 30), ..TableSpec::primary(10_000, 1) };
-    assert!(!plan_on(bound(&gaps, &probe, JoinKind::Inner), None, &target).unwrap().dense);
+    assert!(!plan_on(bound(&gaps, &probe, JoinKind::Inner), None, &target).unwrap().composition.dense);
     let repeated = TableSpec { distinct: 5e3, ..TableSpec::primary(10_000, 1) };
-    assert!(!plan_on(bound(&repeated, &probe, JoinKind::Inner), None, &target).unwrap().dense);
+    assert!(!plan_on(bound(&repeated, &probe, JoinKind::Inner), None, &target).unwrap().composition.dense);
     let negative = TableSpec { range: (-5, 9_994), ..TableSpec::primary(10_000, 1) };
-    assert!(!plan_on(bound(&negative, &probe, JoinKind::Inner), None, &target).unwrap().dense);
+    assert!(!plan_on(bound(&negative, &probe, JoinKind::Inner), None, &target).unwrap().composition.dense);
 }
 
 /// One build key in fifty is on two rows. A table of distinct keys does not hold such keys, so keys
@@ -138,9 +139,9 @@ fn every_kind_of_join_builds_on_the_smaller_side() {
     let (small, large) = (sparse(1 << 16, 1), sparse(1 << 22, 1));
     for how in JoinKind::ALL {
         let plan = plan_on(bound(&small, &large, how), None, &Target::default()).unwrap();
-        assert_eq!(plan.build_side, Side::Left, "{how}");
+        assert_eq!(plan.composition.build_side, Side::Left, "{how}");
         let plan = plan_on(bound(&large, &small, how), None, &Target::default()).unwrap();
-        assert_eq!(plan.build_side, Side::Right, "{how}");
+        assert_eq!(plan.composition.build_side, Side::Right, "{how}");
     }
 }
 
@@ -149,9 +150,9 @@ fn a_strategy_that_is_asked_for_is_taken() {
     for strategy in Strategy::ALL {
         let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
         let plan = plan_on(join, Some(strategy), &Target::default()).unwrap();
-        assert_eq!(plan.strategy, strategy);
+        assert_eq!(plan.strategy(), strategy);
         assert!(plan.reason.contains("asked for"), "{}", plan.reason);
-        let chosen = (strategy, plan.build_side);
+        let chosen = (strategy, plan.composition.build_side);
         assert!(plan.alternatives.iter().all(|other| (other.strategy, other.build_side) != chosen));
         for other in &plan.alternatives {
             assert_eq!(other.reason.contains("asked for"), other.strategy != strategy, "{other:?}");
@@ -186,8 +187,8 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
     for how in JoinKind::ALL {
         let plan = plan_on(one_in_sixteen(how), Some(Strategy::RadixHash), &target).unwrap();
         let drops = !matches!(how, JoinKind::Right | JoinKind::Full | JoinKind::RightAnti);
-        assert_eq!(plan.filtered_rows.is_some(), drops && plan.build_side == Side::Left, "{how}");
-        assert_eq!(plan.task().unwrap().filter, plan.filtered_rows.is_some());
+        assert_eq!(plan.filtered_rows.is_some(), drops && plan.composition.build_side == Side::Left, "{how}");
+        assert_eq!(plan.task().unwrap().composition.filter, plan.filtered_rows.is_some());
     }
 
     let all_match = plan_on(bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner), None, &target).unwrap();
@@ -207,25 +208,29 @@ fn overridden_decisions_are_planned_with_all_others_to_suit_them() {
         |overrides: PlanOverrides| plan_with_overrides(one_in_sixteen(JoinKind::Inner), &overrides, &target).unwrap();
     let chosen = of(PlanOverrides::default());
     assert!(chosen.filtered_rows.is_some());
-    let (strategy, build_side) = (Some(chosen.strategy), Some(chosen.build_side));
+    let (strategy, build_side) = (Some(chosen.strategy()), Some(chosen.composition.build_side));
     let as_chosen = PlanOverrides { strategy, build_side, filter: Some(true), ..PlanOverrides::default() };
     let same = of(as_chosen);
     assert_eq!(
-        (same.seconds, &same.moved_payload, same.radix_bits),
-        (chosen.seconds, &chosen.moved_payload, chosen.radix_bits)
+        (same.seconds, &same.composition.moved_payload, same.composition.radix_bits()),
+        (chosen.seconds, &chosen.composition.moved_payload, chosen.composition.radix_bits())
     );
 
     let unfiltered = of(PlanOverrides { filter: Some(false), ..as_chosen });
-    assert_eq!((unfiltered.strategy, unfiltered.build_side), (chosen.strategy, chosen.build_side));
-    assert!(!unfiltered.task().unwrap().filter && unfiltered.seconds > chosen.seconds);
+    assert_eq!(
+        (unfiltered.strategy(), unfiltered.composition.build_side),
+        (chosen.strategy(), chosen.composition.build_side)
+    );
+    assert!(!unfiltered.task().unwrap().composition.filter && unfiltered.seconds > chosen.seconds);
     assert!(unfiltered.phases.iter().all(|phase| phase.phase != Phase::Filter));
     assert!(unfiltered.reason.starts_with("it was asked for"), "{}", unfiltered.reason);
 
-    let other = of(PlanOverrides { build_side: Some(chosen.build_side.other()), ..PlanOverrides::default() });
-    assert_eq!(other.task().unwrap().build.side, chosen.build_side.other());
+    let other =
+        of(PlanOverrides { build_side: Some(chosen.composition.build_side.other()), ..PlanOverrides::default() });
+    assert_eq!(other.task().unwrap().build.side, chosen.composition.build_side.other());
     assert!(other.seconds > chosen.seconds);
     let of_chosen_side =
-        |plan: &Plan| plan.alternatives.iter().find(|other| other.build_side == chosen.build_side).cloned();
+        |plan: &Plan| plan.alternatives.iter().find(|other| other.build_side == chosen.composition.build_side).cloned();
     assert!(of_chosen_side(&other).unwrap().reason.starts_with("another was asked for; "));
 
     // A filter without benefit, and a filter that is impossible.
@@ -233,7 +238,7 @@ fn overridden_decisions_are_planned_with_all_others_to_suit_them() {
     let filtered =
         plan_with_overrides(all_match(), &PlanOverrides { filter: Some(true), ..PlanOverrides::default() }, &target)
             .unwrap();
-    assert!(filtered.task().unwrap().filter);
+    assert!(filtered.task().unwrap().composition.filter);
     assert!(filtered.seconds > plan_on(all_match(), None, &target).unwrap().seconds);
     let on_the_left = PlanOverrides { build_side: Some(Side::Left), filter: Some(true), ..PlanOverrides::default() };
     let refusal = plan_with_overrides(one_in_sixteen(JoinKind::Full), &on_the_left, &target).unwrap_err();
@@ -254,15 +259,26 @@ fn columns_are_moved_by_the_side_where_that_is_worth_it() {
         plan_with_overrides(bound(&r, &s, JoinKind::Inner), &overrides, &target).unwrap()
     };
     let chosen = plan(None);
-    assert_eq!((chosen.strategy, chosen.build_side), (Strategy::RadixHash, Side::Left), "{}", chosen.reason);
-    let MovedPayload::Columns { left, right } = &chosen.moved_payload else { panic!("{:?}", chosen.moved_payload) };
+    assert_eq!(
+        (chosen.strategy(), chosen.composition.build_side),
+        (Strategy::RadixHash, Side::Left),
+        "{}",
+        chosen.reason
+    );
+    let MovedPayload::Columns { left, right } = &chosen.composition.moved_payload else {
+        panic!("{:?}", chosen.composition.moved_payload)
+    };
     assert_eq!((left.iter().copied().collect::<Vec<_>>(), right.len()), (vec![1, 2], 0));
     let task = chosen.task().unwrap();
-    assert_eq!((task.build.moved_columns.len(), task.probe.moved_columns.len()), (2, 0));
+    let moved = |side: &TaskSide| chosen.composition.moved_payload.of_side(side.side, &side.output_columns).len();
+    assert_eq!((moved(&task.build), moved(&task.probe)), (2, 0));
 
     // The chosen mix is cheaper than both named strategies, which move all columns or nothing.
     let (all, none) = (plan(Some(Strategy::RadixHash)), plan(Some(Strategy::RadixHashGfur)));
-    assert_eq!((&all.moved_payload, &none.moved_payload), (&MovedPayload::Everything, &MovedPayload::Nothing));
+    assert_eq!(
+        (&all.composition.moved_payload, &none.composition.moved_payload),
+        (&MovedPayload::Everything, &MovedPayload::Nothing)
+    );
     assert!(chosen.seconds < all.seconds && chosen.seconds < none.seconds);
 
     let explanation = Explanation::new(&chosen, "cuda:0", String::new(), None);
@@ -282,7 +298,7 @@ fn columns_are_moved_by_the_side_where_that_is_worth_it() {
 fn a_second_pass_is_made_where_partitions_outgrow_the_cache() {
     let bits = |build_rows: u64, target: &Target| {
         let join = bound(&sparse(build_rows, 1), &sparse(2 * build_rows, 1), JoinKind::Inner);
-        plan_on(join, Some(Strategy::RadixHash), target).unwrap().radix_bits.unwrap()
+        plan_on(join, Some(Strategy::RadixHash), target).unwrap().composition.radix_bits().unwrap()
     };
     let target = Target { pass_bits_max: 8, ..Target::default() };
     let rows = |bits: u32| (target.partition_rows as u64) << bits;
@@ -306,6 +322,6 @@ fn without_statistics_a_plan_is_made_all_the_same() {
         *table = Arc::new(blank);
     }
     let plan = plan_on(join, None, &Target::default()).unwrap();
-    assert_eq!(plan.build_side, Side::Left);
-    assert!(!plan.dense);
+    assert_eq!(plan.composition.build_side, Side::Left);
+    assert!(!plan.composition.dense);
 }

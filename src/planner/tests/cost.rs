@@ -32,7 +32,7 @@ fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
     };
     assert!(message.contains(most.name()) && message.contains("fits"), "{message}");
     let free = plan_on(join, None, &between).unwrap();
-    assert_ne!(free.strategy, most);
+    assert_ne!(free.strategy(), most);
     assert_eq!(whole.alternatives.len(), 2 * Strategy::ALL.len() - 1, "each strategy on each side");
 }
 
@@ -147,7 +147,7 @@ fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
         (target.rates.copy_in, target.rates.copy_out) = (20e9, 20e9);
         target.rates.call_seconds = call_seconds;
         let overrides = PlanOverrides { build_side: Some(Side::Left), ..PlanOverrides::named(Some(Strategy::Hash)) };
-        plan_with_overrides(join, &overrides, &target).unwrap().probe_at_once
+        plan_with_overrides(join, &overrides, &target).unwrap().composition.transfer_order == TransferOrder::ProbeAtOnce
     };
     assert!(is_at_once(3 << 20, 100e-6), "the calls of three chunks take longer than the work they hide");
     assert!(!is_at_once(3 << 20, 1e-6), "calls take almost no time");
@@ -168,7 +168,7 @@ fn host_memory_is_reckoned_with_for_as_many_host_made_keys_as_are_worked_on_at_a
         (target.rates.copy_in, target.rates.copy_out) = (1e9, 1e9);
         target.rates.call_seconds = call_seconds;
         let plan = plan_on(join.clone(), Some(Strategy::Hash), &target).unwrap();
-        assert_eq!(plan.probe_at_once, is_at_once);
+        assert_eq!(plan.composition.transfer_order == TransferOrder::ProbeAtOnce, is_at_once);
         assert_eq!(plan.host_scratch_bytes, keys(ROWS) + keys(probe_rows));
     }
 }
@@ -187,7 +187,7 @@ fn only_copies_that_transforming_does_not_wait_for_hide_it() {
     let phase = |plan: &Plan, name: Phase| plan.phases.iter().find(|phase| phase.phase == name).unwrap().seconds;
     for (strategy, is_hidden) in [(Strategy::RadixHash, false), (Strategy::RadixHashGfur, true)] {
         let [fast, slow] = [100e9, 50e9].map(|partition| planned(strategy, partition));
-        assert_eq!(fast.build_side, slow.build_side);
+        assert_eq!(fast.composition.build_side, slow.composition.build_side);
         let longer = |name: Phase| phase(&slow, name) - phase(&fast, name);
         let (build, probe) = (longer(Phase::PartitionBuild), longer(Phase::PartitionProbe));
         assert!(build > 0.0 && probe > 0.0);
@@ -213,7 +213,7 @@ fn calls_of_several_steps_take_their_time_however_few_the_rows() {
             let mut target = a100();
             change(&mut target.rates);
             let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
-            (plan.seconds, plan.build_side)
+            (plan.seconds, plan.composition.build_side)
         };
         const LONGER: f64 = 1e-3;
         type Change<'a> = &'a dyn Fn(&mut Rates);
@@ -342,7 +342,7 @@ fn small_joins_are_priced_by_their_calls() {
         let mut target = two_pass(a100());
         target.rates.call_seconds = call_seconds;
         let plan = plan_on(bound(&sparse(rows, 1), &sparse(rows, 1), JoinKind::Inner), None, &target).unwrap();
-        (plan.seconds, plan.strategy)
+        (plan.seconds, plan.strategy())
     };
     let [quick, slow, slower] = [1e-6, 1e-2, 2e-2].map(|call_seconds| seconds(1000, call_seconds).0);
     assert!((1.98..=2.0).contains(&(slower / slow)), "{slow} and {slower} are calls only");
@@ -379,7 +379,7 @@ fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
     assert_eq!(named("match")["measured_seconds"], 0.5);
     assert!(named("match")["predicted_seconds"].as_f64().unwrap() > 0.0);
     assert!(named("partition probe")["measured_seconds"].is_null());
-    assert!(named("verify")["predicted_seconds"].is_null());
+    assert!(named("compare keys")["predicted_seconds"].is_null());
     assert_eq!(json["alternatives"].as_array().unwrap().len(), 9);
     assert_eq!(named("match")["measured_bytes_per_second"], 2000.0);
     assert_eq!(named("match")["boundary_bytes_per_second"], Target::default().rates.stream);

@@ -142,7 +142,7 @@ fn sparse(rows: u64, payload: usize) -> TableSpec {
 }
 
 fn seconds_of(plan: &Plan, strategy: Strategy) -> f64 {
-    if plan.strategy == strategy {
+    if plan.strategy() == strategy {
         return plan.seconds;
     }
     plan.alternatives.iter().find(|other| other.strategy == strategy).expect("every strategy is priced").seconds

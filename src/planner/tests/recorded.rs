@@ -182,7 +182,7 @@ impl Recorded {
     /// Seconds of the planner's choice over those of the best composition.
     fn times_best(&self) -> f64 {
         let best = self.ways.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
-        self.seconds(&self.choice().composition()).map_or(f64::INFINITY, |seconds| seconds / best)
+        self.seconds(&self.choice().composition.to_string()).map_or(f64::INFINITY, |seconds| seconds / best)
     }
 }
 
