@@ -172,7 +172,7 @@ impl Catalog {
     ) -> Result<NameReservation> {
         self.reserve_unless(name, editor, purpose, |found| match mode {
             IntoMode::Create => Err(Error::AlreadyExists(format!(
-                "table {name:?} exists already; use into_mode replace (--into-mode replace) to put the result in its place, or \
+                "table {name:?} exists already; use into_mode replace (--into-mode replace) to replace it with the result, or \
                  another name"
             ))),
             IntoMode::Replace => editor.check(found, "replaced"),
@@ -283,7 +283,7 @@ impl Catalog {
         let reserved = names.reserved.iter().filter(|(name, reserved)| reserved.owner == owner && is_new(name)).count();
         if tables + reserved >= limit {
             return Err(Error::Exhausted(format!(
-                "tenant {owner:?} has {} and {reserved} on the way, and may have {limit}; drop one, or raise the server's --tenant-tables",
+                "tenant {owner:?} has {} and {reserved} being created, and its limit is {limit}; drop one, or raise the server's --tenant-tables",
                 human::counted(tables as u64, "table")
             )));
         }

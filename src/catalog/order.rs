@@ -111,7 +111,7 @@ fn out_of_order(
         columns.iter().map(value).collect::<Vec<String>>().join(", ")
     };
     Error::Invalid(format!(
-        "the rows are not sorted by {}, as sorted_by says: row {} ({}) is less than the row before it ({}); rows are counted from \
+        "the rows are not sorted by {}, contrary to sorted_by: row {} ({}) is less than the row before it ({}); rows are counted from \
          1, and the order is ascending with nulls first",
         listed(names.iter()),
         row + 1,

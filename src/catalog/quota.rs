@@ -91,8 +91,8 @@ impl Charge {
             let missing = held_bytes.saturating_add(bytes) - limit_bytes;
             if bytes > limit_bytes || self.ledger.evictable.give_back_of(&self.owner, missing) == 0 {
                 return Err(Error::Exhausted(format!(
-                    "tenant {:?} holds {} of tables, uploads and results, and {} more would exceed its {}; drop a table, let a \
-                     result go, or raise the server's --tenant-memory",
+                    "tenant {:?} holds {} of tables, uploads and results, and {} more would exceed its limit of {}; drop a table, \
+                     release a result, or raise the server's --tenant-memory",
                     self.owner,
                     human_bytes(held_bytes),
                     human_bytes(bytes),

@@ -314,7 +314,7 @@ impl ResultSpool {
             self.wait_for_room(&mut held, bytes)?;
         } else if held.bytes + bytes > self.inner.bytes_max {
             let limit = human_bytes(self.inner.bytes_max);
-            return Err(Error::Exhausted(format!("the result is too large: it may take {limit}")));
+            return Err(Error::Exhausted(format!("the result is too large: its limit is {limit}")));
         }
         self.check_not_released()?;
         if let (Some(charge), false) = (&mut held.charge, self.is_consumed_by_reading()) {
@@ -505,7 +505,7 @@ impl ResultSpool {
                 let Some(charge) = &mut held.charge else { return Ok(()) };
                 match charge.try_grow(bytes) {
                     // The result holds no bytes, so readers cannot make room.
-                    Err(error) if held.bytes == 0 => return Err(error.context("passing on the result of the join")),
+                    Err(error) if held.bytes == 0 => return Err(error.context("streaming the result of the join")),
                     Err(_) => (),
                     Ok(()) => return Ok(()),
                 }
@@ -603,7 +603,7 @@ impl std::fmt::Debug for ResultSpool {
 fn released() -> Error {
     Error::NotFound(
         "the result is gone: its lease ended, its job was cancelled, or it had been read and its memory was needed; run the join \
-         again, with retain_seconds (--retain-seconds) if it must stay"
+         again, with retain_seconds (--retain-seconds) to keep it"
             .into(),
     )
 }

@@ -328,7 +328,7 @@ impl Rows {
     pub(super) fn append(&mut self, batch: RecordBatch) -> Result<()> {
         if !Arc::ptr_eq(batch.schema_ref(), &self.schema) && batch.schema_ref() != &self.schema {
             return Err(Error::Invalid(format!(
-                "the schema changed in mid-stream, after {} rows: {}; every batch must have the columns of the first \
+                "the schema changed during the stream, after {} rows: {}; every batch must have the columns of the first \
                  message",
                 self.rows,
                 difference(&self.schema, batch.schema_ref()),
@@ -428,8 +428,8 @@ fn check_nulls(table: &Table, schema: &SchemaRef, rows: &DoneRows) -> Result<()>
             let nulls = batch.column(at).logical_nulls();
             if let Some(null) = nulls.and_then(|nulls| nulls.iter().position(|is_valid| !is_valid)) {
                 return Err(Error::Invalid(format!(
-                    "the rows do not fit table {:?}: column {:?} is not null there, and row {} has a null in it; upload rows \
-                     without, or use mode replace",
+                    "the rows do not fit table {:?}: its column {:?} is declared not null, and row {} has a null in it; upload \
+                     rows without nulls, or use mode replace",
                     table.name,
                     field.name(),
                     row + null

@@ -232,7 +232,7 @@ impl Uploads {
         options: &UploadOptions,
     ) -> Result<UploadStream> {
         if options.part.is_some() {
-            return Err(Error::Invalid("\"part\" is of no use without \"upload\", the ID that the parts share".into()));
+            return Err(Error::Invalid("\"part\" needs \"upload\", the ID that the parts share".into()));
         }
         {
             let mut state = self.inner.state.lock();
@@ -256,7 +256,7 @@ impl Uploads {
     ) -> Result<UploadStream> {
         let key = (editor.tenant.clone(), id);
         let id = &key.1;
-        super::names::check_name(id).map_err(|error| error.context("the upload ID is held to a table name's rules"))?;
+        super::names::check_name(id).map_err(|error| error.context("an upload ID follows the rules of table names"))?;
         let mut state = self.inner.state.lock();
         if let Some((_, ended)) = state.ended.iter().find(|(ended, _)| *ended == key) {
             return Err(Error::AlreadyExists(format!("upload {id:?} {}; start another under a new ID", ended.told())));
@@ -267,7 +267,7 @@ impl Uploads {
             let shared = Shared::new(target, options.clone());
             state.shared.insert(key.clone(), shared);
         }
-        let shared = state.shared.get_mut(&key).expect("it was there, or was just put there");
+        let shared = state.shared.get_mut(&key).expect("it was found, or has just been inserted");
         let (rows, place) = shared.open(id, name, &schema, &options)?;
         drop(state);
         Ok(UploadStream { uploads: self.clone(), rows: Some(rows), kind: Kind::Shared(key, place) })
@@ -279,7 +279,7 @@ impl Uploads {
             return Ok(());
         }
         Err(Error::Exhausted(format!(
-            "{} under way, which is as many as there may be; wait for one to end, or raise the server's --upload-limit",
+            "{} under way, which is the limit; wait for one to end, or raise the server's --upload-limit",
             human::counted_as(limit as u64, "upload is", "uploads are")
         )))
     }
@@ -304,8 +304,8 @@ impl Shared {
         let Some(target) = &self.target else { return Err(being_committed(id)) };
         let differs = |what: &str| {
             Err(Error::Invalid(format!(
-                "this stream and the first one of upload {id:?} differ in {what}; all must fill one table, {:?}, with one \
-                 schema and the same options",
+                "this stream and the first stream of upload {id:?} differ in {what}; all streams must fill table {:?}, with the \
+                 same schema and options",
                 self.name
             )))
         };
@@ -321,7 +321,7 @@ impl Shared {
         let place = options.part.map_or(Place::Opened(self.streams), Place::Numbered);
         if self.parts.contains_key(&place) || self.streams_open.contains(&place) {
             return Err(Error::AlreadyExists(format!(
-                "upload {id:?} has that part already, or another stream is sending it; give each stream a number of its own"
+                "upload {id:?} has that part already, or another stream is sending it; give each stream its own part number"
             )));
         }
         self.streams += 1;
@@ -388,7 +388,7 @@ impl State {
         let ended = self.ended.iter().find(|(ended, _)| ended == key);
         Error::NotFound(match ended {
             Some((_, how)) => format!("upload {:?} {}", key.1, how.told()),
-            None => format!("there is no upload {:?}; the first stream that names it begins it", key.1),
+            None => format!("there is no upload {:?}; the first stream with this ID starts it", key.1),
         })
     }
 }
@@ -400,7 +400,7 @@ impl Ended {
             Self::Aborted => "was aborted".into(),
             Self::Refused(why) => format!("was refused: {why}"),
             Self::Forgotten(idle) => format!(
-                "was forgotten with its rows, since nothing arrived for it within {} s (the server's --upload-idle-seconds)",
+                "was dropped with its rows, because nothing arrived for it within {} s (the server's --upload-idle-seconds)",
                 idle.as_secs()
             ),
         }

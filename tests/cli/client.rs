@@ -742,7 +742,7 @@ fn rows_that_are_out_of_order_are_counted_from_one() {
     let server = Server::start(&[]);
     fs::write(server.path().join("t.csv"), "k\n1\n3\n2\n").unwrap();
     let said = server.fails(&["put", "t.csv", "--sorted-by", "k"]);
-    let expected = "error: uploading table \"t\": the rows are not sorted by k, as sorted_by says: row 3 (2) is less than the row \
+    let expected = "error: uploading table \"t\": the rows are not sorted by k, contrary to sorted_by: row 3 (2) is less than the row \
                     before it (3); rows are counted from 1";
     assert!(said.starts_with(expected), "{said}");
 }

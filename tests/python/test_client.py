@@ -203,7 +203,7 @@ def test_csv_is_added_to_columns_that_are_not_null_where_it_has_no_null(
     file.write_text("k\n2\n3\n")
     assert client.put("t", file, mode="append") == 2
     file.write_text("k\n4\nNA\n")
-    with pytest.raises(dovetail.InvalidRequest, match='column "k" is not null there, and row 2 has a null'):
+    with pytest.raises(dovetail.InvalidRequest, match='column "k" is declared not null, and row 2 has a null'):
         client.put("t", file, mode="append", null_values=["NA"])
     assert client.schema("t") == schema
     assert client.get("t")["k"].to_pylist() == [1, 2, 3]

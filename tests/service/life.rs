@@ -92,7 +92,7 @@ async fn an_upload_in_streams_whose_client_dies_is_forgotten_in_whole_after_a_wh
     server.expect_used_bytes(0).await;
     let mut client = server.client().await;
     let committed = act(&mut client, "commit_upload", r#"{"upload": "id"}"#).await;
-    refused(committed, Code::NotFound, "\"id\" was forgotten with its rows, since nothing arrived for it within 5 s");
+    refused(committed, Code::NotFound, "\"id\" was dropped with its rows, because nothing arrived for it within 5 s");
     let again = put_with(&mut client, "t", keyed(10, 10), r#"{"upload": "id", "part": 1}"#).await;
     refused(again, Code::AlreadyExists, "start another under a new ID");
     put(&mut client, "t", keyed(10, 10)).await.unwrap();

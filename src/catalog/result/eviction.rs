@@ -211,7 +211,7 @@ impl ResultSpool {
         if let Some(EvictionPermit { results, .. }) = &self.inner.eviction {
             results.remove(&self.inner);
         }
-        tracing::info!(bytes, "the memory of a result that was read is needed");
+        tracing::info!(bytes, "released a result that was read, because its memory is needed");
         bytes
     }
 }

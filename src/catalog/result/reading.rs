@@ -122,7 +122,7 @@ impl ResultSpool {
             }
             let place = held.batches.get(index).and_then(Option::as_ref);
             return place.map(|(batch, _)| batch.clone()).ok_or_else(|| {
-                Error::Internal(format!("batch {index} of a result is missing, of {} pushed", held.batches.len()))
+                Error::Internal(format!("batch {index} of a result is missing; {} were pushed", held.batches.len()))
             });
         }
         let slot = index.checked_sub(held.taken).and_then(|place| held.batches.get_mut(place)).and_then(Option::take);
@@ -168,7 +168,7 @@ fn end_of(state: SpoolState) -> Result<Option<RecordBatch>> {
 fn consumed() -> Error {
     Error::Precondition(
         "this part of the result was read already, and retain_seconds 0 keeps nothing; run the join again, with retain_seconds \
-         (--retain-seconds) if it is to be read twice"
+         (--retain-seconds) to read it twice"
             .into(),
     )
 }

@@ -52,14 +52,14 @@ fn a_tenant_may_hold_only_so_many_tables() {
     assert_refused(
         upload(&catalog, "ada", "b", UploadMode::Create, 1),
         is!(Exhausted),
-        &["\"ada\"", "1 table and 1 on the way", "may have 2", "--tenant-tables"],
+        &["\"ada\"", "1 table and 1 being created", "its limit is 2", "--tenant-tables"],
     );
     upload(&catalog, "eve", "b", UploadMode::Create, 1).unwrap();
     drop(reserved);
     upload(&catalog, "ada", "c", UploadMode::Create, 1).unwrap();
     upload(&catalog, "ada", "c", UploadMode::Replace, 1).unwrap();
     assert_eq!(catalog.usage("ada").tables, 2);
-    assert_refused(upload(&catalog, "ada", "d", UploadMode::Replace, 1), is!(Exhausted), &["may have 2"]);
+    assert_refused(upload(&catalog, "ada", "d", UploadMode::Replace, 1), is!(Exhausted), &["its limit is 2"]);
     assert!(catalog.table("d").is_err());
 }
 
@@ -90,7 +90,11 @@ fn a_result_takes_the_place_of_a_table_that_is_its_owners_to_change() {
     assert_eq!(catalog.table("a").unwrap().owner, "ada", "a table stays its owner's");
     let mut reserved = reserve(&ada, IntoMode::Replace).unwrap();
     catalog.drop_table("a", &ada).unwrap();
-    assert_refused(upload(&catalog, "ada", "c", UploadMode::Create, 1), is!(Exhausted), &["1 table and 1 on the way"]);
+    assert_refused(
+        upload(&catalog, "ada", "c", UploadMode::Create, 1),
+        is!(Exhausted),
+        &["1 table and 1 being created"],
+    );
     reserved.publish(table("", "ada")).unwrap();
     assert_eq!(catalog.usage("ada").tables, 2);
 }

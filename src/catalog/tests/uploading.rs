@@ -181,7 +181,7 @@ fn a_schema_that_changes_in_mid_stream_is_refused_by_the_column() {
     let fields = vec![Field::new("k", DataType::Float64, true), Field::new("name", DataType::Utf8, true)];
     let columns: Vec<ArrayRef> = vec![Arc::new(Float64Array::from(vec![1.0])), batch([1]).column(1).clone()];
     let other = RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).unwrap();
-    assert_refused(upload.append(other), is!(Invalid), &["mid-stream", "after 1 rows", "int64", "float64"]);
+    assert_refused(upload.append(other), is!(Invalid), &["during the stream", "after 1 rows", "int64", "float64"]);
 }
 
 #[test]
@@ -483,7 +483,11 @@ fn an_upload_for_which_nothing_comes_is_forgotten() {
     assert!(uploads.forget_idle(Instant::now() + Duration::from_secs(59)).is_empty());
     let forgotten = uploads.forget_idle(Instant::now() + Duration::from_secs(61));
     assert_eq!(forgotten, [("ada".to_string(), "id".to_string())]);
-    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(NotFound), &["forgotten", "60 s"]);
+    assert_refused(
+        uploads.commit("ada", "id", &Interrupt::default()),
+        is!(NotFound),
+        &["dropped with its rows", "60 s"],
+    );
     assert_eq!(catalog.arena().budget().used_bytes(), 0);
 }
 
