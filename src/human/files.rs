@@ -8,17 +8,17 @@ pub fn file_failure(path: &Path, error: &std::io::Error) -> String {
     let above = || path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
     match error.kind() {
         K::NotFound => match above().filter(|above| !above.exists()).last() {
-            Some(missing) => format!("there is no such folder as {}", missing.display()),
+            Some(missing) => format!("there is no folder {}", missing.display()),
             None => "there is no such file".into(),
         },
         K::NotADirectory => match above().find(|above| above.is_file()) {
-            Some(file) => format!("{} is a file, and no folder", file.display()),
-            None => "what should be a folder is none".into(),
+            Some(file) => format!("{} is a file, not a folder", file.display()),
+            None => "a part of its path is not a folder".into(),
         },
-        K::IsADirectory => "it is a folder, and a file is needed".into(),
-        K::PermissionDenied => "permission denied: the user that runs this may not open it".into(),
+        K::IsADirectory => "it is a folder, not a file".into(),
+        K::PermissionDenied => "permission denied: the user of this process may not open it".into(),
         K::StorageFull => "the disk is full".into(),
-        K::ReadOnlyFilesystem => "it is on a file system that is read only".into(),
+        K::ReadOnlyFilesystem => "its file system is read-only".into(),
         K::InvalidData => "it is not UTF-8 text".into(),
         _ => system_words(error),
     }
@@ -41,12 +41,12 @@ mod tests {
         std::fs::write(at("file"), [0xff, 0xfe]).unwrap();
         let read = |name: &str| file_failure(&at(name), &std::fs::read_to_string(at(name)).unwrap_err());
         assert_eq!(read("none"), "there is no such file");
-        assert_eq!(read("no/such/file"), format!("there is no such folder as {}", at("no").display()));
-        assert_eq!(read("file/x"), format!("{} is a file, and no folder", at("file").display()));
-        assert_eq!(read(""), "it is a folder, and a file is needed");
+        assert_eq!(read("no/such/file"), format!("there is no folder {}", at("no").display()));
+        assert_eq!(read("file/x"), format!("{} is a file, not a folder", at("file").display()));
+        assert_eq!(read(""), "it is a folder, not a file");
         assert_eq!(read("file"), "it is not UTF-8 text");
         let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-        let said = "permission denied: the user that runs this may not open it";
+        let said = "permission denied: the user of this process may not open it";
         assert_eq!(file_failure(&at("file"), &denied), said);
         assert_eq!(system_words(std::io::Error::from_raw_os_error(4)), "Interrupted system call");
     }

@@ -688,26 +688,26 @@ fn files_that_are_not_there_are_named_in_plain_words() {
     fs::create_dir(server.path().join("folder")).unwrap();
     let tls = ["tables", "--server", "https://127.0.0.1:1"];
     for (line, expected) in [
-        (&["get", "orders", "-o", "none/x.csv"][..], "writing none/x.csv: there is no such folder as none"),
+        (&["get", "orders", "-o", "none/x.csv"][..], "writing none/x.csv: there is no folder none"),
         (&["get", "orders", "-o", "folder"], "writing folder: it is a folder; give the name of a file"),
-        (&["get", "orders", "-o", "orders.csv/x.csv"], "writing orders.csv/x.csv: orders.csv is a file, and no folder"),
+        (&["get", "orders", "-o", "orders.csv/x.csv"], "writing orders.csv/x.csv: orders.csv is a file, not a folder"),
         (
             &["get", "orders", "-o", "x.parquet", "--format", "csv"],
             "writing x.parquet: its name says parquet, and --format csv; leave --format out, or give the file another name",
         ),
         (&["put", "."], "reading .: it is a folder; name the files in it, with --table to put them into one table"),
         (&["put", ".."], "reading ..: it is a folder; name the files in it, with --table to put them into one table"),
-        (&["put", "none/x.csv"], "reading none/x.csv: there is no such folder as none"),
+        (&["put", "none/x.csv"], "reading none/x.csv: there is no folder none"),
         (&["tables", "--token", "@none"], "--token names the file none, which cannot be read: there is no such file"),
-        (&["tables", "--token", "@folder"], "cannot be read: it is a folder, and a file is needed"),
+        (&["tables", "--token", "@folder"], "cannot be read: it is a folder, not a file"),
         (
             &[&tls[..], &["--ca", "none.pem"]].concat(),
             "--ca names none.pem, which cannot be read: there is no such file",
         ),
         (&["serve", "--config", "none.toml"], "configuration file none.toml: there is no such file"),
-        (&["serve", "--config", "folder"], "configuration file folder: it is a folder, and a file is needed"),
-        (&["serve", "--check-config", "--topology", "folder"], "cannot be read: it is a folder, and a file is needed"),
-        (&["serve", "--check-config", "--ready-file", "none/ready"], "none/ready: there is no such folder as none"),
+        (&["serve", "--config", "folder"], "configuration file folder: it is a folder, not a file"),
+        (&["serve", "--check-config", "--topology", "folder"], "cannot be read: it is a folder, not a file"),
+        (&["serve", "--check-config", "--ready-file", "none/ready"], "none/ready: there is no folder none"),
     ] {
         let output = server.run(line);
         let said = stderr(&output);

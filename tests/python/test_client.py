@@ -515,17 +515,17 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
     "certs in a folder": (
         lambda client: dovetail.connect(client.uri, tls_root_certs="/"),
         IsADirectoryError,
-        "tls_root_certs names the file /, which cannot be read: it is a folder, and a file is needed; it takes PEM",
+        "tls_root_certs names the file /, which cannot be read: it is a folder, not a file; it takes PEM",
     ),
     "token of no file": (
         lambda client: dovetail.connect(client.uri, token="@/no/such/file"),
         ValueError,
-        "token names the file /no/such/file, which cannot be read: there is no such folder as /no",
+        "token names the file /no/such/file, which cannot be read: there is no folder /no",
     ),
     "file in no folder": (
         lambda client: client.put("t", "/no/such.csv"),
         FileNotFoundError,
-        "there is no file '/no/such.csv' to upload: there is no such folder as /no",
+        "there is no file '/no/such.csv' to upload: there is no folder /no",
     ),
     "certs of a number": (
         lambda client: dovetail.connect(client.uri, tls_root_certs=1),

@@ -242,26 +242,26 @@ def file_failure(path: str | os.PathLike[str], error: Exception) -> str:
     """Why the system refuses a file, in plain words and without its numbers.
 
     >>> file_failure("/proc/none/such", FileNotFoundError(2, "No such file or directory"))
-    'there is no such folder as /proc/none'
+    'there is no folder /proc/none'
     >>> file_failure("/proc/none", FileNotFoundError(2, "No such file or directory"))
     'there is no such file'
     >>> file_failure("/proc/version/x", NotADirectoryError(20, "Not a directory"))
-    '/proc/version is a file, and no folder'
+    '/proc/version is a file, not a folder'
     >>> file_failure("/proc/1/mem", PermissionError(13, "Permission denied"))
-    'permission denied: the user that runs this may not open it'
+    'permission denied: the user of this process may not open it'
     """
     above = list(Path(path).parents)
     match error:
         case FileNotFoundError():
             missing = [folder for folder in above if not folder.exists()]
-            return f"there is no such folder as {missing[-1]}" if missing else "there is no such file"
+            return f"there is no folder {missing[-1]}" if missing else "there is no such file"
         case NotADirectoryError():
             file = next((folder for folder in above if folder.is_file()), None)
-            return "what should be a folder is none" if file is None else f"{file} is a file, and no folder"
+            return "a part of its path is not a folder" if file is None else f"{file} is a file, not a folder"
         case IsADirectoryError():
-            return "it is a folder, and a file is needed"
+            return "it is a folder, not a file"
         case PermissionError():
-            return "permission denied: the user that runs this may not open it"
+            return "permission denied: the user of this process may not open it"
         case UnicodeDecodeError():
             return "it is not UTF-8 text"
     return getattr(error, "strerror", None) or str(error)
