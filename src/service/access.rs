@@ -66,7 +66,7 @@ const SERVED_WHILE_DRAINING: [&str; 4] = ["PollFlightInfo", "DoGet", "DoPut", "D
 
 /// Returns the error for new work while the server drains.
 pub(super) fn shutting_down() -> Error {
-    Error::Unavailable("the server is shutting down; call another one, or this one later".into())
+    Error::Unavailable("the server is shutting down; call another server, or this one later".into())
 }
 
 /// RPCs whose requests are streams of data; the others send one message, or a few small ones.
@@ -282,11 +282,14 @@ impl Call {
     fn reworded(&self, code: Code, message: &str) -> Option<Status> {
         match (code, message.strip_prefix("failed to decode Protobuf message: ")) {
             (Code::Internal, Some(why)) => {
-                Some(Error::Invalid(format!("the request is no message of {}: {why}", self.rpc)).into())
+                Some(Error::Invalid(format!("the request is not a message of {}: {why}", self.rpc)).into())
             }
             (Code::Unimplemented, _) if message.is_empty() && self.rpc == UNKNOWN_RPC => {
                 let path = self.record.inner.command.lock().clone();
-                Some(Error::Unsupported(format!("there is no method {path:?}; there are those of {FLIGHT}")).into())
+                Some(
+                    Error::Unsupported(format!("there is no method {path:?}; the methods are those of {FLIGHT}"))
+                        .into(),
+                )
             }
             _ => None,
         }
@@ -299,7 +302,7 @@ impl Drop for Call {
         let (code, message) = self.outcome.take().unwrap_or_else(|| match has_expired {
             true => (Code::DeadlineExceeded, deadline_passed().message().to_owned()),
             false if self.shared.ended.is_cancelled() => (Code::Unavailable, server_ended().message().to_owned()),
-            false => (Code::Cancelled, "the client gave the call up".into()),
+            false => (Code::Cancelled, "the client cancelled the call".into()),
         });
         let message = printable(&message);
         let duration = self.started.elapsed();

@@ -32,30 +32,30 @@ use crate::{Context, Error, Result};
 const ACTIONS: &[(&str, &str)] = &[
     (
         "drop_table",
-        r#"Removes a table; those who read it finish. Body {"name": "orders"}. Result {"table": ..., "rows": ...}"#,
+        r#"Removes a table; its current readers finish. Body {"name": "orders"}. Result {"table": ..., "rows": ...}"#,
     ),
     (
         "list_jobs",
-        "Your jobs, or everybody's for an admin, oldest first, with those that are over and remembered. No body. One result for each, as of `job`",
+        "Lists your jobs (all jobs for an admin), oldest first, with ended jobs that are still remembered. No body. One result for each, as of `job`",
     ),
-    ("job", r#"A job: state, progress, queue position, phases measured so far. Body {"job": 7}"#),
+    ("job", r#"Describes a job: state, progress, queue position, phases measured so far. Body {"job": 7}"#),
     ("cancel_job", r#"Stops a job and releases its result. Body {"job": 7}"#),
     (
         "explain",
-        r#"The plan of a join that is not run, body {"join": {...}}, or of a job with measured times, body {"job": 7}. "refusal" says why the join does not fit, where it does not"#,
+        r#"Explains the plan of a join without running it, body {"join": {...}}, or of a job with measured times, body {"job": 7}. "refusal" says why the join does not fit, if it does not"#,
     ),
-    ("topology", "The devices, their memory, their measured rates and their links. No body"),
-    ("server_info", "Version, devices, memory and the limits that a client meets. No body"),
-    ("commit_upload", r#"Makes the table of an upload in several streams appear. Body {"upload": "ID"}"#),
-    ("abort_upload", r#"Forgets an upload in several streams. Body {"upload": "ID"}"#),
+    ("topology", "Lists the devices, their memory, their measured rates and their links. No body"),
+    ("server_info", "Reports version, devices, memory and the limits for clients. No body"),
+    ("commit_upload", r#"Completes an upload in several streams; its table appears. Body {"upload": "ID"}"#),
+    ("abort_upload", r#"Drops an upload in several streams, with its rows. Body {"upload": "ID"}"#),
     ("CancelFlightInfo", "Stops the job of a FlightInfo and releases its result. Flight's own messages"),
     ("RenewFlightEndpoint", "Extends an endpoint's ticket and its result's lease. Flight's own messages"),
     (
         "SetSessionOptions",
-        "Sets options of the session in the cookie arrow_flight_session_id, which it opens. Flight's own messages",
+        "Sets options of the session in the cookie arrow_flight_session_id; opens one without that cookie. Flight's own messages",
     ),
-    ("GetSessionOptions", "The options of the session. Flight's own messages"),
-    ("CloseSession", "Forgets the session. Flight's own messages"),
+    ("GetSessionOptions", "Returns the options of the session. Flight's own messages"),
+    ("CloseSession", "Closes the session. Flight's own messages"),
 ];
 
 /// Actions that end work under way, or report on it.
@@ -139,7 +139,7 @@ pub async fn run(shared: &Arc<Shared>, asker: &Asker, action: Action) -> Result<
         other if FLIGHT_SQL.contains(&other) => Err(commands::no_flight_sql(other)),
         other => {
             let names: Vec<String> = list().map(|action| action.r#type).collect();
-            Err(Error::Invalid(format!("there is no action {}; there are {}", asked(other), names.join(", "))))
+            Err(Error::Invalid(format!("there is no action {}; the actions are {}", asked(other), names.join(", "))))
         }
     }
 }
@@ -184,7 +184,7 @@ fn message<T: Message + Default>(action: &Action) -> Result<T> {
     let wrapped = pbjson_types::Any::decode(&*action.body).ok().filter(|any| any.type_url == prefix);
     let bytes = wrapped.map_or(action.body.clone(), |any| any.value);
     T::decode(bytes)
-        .map_err(|error| Error::Invalid(format!("the body of action {name:?} is no {name}Request: {error}")))
+        .map_err(|error| Error::Invalid(format!("the body of action {name:?} is not a {name}Request: {error}")))
 }
 
 async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Result<Answer> {
@@ -328,7 +328,7 @@ fn close_session(shared: &Shared, asker: &Asker) -> Result<Answer> {
 
 fn no_session() -> Error {
     Error::Precondition(format!(
-        "the call is in no session: send the cookie {} that SetSessionOptions answered with",
+        "the call is in no session; send the cookie {} that SetSessionOptions returned",
         sessions::COOKIE
     ))
 }

@@ -89,7 +89,7 @@ impl Caller {
             return Ok(());
         }
         Err(Error::Denied(format!(
-            "{attempt} takes the role {}, and tenant {:?} calls as {}",
+            "{attempt} needs the role {}, and tenant {:?} has the role {}",
             role.name(),
             self.tenant,
             self.role.name()
@@ -148,7 +148,8 @@ impl Authenticator {
     pub fn with_certificates(self, has_certificates: bool) -> Result<Self> {
         if !has_certificates && self.listed.as_ref().is_some_and(|listed| !listed.certificates.is_empty()) {
             return Err(Error::Invalid(
-                "the token file lists client certificates, which nobody asks for: give --tls-client-ca".into(),
+                "the token file lists client certificates, and the server asks clients for none: give --tls-client-ca"
+                    .into(),
             ));
         }
         Ok(Self { has_certificates, ..self })
@@ -179,12 +180,14 @@ impl Authenticator {
                 None => listed.add_token(Token { hash: hash(secret.as_bytes()), caller }),
             };
             if !is_new {
-                return Err(Error::Invalid(format!("line {}: the token or certificate is there already", number + 1)));
+                return Err(Error::Invalid(format!("line {}: the token or certificate is listed twice", number + 1)));
             }
         }
         listed.check_weights()?;
         if listed.tokens.is_empty() && listed.certificates.is_empty() {
-            return Err(Error::Invalid("it has no tokens and no certificates; nobody could call".into()));
+            return Err(Error::Invalid(
+                "it lists no tokens and no certificates, so no client could call; list at least one".into(),
+            ));
         }
         Ok(Self { listed: Some(listed), has_certificates: false })
     }
@@ -226,7 +229,7 @@ impl Authenticator {
         let is_bearer = presented.len() > scheme_len && presented[..scheme_len].eq_ignore_ascii_case(b"Bearer ");
         if !is_bearer {
             return Err(Error::Unauthenticated(
-                "the authorization header is not \"Bearer TOKEN\", which is the only scheme here".into(),
+                "the authorization header is not \"Bearer TOKEN\", the only supported scheme".into(),
             ));
         }
         let hash = hash(presented[scheme_len..].trim_ascii());
@@ -255,7 +258,7 @@ impl Listed {
             if first != *weight {
                 let (less, more) = (first.min(*weight), first.max(*weight));
                 return Err(Error::Invalid(format!(
-                    "tenant {tenant:?} has the weights {less} and {more} in different lines; give it the same in all, where none is 1"
+                    "tenant {tenant:?} has the weights {less} and {more} in different lines; give it one weight in all lines (a line without a weight has 1)"
                 )));
             }
         }
@@ -277,7 +280,7 @@ impl Listed {
         let caller = names.iter().find_map(|name| self.certificates.get(name));
         caller.cloned().ok_or_else(|| {
             Error::Unauthenticated(format!(
-                "{NEEDS_TOKEN}; the certificate of {:?} is not listed in its place",
+                "{NEEDS_TOKEN}; the token file does not list the certificate of {:?}",
                 names[0]
             ))
         })
@@ -302,7 +305,7 @@ fn parse_line(line: &str) -> Result<(&str, Caller)> {
     let role = roles
         .into_iter()
         .find(|known| known.name() == role)
-        .ok_or_else(|| Error::Invalid(format!("unknown role {role:?}; it is one of reader, writer, admin")))?;
+        .ok_or_else(|| Error::Invalid(format!("unknown role {role:?}; the roles are reader, writer, admin")))?;
     let weight: f64 = weight
         .parse()
         .ok()
@@ -379,7 +382,7 @@ mod tests {
         assert_eq!((bob.tenant.as_str(), bob.role), ("bob", Role::Reader));
         let stranger = both.authenticate(&HeaderMap::new(), Some(&certificate("ann"))).unwrap_err();
         assert!(
-            matches!(&stranger, Error::Unauthenticated(text) if text.contains("\"ann\" is not listed")),
+            matches!(&stranger, Error::Unauthenticated(text) if text.contains("does not list the certificate of \"ann\"")),
             "{stranger}"
         );
         let wrong = both.authenticate(&headers("Bearer wrong"), Some(&certificate("ops.example")));
@@ -400,7 +403,7 @@ mod tests {
             assert!(refusal.message().contains("line 2") && !refusal.message().contains("t0ken"), "{refusal}");
         }
         assert!(Authenticator::parse("# nothing\n").is_err());
-        assert!(Authenticator::parse("a b admin\na c admin").unwrap_err().message().contains("already"));
+        assert!(Authenticator::parse("a b admin\na c admin").unwrap_err().message().contains("listed twice"));
     }
 
     #[test]

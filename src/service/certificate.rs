@@ -28,7 +28,7 @@ const TEXT: [Tag; 3] = [Tag::Utf8String, Tag::PrintableString, Tag::Ia5String];
 /// [`Error::Unauthenticated`] for bytes that are no certificate, or for a certificate without a
 /// name.
 pub(super) fn names(der: &[u8]) -> Result<Vec<String>> {
-    let unreadable = || Error::Unauthenticated("the client's certificate is none that this server can read".into());
+    let unreadable = || Error::Unauthenticated("this server cannot read the client's certificate".into());
     let (_, certificate) = X509Certificate::from_der(der).map_err(|_| unreadable())?;
     let names = all_names(&certificate).map_err(|_| unreadable())?;
     let is_sound =
@@ -36,8 +36,8 @@ pub(super) fn names(der: &[u8]) -> Result<Vec<String>> {
     let names: Vec<String> = names.into_iter().filter(is_sound).map(ToString::to_string).collect();
     match names.is_empty() {
         true => Err(Error::Unauthenticated(
-            "the client's certificate has no common name, and no DNS name or URI among its alternative names, to know its \
-             tenant by"
+            "the client's certificate names no tenant: it has no common name, and no DNS name or URI among its alternative \
+             names"
                 .into(),
         )),
         false => Ok(names),

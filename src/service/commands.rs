@@ -119,7 +119,7 @@ impl Takes {
 impl fmt::Display for Takes {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Text => out.write_str("a text"),
+            Self::Text => out.write_str("a string"),
             Self::Flag => out.write_str("true or false"),
             Self::Names => out.write_str("a list of names"),
             Self::Whole { least, most } => write!(out, "a whole number from {least} to {most}"),
@@ -243,14 +243,14 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
     let mut pairs = HashSet::new();
     if let Some(pair) = join.on.iter().find(|pair| !pairs.insert((&pair.left, &pair.right))) {
         return Err(Error::Invalid(format!(
-            "\"on\" has the pair of {:?} and {:?} twice; say each pair once",
+            "\"on\" has the pair of {:?} and {:?} twice; list each pair once",
             pair.left, pair.right
         )));
     }
     let priority = join.priority.or(defaults.priority).unwrap_or(0);
     if !PRIORITIES.contains(&priority) {
         let (least, most) = PRIORITIES.into_inner();
-        return Err(Error::Invalid(format!("\"priority\" is {priority}, and goes from {least} to {most}")));
+        return Err(Error::Invalid(format!("\"priority\" is {priority}; it must be from {least} to {most}")));
     }
     let how = proto::JoinKind::try_from(join.how)
         .map_err(|_| Error::Invalid(format!("\"how\" is number {}, which is no kind of join", join.how)))?;
@@ -262,7 +262,7 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
         .map_err(|_| Error::Invalid(format!("\"into_mode\" is number {}, which is no mode", join.into_mode)))?;
     if join.into.as_deref() == Some("") {
         return Err(Error::Invalid(
-            "\"into\" is empty; it takes the name of a table to keep the result as, and is left out where there is none".into(),
+            "\"into\" is empty; write the name of the table to keep the result as, or leave \"into\" out".into(),
         ));
     }
     if into_mode == proto::join::IntoMode::Replace && join.into.is_none() {
@@ -270,8 +270,7 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
     }
     if join.count && !join.columns.is_empty() {
         return Err(Error::Invalid(
-            "\"count\" asks for the number of rows, and \"columns\" for values of them; leave one of the two out"
-                .into(),
+            "\"count\" asks for the number of rows, and \"columns\" for values of them; leave one of them out".into(),
         ));
     }
     if let (true, Some(table)) = (join.count, &join.into) {
@@ -318,7 +317,7 @@ fn join_kind(kind: proto::JoinKind) -> JoinKind {
 fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
     let wrong = |what: String| {
         Err(Error::Invalid(format!(
-            "\"devices\" is {what}; name those that may run the join ([\"host:0\", \"host:1\"]), or leave it out"
+            "\"devices\" is {what}; name the devices that may run the join ([\"host:0\", \"host:1\"]), or leave it out"
         )))
     };
     match value {
@@ -340,7 +339,7 @@ fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
                 .collect();
             match names {
                 Some(names) => Ok(DeviceRequest::Named(names)),
-                None => wrong("a list of something other than names".into()),
+                None => wrong("a list with values that are not names".into()),
             }
         }
         Some(Kind::BoolValue(value)) => wrong(value.to_string()),
@@ -449,9 +448,9 @@ mod tests {
             (r#""batch_rows": -1"#, "a whole number from 0 to 4294967295"),
             (r#""retain_seconds": 1e30"#, "a whole number from 0 to 4294967295"),
             (r#""retain_seconds": "soon""#, "a whole number from 0 to 4294967295"),
-            (r#""how": 5"#, "a text"),
-            (r#""into_mode": 1"#, "a text"),
-            (r#""into": ["t"]"#, "a text"),
+            (r#""how": 5"#, "a string"),
+            (r#""into_mode": 1"#, "a string"),
+            (r#""into": ["t"]"#, "a string"),
             (r#""columns": "x""#, "a list of names"),
             (r#""count": "yes""#, "true or false"),
         ] {

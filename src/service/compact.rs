@@ -101,7 +101,7 @@ fn compact_views<T: ByteViewType>(array: &ArrayRef) -> ArrayRef {
 
 fn compact_list<O: OffsetSizeTrait>(list: &GenericListArray<O>) -> Result<GenericListArray<O>> {
     let (DataType::List(field) | DataType::LargeList(field)) = list.data_type() else {
-        return Err(Error::Internal(format!("{} is no list", type_name(list.data_type()))));
+        return Err(Error::Internal(format!("{} is not a list", type_name(list.data_type()))));
     };
     let (offsets, first, len) = own_offsets(list.offsets());
     let values = compact_array(&list.values().slice(first, len))?;
@@ -117,7 +117,7 @@ fn own_offsets<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> (OffsetBuffer<O
 
 fn compact_list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> Result<GenericListViewArray<O>> {
     let (DataType::ListView(field) | DataType::LargeListView(field)) = list.data_type() else {
-        return Err(Error::Internal(format!("{} is no list view", type_name(list.data_type()))));
+        return Err(Error::Internal(format!("{} is not a list view", type_name(list.data_type()))));
     };
     // A null row may refer to any place, and needs no values.
     let places = list.offsets().iter().zip(list.sizes()).enumerate();
@@ -134,7 +134,7 @@ fn compact_list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> Resu
 
 fn compact_union(union: &UnionArray) -> Result<UnionArray> {
     let DataType::Union(fields, _) = union.data_type() else {
-        return Err(Error::Internal(format!("{} is no union", type_name(union.data_type()))));
+        return Err(Error::Internal(format!("{} is not a union", type_name(union.data_type()))));
     };
     let type_ids = union.type_ids();
     let Some(offsets) = union.offsets() else {

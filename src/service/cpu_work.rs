@@ -131,7 +131,7 @@ impl Call {
     fn interrupt(&self) -> Interrupt {
         let is_given_up = self.is_given_up.clone();
         Interrupt::by(move || match is_given_up.load(Ordering::Relaxed) {
-            true => Err(Error::Cancelled("the call was given up before it was done".into())),
+            true => Err(Error::Cancelled("the call was cancelled before it was done".into())),
             false => Ok(()),
         })
     }
@@ -163,7 +163,7 @@ fn broken_off(error: JoinError) -> Error {
     match error.try_into_panic() {
         Ok(panic) => Error::Internal(format!("working on the call panicked: {}", panics::message(&*panic))),
         // The runtime ends.
-        Err(_) => Error::Unavailable("the server ended before the call was done; try again on another one".into()),
+        Err(_) => Error::Unavailable("the server ended before the call was done; try again on another server".into()),
     }
 }
 

@@ -117,11 +117,11 @@ async fn read_ticket(mut body: Body) -> Result<Ticket> {
         bytes.extend_from_slice(frame.data_ref().map_or(&[], Bytes::as_ref));
         if bytes.len() > REQUEST_BYTES_MAX {
             return Err(Error::Exhausted(format!(
-                "the ticket is longer than {REQUEST_BYTES_MAX} bytes, which none of this server is"
+                "the ticket is longer than {REQUEST_BYTES_MAX} bytes, and this server's tickets are shorter"
             )));
         }
     }
-    let malformed = || Error::Invalid("the request to DoGet is not one message of gRPC that holds a ticket".into());
+    let malformed = || Error::Invalid("the request to DoGet is not one gRPC message with a ticket".into());
     if bytes.len() < FRAME_HEAD_BYTES || bytes.get_u8() != 0 || bytes.get_u32() as usize != bytes.len() {
         return Err(malformed());
     }

@@ -313,7 +313,7 @@ impl Encoder {
         let bytes = message.body_bytes as u64;
         if bytes > WIRE_BYTES_MAX {
             return Err(Error::Exhausted(format!(
-                "a row or a dictionary takes {}, and a message of gRPC carries less than 4 GiB; leave out the column that is so \
+                "a row or a dictionary takes {}, and a gRPC message holds less than 4 GiB; leave out the column that is too \
                  large, or upload its values in parts",
                 human_bytes(bytes)
             )));

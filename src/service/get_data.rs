@@ -65,7 +65,7 @@ pub async fn read(
         }
         Target::Poll { job } => {
             return Err(Error::Invalid(format!(
-                "this token polls job {job}; give it to PollFlightInfo, and DoGet the tickets of the endpoints"
+                "this token is for polling job {job}; send it to PollFlightInfo, and the tickets of the endpoints to DoGet"
             )));
         }
     };
@@ -187,7 +187,7 @@ impl Drop for Reader {
         // A job that is gone already needs no cancelling. A job that completes at this moment is
         // released: its only reader left while it ran.
         if self.shared.scheduler.cancel(self.job.id).is_ok() {
-            tracing::info!(job = self.job.id.0, "its last reader left before the end: the job is cancelled");
+            tracing::info!(job = self.job.id.0, "the last reader left before the end, so the job is cancelled");
         }
     }
 }

@@ -212,7 +212,7 @@ pub fn renew(shared: &Shared, caller: &Caller, endpoint: &FlightEndpoint) -> Res
         Target::Table { name, version, .. } => {
             if table_version(shared.catalog.table(name)?.created) != *version {
                 return Err(Error::Precondition(format!(
-                    "renewing an endpoint: table {name:?} was replaced or appended to since; call GetFlightInfo again"
+                    "renewing an endpoint: table {name:?} was replaced or appended to since then; call GetFlightInfo again"
                 )));
             }
             None
@@ -247,7 +247,7 @@ pub fn job_of(shared: &Shared, caller: &Caller, info: &FlightInfo) -> Result<Job
             || Error::Invalid("the flight info has no ticket of this server; send it as it was received".into()),
         )?;
     let target = shared.tickets.open(token, caller)?;
-    target.job().ok_or_else(|| Error::Invalid("the flight info is that of a table, which runs no job to cancel".into()))
+    target.job().ok_or_else(|| Error::Invalid("the flight info is of a table, so there is no job to cancel".into()))
 }
 
 fn asked(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Result<Asked> {
@@ -259,7 +259,7 @@ fn asked(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Resul
         }
         Ok(DescriptorType::Cmd) if Tickets::looks_like(&descriptor.cmd) => {
             let target = shared.tickets.open(&descriptor.cmd, &asker.caller)?;
-            let id = target.job().ok_or_else(|| Error::Invalid("this is a table's ticket; give it to DoGet".into()))?;
+            let id = target.job().ok_or_else(|| Error::Invalid("this is a table's ticket; send it to DoGet".into()))?;
             asker.record.set_command(format!("job {id}"));
             Ok(Asked::Job(shared.scheduler.job(id)?))
         }

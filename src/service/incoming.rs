@@ -96,11 +96,11 @@ pub(super) fn cannot_listen(address: SocketAddr, flag: &str, error: &io::Error) 
     let advice = match error.kind() {
         io::ErrorKind::AddrInUse => {
             format!(
-                "; another process, perhaps another dovetail, listens there: give {flag} another port, or 0 for a free one"
+                "; another process, perhaps another dovetail, listens there; give {flag} another port, or 0 for a free one"
             )
         }
         io::ErrorKind::AddrNotAvailable => {
-            format!("; no network of this machine has that address: give {flag} another")
+            format!("; no network interface of this machine has that address; give {flag} another")
         }
         io::ErrorKind::PermissionDenied => format!("; give {flag} a port of 1024 or above"),
         _ => String::new(),

@@ -30,10 +30,10 @@ const TENANT_SESSIONS_MAX: usize = 1000;
 
 /// Options that a session may set, with their meaning.
 pub const OPTIONS: [(&str, &str); 4] = [
-    ("strategy", "the strategy of joins that do not name one"),
-    ("priority", "the priority of joins that do not give one, -100 to 100"),
-    ("retain_seconds", "how long results of joins that do not say are kept"),
-    ("nulls_equal", "whether nulls match nulls in joins that do not say"),
+    ("strategy", "strategy of joins that name none"),
+    ("priority", "priority of joins that give none, -100 to 100"),
+    ("retain_seconds", "seconds that results are kept, for joins that do not set it"),
+    ("nulls_equal", "true if nulls match nulls, for joins that do not set it"),
 ];
 
 /// SetSessionOptionsRequest of Arrow Flight.

@@ -104,7 +104,7 @@ impl Limits {
         // HTTP/2 and gRPC count message lengths in 32 bits.
         if !(1024..=u64::from(u32::MAX) / 2).contains(&message_bytes) {
             return Err(Error::Invalid(format!(
-                "--message-limit is {}; it goes from 1KiB to 2GiB less one byte",
+                "--message-limit is {}; it must be from 1KiB to 2GiB less one byte",
                 settings.message_limit
             )));
         }
@@ -112,15 +112,15 @@ impl Limits {
             ("--queue-limit", settings.queue_limit == 0, "no join would ever run"),
             ("--jobs-per-device", settings.jobs_per_device == 0, "no join would ever run"),
             ("--stream-limit", settings.stream_limit == 0, "no client would ever be answered"),
-            ("--upload-limit", settings.upload_limit == 0, "no table would ever be taken"),
-            ("--ticket-seconds", settings.ticket_seconds == 0, "no ticket would ever be good"),
+            ("--upload-limit", settings.upload_limit == 0, "no upload would ever be accepted"),
+            ("--ticket-seconds", settings.ticket_seconds == 0, "no ticket would ever be valid"),
         ] {
             if is_zero {
-                return Err(Error::Invalid(format!("{flag} is 0, and {what}; it goes from 1")));
+                return Err(Error::Invalid(format!("{flag} is 0, so {what}; it must be at least 1")));
             }
         }
         if settings.endpoints == 0 || settings.endpoints > 1024 {
-            return Err(Error::Invalid(format!("--endpoints is {}; it goes from 1 to 1024", settings.endpoints)));
+            return Err(Error::Invalid(format!("--endpoints is {}; it must be from 1 to 1024", settings.endpoints)));
         }
         Ok(Self {
             message_bytes: message_bytes as usize,
@@ -193,9 +193,9 @@ impl Shared {
         let left = self.left();
         let parts = [
             (left.running, "job that waits or runs", "jobs that wait or run"),
-            (left.awaited, "result that somebody may fetch", "results that somebody may fetch"),
+            (left.awaited, "result that a client may fetch", "results that a client may fetch"),
             (self.uploads.under_way(), "upload", "uploads"),
-            (self.cpu_work.calls(), "call that is worked on", "calls that are worked on"),
+            (self.cpu_work.calls(), "call in progress", "calls in progress"),
         ];
         let told = parts.into_iter().filter(|(count, ..)| *count > 0);
         let told = told.map(|(count, one, many)| human::counted_as(count as u64, one, many)).collect::<Vec<_>>();

@@ -49,7 +49,7 @@ impl UploadHandler for TableUploads {
         if descriptor.r#type != DescriptorType::Path as i32 {
             return Err(commands::flight_sql_refusal(&descriptor.cmd).unwrap_or_else(|| {
                 Error::Unsupported(
-                    "a command cannot be uploaded to; upload to path [\"table\"], with options as JSON in app_metadata"
+                    "an upload takes a path, not a command; upload to path [\"table\"], with options as JSON in app_metadata"
                         .into(),
                 )
             }));
@@ -98,7 +98,7 @@ fn options(app_metadata: &[u8], header: Option<&OptionsHeader>) -> Result<Upload
         (json, None) => ("app_metadata".into(), json),
         (_, Some(_)) => {
             return Err(Error::Invalid(format!(
-                "upload options are in app_metadata and in the header {} too; send them in one place",
+                "upload options are in both app_metadata and the header {}; send them in one place",
                 OptionsHeader::NAME
             )));
         }

@@ -130,17 +130,18 @@ impl Tickets {
     pub fn open(&self, ticket: &[u8], caller: &Caller) -> Result<Target> {
         let body = self.verify(ticket).ok_or_else(|| {
             Error::Invalid(
-                "this is not a ticket of this server (or it was restarted since); take one from GetFlightInfo".into(),
+                "this is not a ticket of this server (or the server was restarted since); get one from GetFlightInfo"
+                    .into(),
             )
         })?;
         if body.tenant != caller.tenant {
             return Err(Error::Denied(
-                "this ticket was made for another tenant; take your own from GetFlightInfo".into(),
+                "this ticket was made for another tenant; get your own from GetFlightInfo".into(),
             ));
         }
         if body.expires <= millis(SystemTime::now()) {
             return Err(Error::NotFound(
-                "this ticket has expired; take another from GetFlightInfo, and extend it in time with RenewFlightEndpoint"
+                "this ticket has expired; get another from GetFlightInfo, and renew it in time with RenewFlightEndpoint"
                     .into(),
             ));
         }

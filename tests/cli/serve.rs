@@ -134,7 +134,7 @@ fn what_is_wrong_with_a_setting_is_told_with_what_has_set_it() {
     for (key, value, words) in [
         ("listen", "nowhere", "write an IP address and a port"),
         ("endpoints", "many", "it takes a whole number"),
-        ("endpoints", "0", "goes from 1 to 1024"),
+        ("endpoints", "0", "must be from 1 to 1024"),
         ("devices", "quantum:1", "write auto, cuda"),
         ("host-memory", "plenty", "not a size"),
         ("log", "verbose", "is no level"),

@@ -390,7 +390,7 @@ async fn a_drain_does_not_wait_for_results_that_nobody_comes_for() {
     drop(begin_to_read(&mut client, &info, 0).await);
     drop(client);
     let shared = server.shared.clone();
-    assert_eq!(shared.work_left().as_deref(), Some("2 results that somebody may fetch"));
+    assert_eq!(shared.work_left().as_deref(), Some("2 results that a client may fetch"));
     server.drain();
     server.join().await.unwrap();
     assert_eq!((shared.work_left(), shared.unclaimed_results()), (None, 2));

@@ -67,7 +67,7 @@ async fn planning_stops_when_its_client_is_gone() {
 async fn planning_stops_at_its_deadline_and_the_call_is_told() {
     let server = server(&MANY).await;
     let outcome = server.client_without_deadlines().do_action(explain(Some("100m"))).await;
-    refused(outcome, Code::DeadlineExceeded, "the call's deadline passed before it was done");
+    refused(outcome, Code::DeadlineExceeded, "the call's deadline passed before the call was done");
     // The deadline passed while the join was planned, or before planning began.
     let work = &server.shared.cpu_work;
     eventually("all slots are free again", async || work.slots_taken() == 0 && work.calls() == 0).await;
@@ -101,7 +101,7 @@ async fn a_drain_waits_for_what_is_planned() {
     eventually("planning begins", async || shared.cpu_work.slots_taken() == 1).await;
     server.drain();
     eventually("the drain begins", async || shared.is_draining()).await;
-    assert_eq!(shared.work_left().as_deref(), Some("1 call that is worked on"));
+    assert_eq!(shared.work_left().as_deref(), Some("1 call in progress"));
     assert!(call.await.unwrap().unwrap() > COLUMNS, "the explanation names the columns");
     server.join().await.unwrap();
     assert_eq!(shared.cpu_work.interrupted(), 0);

@@ -160,7 +160,7 @@ async fn a_certificates_name_is_its_tenant_and_only_a_listed_one_is_an_admin() {
     put(&mut ann, "t", keyed(10, 10)).await.unwrap();
     refused(bob.do_action(drop_t()).await, Code::PermissionDenied, "writer");
     let mut dora = as_client(&server, "dora").await;
-    refused(dora.get_flight_info(path("t")).await, Code::Unauthenticated, "\"dora\" is not listed");
+    refused(dora.get_flight_info(path("t")).await, Code::Unauthenticated, "does not list the certificate of \"dora\"");
     assert!(dora.get_flight_info(with_token(path("t"), "t0ken")).await.is_ok());
     assert!(as_client(&server, "ops").await.do_action(drop_t()).await.is_ok());
     refused(

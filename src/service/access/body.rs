@@ -21,11 +21,11 @@ use crate::Error;
 use crate::memory::human_bytes;
 
 pub(super) fn deadline_passed() -> Error {
-    Error::DeadlineExceeded("the call's deadline passed before it was done".into())
+    Error::DeadlineExceeded("the call's deadline passed before the call was done".into())
 }
 
 pub(super) fn server_ended() -> Error {
-    Error::Unavailable("the server ended before the call was done; try again on another one".into())
+    Error::Unavailable("the server ended before the call was done; try again on another server".into())
 }
 
 /// Limits that end a call from outside: its deadline, and the end of the server.

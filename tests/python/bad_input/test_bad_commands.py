@@ -92,9 +92,9 @@ def test_what_is_no_message_or_no_method_is_told_as_the_callers_mistake(
     service = "/arrow.flight.protocol.FlightService"
     with grpc.insecure_channel(server.address) as channel:
         for rpc in ["GetFlightInfo", "PollFlightInfo", "GetSchema"]:
-            with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, f"the request is no message of {rpc}"):
+            with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, f"the request is not a message of {rpc}"):
                 channel.unary_unary(f"{service}/{rpc}")(b"\xff\xff\xff", timeout=60)
-        with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of DoAction"):
+        with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, "the request is not a message of DoAction"):
             list(channel.unary_stream(f"{service}/DoAction")(b"\xff\xff\xff", timeout=60))
         with refused_raw(grpc.StatusCode.UNIMPLEMENTED, "there is no method", "Fly", "FlightService"):
             channel.unary_unary(f"{service}/Fly")(b"", timeout=60)
