@@ -153,7 +153,7 @@ async fn wrong_uploads_leave_nothing() {
     let other = Schema::new(vec![Field::new("x", DataType::Float64, false)]);
     let other = RecordBatch::try_new(Arc::new(other), vec![Arc::new(Float64Array::from(vec![1.0]))]).unwrap();
     let changed = [good.clone(), messages("t", vec![other]).await].concat();
-    refused(send(&mut client, changed).await, Code::InvalidArgument, "schema changed in mid-stream");
+    refused(send(&mut client, changed).await, Code::InvalidArgument, "schema changed during the stream");
     still_serves(&server, &mut client, used).await;
 
     // A message over the limit (1 MiB here).

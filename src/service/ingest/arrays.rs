@@ -146,7 +146,7 @@ fn check_order(data: &ArrayData) -> Result<()> {
     for (&id, &offset) in data.buffer::<i8>(0).iter().zip(data.buffer::<i32>(1)).take(data.len()) {
         let last = &mut last[id as usize];
         if offset < *last {
-            return Err(Error::Invalid(format!("offsets of a union go back from {last} to {offset}")));
+            return Err(Error::Invalid(format!("the offsets of a union decrease from {last} to {offset}")));
         }
         *last = offset;
     }

@@ -212,11 +212,11 @@ impl StreamDecoder {
         })?;
         let version = message.version();
         if version != ipc::MetadataVersion::V4 && version != ipc::MetadataVersion::V5 {
-            return Err(Error::Unsupported(format!("Arrow IPC format {version:?} is not taken; send V5 (or V4)")));
+            return Err(Error::Unsupported(format!("Arrow IPC format {version:?} is not supported; send V5 (or V4)")));
         }
         if usize::try_from(message.bodyLength()).map_or(true, |declared| declared > body_len) {
             return Err(Error::Invalid(format!(
-                "the header of a message promises a body of {} bytes, and it has {body_len}",
+                "the header of a message declares a body of {} bytes, and the body has {body_len}",
                 message.bodyLength()
             )));
         }
@@ -233,7 +233,7 @@ impl StreamDecoder {
             return self.open_dictionary(dictionary, version, body_len).context(|| format!("reading dictionary {id}"));
         }
         Err(Error::Unsupported(format!(
-            "a message of type {:?} is not taken; send a schema, dictionaries and record batches",
+            "a message of type {:?} is not supported; send a schema, dictionaries and record batches",
             message.header_type()
         )))
     }
@@ -242,7 +242,7 @@ impl StreamDecoder {
         let schema = read_schema(schema)?;
         match &self.schema {
             Some(before) if before.schema != schema.schema => Err(Error::Invalid(format!(
-                "the schema changed in mid-stream: {} after {}",
+                "the schema changed during the stream: {} after {}",
                 describe(&schema.schema),
                 describe(&before.schema),
             ))),

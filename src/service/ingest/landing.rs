@@ -145,7 +145,7 @@ impl Scatter {
     }
 
     fn finish(self) -> Vec<Buffer> {
-        assert_eq!(self.next, self.order.len(), "a slot was left unfilled, though every slot lies inside of the body");
+        assert_eq!(self.next, self.order.len(), "a slot was left unfilled, though every slot is inside the body");
         freeze(self.piece, self.slots)
     }
 }
@@ -228,7 +228,7 @@ impl<'a> Compressed<'a> {
         }
         let Some((prefix, bytes)) = bytes.split_first_chunk::<LENGTH_PREFIX_BYTES>() else {
             return Err(Error::Invalid(format!(
-                "a compressed buffer has {} bytes, fewer than the {LENGTH_PREFIX_BYTES} of its length",
+                "a compressed buffer has {} bytes, fewer than the {LENGTH_PREFIX_BYTES} of its length prefix",
                 bytes.len()
             )));
         };

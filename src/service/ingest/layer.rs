@@ -136,7 +136,9 @@ async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDesc
             break descriptor;
         }
         if ahead_bytes > AHEAD_BYTES_MAX {
-            return Err(Error::Invalid("the first message of an upload starts with data, and not a descriptor".into()));
+            return Err(Error::Invalid(
+                "the first message of an upload starts with data instead of a descriptor".into(),
+            ));
         }
     };
     body.ahead = ahead;

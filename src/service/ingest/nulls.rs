@@ -47,13 +47,13 @@ fn check(field: &Field, array: &ArrayRef, hidden: Option<&NullBuffer>) -> Result
             (0..nulls.len()).find(|&row| nulls.is_null(row) && hidden.is_none_or(|hidden| hidden.is_valid(row)))
     {
         return Err(Error::Invalid(format!(
-            "field {:?} of type {} may not be null, and value {row} of it is; fill in a value, or declare the field nullable",
+            "field {:?} of type {} is declared not null, and its value {row} is null; fill in a value, or declare the field nullable",
             field.name(),
             type_name(field.data_type()),
         )));
     }
     check_children(array, NullBuffer::union(nulls.as_ref(), hidden).as_ref())
-        .context(|| format!("inside of {:?}", field.name()))
+        .context(|| format!("inside {:?}", field.name()))
 }
 
 fn check_children(array: &ArrayRef, hidden: Option<&NullBuffer>) -> Result<()> {

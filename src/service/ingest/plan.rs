@@ -121,7 +121,7 @@ pub(super) fn plan_batch(
     let (nodes_left, variadic_left) = (reader.nodes.len(), reader.variadic.len());
     if nodes_left > 0 || variadic_left > 0 || reader.next_buffer < reader.buffers.len() {
         return Err(Error::Invalid(format!(
-            "the batch lists more than its {} columns have: {nodes_left} arrays, {} buffers and {variadic_left} counts of \
+            "the batch lists more than its {} columns need: {nodes_left} arrays, {} buffers and {variadic_left} counts of \
              variadic buffers are left over",
             fields.len(),
             reader.buffers.len() - reader.next_buffer,
@@ -163,7 +163,7 @@ impl Reader {
             match source.end <= body_len {
                 true => Ok(BufferPlan { source, need: Need::Nothing }),
                 false => Err(Error::Invalid(format!(
-                    "a buffer of {len} bytes at offset {offset} lies outside of the body of {body_len} bytes"
+                    "a buffer of {len} bytes at offset {offset} is outside the body of {body_len} bytes"
                 ))),
             }
         });
@@ -282,7 +282,7 @@ impl Reader {
         let buffer = self
             .buffers
             .get_mut(self.next_buffer)
-            .ok_or_else(|| Error::Invalid("the batch lists fewer buffers than the schema asks for".into()))?;
+            .ok_or_else(|| Error::Invalid("the batch lists fewer buffers than the schema needs".into()))?;
         buffer.need = need;
         self.next_buffer += 1;
         Ok(())
@@ -317,7 +317,7 @@ impl Reader {
 }
 
 fn primitive_width(data_type: &DataType) -> Result<usize> {
-    let unknown = || Error::Unsupported(format!("columns of type {} are not taken", type_name(data_type)));
+    let unknown = || Error::Unsupported(format!("columns of type {} are not supported", type_name(data_type)));
     data_type.primitive_width().ok_or_else(unknown)
 }
 
@@ -326,7 +326,7 @@ fn count(value: i64, max: u64, what: &str) -> Result<usize> {
         .ok()
         .filter(|&value| value <= max)
         .map(|value| value as usize)
-        .ok_or_else(|| Error::Invalid(format!("{value} is not a possible number of {what}; 0 to {max} are")))
+        .ok_or_else(|| Error::Invalid(format!("{value} is not a valid number of {what}; it must be from 0 to {max}")))
 }
 
 fn check_rows(found: usize, expected: usize) -> Result<()> {

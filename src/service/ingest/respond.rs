@@ -67,7 +67,9 @@ impl Acks {
         let upload = upload(AckSender { shared: shared.clone() });
         let task = tokio::spawn(async move {
             let outcome = AssertUnwindSafe(upload).catch_unwind().await;
-            end.0.end(outcome.unwrap_or_else(|_| Err(Error::Internal("the upload failed by a defect of ours".into()))));
+            end.0.end(outcome.unwrap_or_else(|_| {
+                Err(Error::Internal("the upload failed because of a defect in the server".into()))
+            }));
         });
         Self { shared, upload: task.abort_handle() }
     }

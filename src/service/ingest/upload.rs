@@ -120,7 +120,7 @@ async fn begin(
             return Ok((handler.begin(extensions, descriptor, schema, app_metadata).await?, target));
         }
     }
-    Err(Error::Invalid("the upload ended before its schema came".into()))
+    Err(Error::Invalid("the upload ended before its schema arrived".into()))
 }
 
 /// Waits for the client's next message, up to the idle limit. Without this limit, a client that
@@ -129,7 +129,7 @@ async fn begin(
 pub(super) async fn arriving<T>(next: impl Future<Output = T>, limits: Limits) -> Result<T> {
     tokio::time::timeout(limits.idle, next).await.map_err(|_| {
         Error::DeadlineExceeded(format!(
-            "nothing arrived for this upload within {} s (the server's --upload-idle-seconds), and it was given up with its rows; send it again",
+            "nothing arrived for this upload within {} s (the server's --upload-idle-seconds), so it was dropped with its rows; send it again",
             limits.idle.as_secs()
         ))
     })

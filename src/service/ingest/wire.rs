@@ -206,7 +206,7 @@ impl Parser {
                         .into(),
                 ));
             }
-            _ => return Err(malformed(format!("a message starts with flag {flag}, and gRPC knows 0 and 1"))),
+            _ => return Err(malformed(format!("a message starts with flag {flag}, and gRPC defines 0 and 1"))),
         }
         let len = length as usize;
         if len > self.message_limit_bytes {
@@ -227,7 +227,9 @@ impl Parser {
         let (field, wire_type) = (tag >> 3, tag & 7);
         let is_known = matches!(field, DESCRIPTOR | DATA_HEADER | APP_METADATA | DATA_BODY);
         if is_known && wire_type != LENGTH {
-            return Err(malformed(format!("field {field} has protobuf wire type {wire_type}, and not that of bytes")));
+            return Err(malformed(format!(
+                "field {field} has protobuf wire type {wire_type} instead of that of bytes"
+            )));
         }
         let repeated = match field {
             0 => return Err(malformed("a field has number 0".into())),
@@ -257,7 +259,7 @@ impl Parser {
 fn collect(field: u64, len: usize) -> Result<State> {
     if len > FIELD_BYTES_MAX {
         return Err(Error::Exhausted(format!(
-            "field {field} of a message has {}, and descriptors, headers and metadata may have {}",
+            "field {field} of a message has {}, over the limit of {} for descriptors, headers and metadata",
             human_bytes(len as u64),
             human_bytes(FIELD_BYTES_MAX as u64),
         )));

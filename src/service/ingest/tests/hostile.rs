@@ -100,8 +100,8 @@ fn lengths_that_lie_are_refused_before_memory_is_taken() {
         (by_hand(int.clone(), 4, &[(4, 5)], &[(0, 8), (8, 8)], &[], &body), "nulls of an array"),
         (by_hand(int.clone(), 4, &[(4, -1)], &[(0, 8), (8, 8)], &[], &body), "nulls of an array"),
         (by_hand(int.clone(), 4, &[(4, 1)], &[(0, 0), (0, 16)], &[], &body), "its array needs 1"),
-        (by_hand(int.clone(), 4, &[(4, 0)], &[(0, 0), (8, 16)], &[], &body), "lies outside of the body"),
-        (by_hand(int.clone(), 4, &[(4, 0)], &[(0, 0), (huge, huge)], &[], &body), "lies outside of the body"),
+        (by_hand(int.clone(), 4, &[(4, 0)], &[(0, 0), (8, 16)], &[], &body), "is outside the body"),
+        (by_hand(int.clone(), 4, &[(4, 0)], &[(0, 0), (huge, huge)], &[], &body), "is outside the body"),
         (by_hand(int.clone(), 4, &[(4, 0)], &[(0, 0), (-8, 16)], &[], &body), "bytes before a buffer"),
         (by_hand(int.clone(), 4, &[(4, 0)], &[(0, 0), (0, -16)], &[], &body), "bytes of a buffer"),
         (by_hand(int.clone(), 2, &[(2, 1)], &[(0, 8), (4, 8)], &[], &body), "overlap"),
@@ -327,7 +327,7 @@ fn messages_in_the_wrong_order_are_refused() {
     let messages = sent(&batch);
     assert_refused(&messages[2..], "a record batch came before the schema");
     let other = RecordBatch::try_from_iter([("other", batch.column(0).clone())]).unwrap();
-    assert_refused(&[messages, sent(&other)].concat(), "the schema changed in mid-stream");
+    assert_refused(&[messages, sent(&other)].concat(), "the schema changed during the stream");
 }
 
 #[test]
@@ -346,15 +346,15 @@ fn headers_that_are_no_arrow_message_are_refused() {
     messages[1].data_header = Vec::new().into();
     assert_refused(&messages, "and no header");
     messages[1].data_header = batch_header(0, &[], &[], &[], i64::MAX).into();
-    assert_refused(&messages, "promises a body");
+    assert_refused(&messages, "declares a body");
     messages[1].data_header = batch_header(0, &[], &[], &[], -1).into();
-    assert_refused(&messages, "promises a body");
+    assert_refused(&messages, "declares a body");
     let mut builder = FlatBufferBuilder::new();
     let empty = builder.start_table();
     let unknown = flatbuffers::WIPOffset::new(builder.end_table(empty).value());
     let header = finish_message(builder, MessageHeader(77), unknown, 0);
     messages[1].data_header = header.into();
-    assert_refused(&messages, "is not taken");
+    assert_refused(&messages, "is not supported");
 }
 
 #[test]

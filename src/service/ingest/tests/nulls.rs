@@ -77,7 +77,7 @@ fn nulls_that_bitmaps_do_not_show_are_refused_where_none_may_be() {
         for (place, field, array) in places(&array) {
             let refusal = upload(field, array).expect_err(&format!("{kind} in {place}"));
             assert!(
-                refusal.message().contains("may not be null, and value 1 of it is"),
+                refusal.message().contains("is declared not null, and its value 1 is null"),
                 "{kind} in {place}: {refusal}"
             );
             assert!(matches!(refusal, crate::Error::Invalid(_)), "{kind} in {place}: {refusal:?}");
@@ -95,7 +95,7 @@ fn nulls_that_bitmaps_do_not_show_are_refused_where_none_may_be() {
 fn a_column_of_nulls_that_may_not_be_null_is_refused() {
     let nulls: ArrayRef = Arc::new(NullArray::new(2));
     let refusal = upload(Field::new("c", DataType::Null, false), nulls).unwrap_err();
-    assert!(refusal.message().contains("may not be null"), "{refusal}");
+    assert!(refusal.message().contains("is declared not null"), "{refusal}");
 }
 
 #[test]

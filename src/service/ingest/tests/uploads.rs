@@ -127,7 +127,7 @@ async fn an_upload_that_fails_in_any_way_drops_its_sink_and_its_memory() {
     let cases = [
         (with_metadata(0, "refuse"), "gibt es schon"),
         (with_metadata(2, "full"), "the quota is used up"),
-        (with_metadata(2, "panic"), "a defect of ours"),
+        (with_metadata(2, "panic"), "a defect in the server"),
         (no_descriptor, "no flight descriptor"),
         (corrupt, "not an Arrow IPC flatbuffer"),
         (Vec::new(), "ended before its schema"),
