@@ -58,7 +58,7 @@ pub fn device_memory_bytes(setting: &str, kind: NodeKind) -> Result<Option<u64>>
             let name = name.trim();
             if !["host", "cuda"].contains(&name) || sizes.iter().any(|(other, _)| *other == name) {
                 return Err(Error::Invalid(format!(
-                    "{setting:?} is no memory of devices; write a size for all, or each kind once, as in \
+                    "{setting:?} is not a size of device memory; write a size for all, or each kind once, as in \
                      cuda=auto,host=8GiB"
                 )));
             }
@@ -80,7 +80,7 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
     if let Some(path) = &settings.topology {
         if settings.devices != "auto" {
             return Err(Error::Invalid(format!(
-                "--devices {} and --topology {} both say which devices there are; leave one of them out",
+                "--devices {} and --topology {} both name the devices; leave one of them out",
                 settings.devices,
                 path.display()
             )));
@@ -94,7 +94,7 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
         // A setting that names no GPU needs no explanation of missing GPUs.
         let there = match settings.devices.contains("cuda") || settings.devices.contains("gpu") {
             true => gpu_count().map_or_else(
-                |error| format!("; there may be GPUs that cannot be counted: {error}"),
+                |error| format!("; the GPUs cannot be counted: {error}"),
                 |count| format!("; there {}", gpus_found(count)),
             ),
             false => String::new(),
@@ -121,7 +121,7 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
                 (gpus, None) if gpus > 0 => Ok((NodeKind::Cuda, gpus)),
                 (gpus, Some(count)) if count <= gpus => Ok((NodeKind::Cuda, count)),
                 (gpus, _) => Err(Error::Invalid(format!(
-                    "--devices is {:?}, and there {}; write auto to use what there is",
+                    "--devices is {:?}, and there {}; write auto to use the devices found",
                     settings.devices,
                     gpus_found(gpus)
                 ))),
@@ -153,9 +153,9 @@ fn parse_devices(setting: &str) -> Result<Vec<Asked>, String> {
     for entry in setting.split(',').map(str::trim) {
         let found = parse_entry(entry).ok_or_else(|| match entry {
             _ if !setting.contains(',') => String::new(),
-            "" => ", of which an entry is empty".into(),
-            "auto" => ", and auto stands alone".into(),
-            entry => format!(", of which {entry:?} names no devices"),
+            "" => ", with an empty entry".into(),
+            "auto" => ", and auto takes no other entry".into(),
+            entry => format!(", and its entry {entry:?} names no devices"),
         })?;
         if asked.iter().any(|other| discriminant(other) == discriminant(&found)) {
             let (kind, _) = entry.split_once(':').unwrap_or((entry, ""));
@@ -184,7 +184,7 @@ pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Engine>]) -> String {
     let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
     let named = |gpu: &Arc<dyn Engine>| {
         let memory = human_bytes(gpu.memory().limit_bytes());
-        format!("{} ({}, of whose memory joins have {memory})", gpu.id(), gpu.info().name)
+        format!("{} ({}, {memory} of its memory for joins)", gpu.id(), gpu.info().name)
     };
     let used: Vec<String> = gpus.map(named).collect();
     if !used.is_empty() {
@@ -287,12 +287,12 @@ fn has_own_process(settings: &Settings, topology: &Topology, kind: NodeKind) -> 
         "off" => Ok(false),
         "on" if topology.links.is_empty() => Ok(true),
         "on" => Err(Error::Invalid(
-            "--device-processes on: the topology file emulates links, which devices share within one process; leave out the links, or \
-             say off"
+            "--device-processes on: the topology file emulates links, which need all devices in one process; leave out the links, or \
+             write off"
                 .into(),
         )),
         other => Err(Error::Invalid(format!(
-            "--device-processes is {other:?}; write on (a process for each device), off, or auto (for each GPU, where there are several)"
+            "--device-processes is {other:?}; write on (a process for each device), off, or auto (a process for each of several GPUs)"
         ))),
     }
 }
@@ -324,7 +324,7 @@ fn host_device_share(settings: &Settings, topology: &Topology, arena_bytes: u64)
         if free < arena_bytes / HOST_DEVICES_PART {
             let both = human_bytes(arena_bytes + arena_bytes / HOST_DEVICES_PART);
             let what = format!(
-                "--host-memory is {arena}, and joins on the CPU need some beside it; together {both} at the least are"
+                "--host-memory is {arena}, and joins on the CPU need memory in addition; the sum, at least {both}, is"
             );
             return refuse(what, "less, such as 90%");
         }
@@ -340,7 +340,7 @@ fn host_device_share(settings: &Settings, topology: &Topology, arena_bytes: u64)
         return refuse(format!("--device-memory: {bytes}{each} is"), "less");
     }
     let all = human_bytes(devices_bytes.saturating_add(arena_bytes));
-    let what = format!("--host-memory is {arena}, and --device-memory {bytes}{each} beside it; together {all} are");
+    let what = format!("--host-memory is {arena}, and --device-memory is {bytes}{each}; the sum, {all}, is");
     refuse(what, "less of one of them")
 }
 
@@ -433,7 +433,7 @@ pub fn device_rates(
     if let Some(file) = file.filter(|_| is_new)
         && let Err(error) = file.save()
     {
-        tracing::warn!(%error, "rates are measured again at the next start; name another --rates-file, or none");
+        tracing::warn!(%error, "the rates cannot be saved, so the next start measures them again; name another --rates-file, or none");
     }
     rates
 }
@@ -649,7 +649,7 @@ mod tests {
             assert_eq!(refused.message().ends_with(&format!("; {there}")), names_gpus, "{refused}");
         }
         let refused = of("cuda:65535").unwrap_err();
-        assert!(refused.message().ends_with(&format!("and {there}; write auto to use what there is")), "{refused}");
+        assert!(refused.message().ends_with(&format!("and {there}; write auto to use the devices found")), "{refused}");
     }
 
     #[test]
@@ -671,12 +671,12 @@ mod tests {
             ("cuda,cuda:1", ", which names cuda twice"),
             ("host:1,cuda:1,host:2", ", which names host twice"),
             ("host:0", ""),
-            ("cuda:1,host:0", ", of which \"host:0\" names no devices"),
-            ("cuda:1,host", ", of which \"host\" names no devices"),
-            ("auto,host:1", ", and auto stands alone"),
-            ("host:1,auto", ", and auto stands alone"),
-            ("cuda:1,", ", of which an entry is empty"),
-            (",", ", of which an entry is empty"),
+            ("cuda:1,host:0", ", and its entry \"host:0\" names no devices"),
+            ("cuda:1,host", ", and its entry \"host\" names no devices"),
+            ("auto,host:1", ", and auto takes no other entry"),
+            ("host:1,auto", ", and auto takes no other entry"),
+            ("cuda:1,", ", with an empty entry"),
+            (",", ", with an empty entry"),
             ("", ""),
         ] {
             assert_eq!(parse_devices(setting), Err(why.to_string()), "{setting}");
@@ -730,7 +730,7 @@ mod tests {
         let Error::Invalid(told) = open(1, limit).unwrap_err() else { panic!("another kind of error") };
         let [device, both] = [limit, limit + arena_bytes].map(human_bytes);
         let expected = format!(
-            "--host-memory is 1.0 GiB, and --device-memory {device} beside it; together {both} are more than the {device} "
+            "--host-memory is 1.0 GiB, and --device-memory is {device}; the sum, {both}, is more than the {device} "
         );
         assert!(told.starts_with(&expected), "{told}");
         // The memory setting of a kind without devices does not matter.

@@ -68,7 +68,7 @@ impl Metrics {
     pub fn new() -> Self {
         let registry = Registry::new();
         let add = |metric: Box<dyn prometheus::core::Collector>| {
-            registry.register(metric).expect("every metric has a name of its own");
+            registry.register(metric).expect("every metric has its own name");
         };
         let counters = |name: &str, help: &str, labels: &[&str]| {
             let metric =
@@ -97,24 +97,24 @@ impl Metrics {
             metric
         };
         let device_busy_seconds = CounterVec::new(
-            Opts::new("dovetail_device_busy_seconds_total", "Time that a device was at work"),
+            Opts::new("dovetail_device_busy_seconds_total", "Time that a device was busy"),
             &["device"],
         )
         .expect("the name and labels are well-formed");
         add(Box::new(device_busy_seconds.clone()));
         let call_seconds = HistogramVec::new(
-            HistogramOpts::new("dovetail_call_duration_seconds", "Duration of calls, to their last byte")
+            HistogramOpts::new("dovetail_call_duration_seconds", "Duration of calls, up to their last byte")
                 .buckets(DURATION_BUCKETS.to_vec()),
             &["rpc"],
         )
         .expect("the name and labels are well-formed");
         add(Box::new(call_seconds.clone()));
-        gauges("dovetail_build_info", "Which build this is; always 1", &["version", "revision"])
+        gauges("dovetail_build_info", "Version and revision of the build; always 1", &["version", "revision"])
             .with_label_values(&[env!("CARGO_PKG_VERSION"), env!("DOVETAIL_COMMIT")])
             .set(1);
 
         Self {
-            calls: counters("dovetail_calls_total", "Calls that ended, by how", &["rpc", "code"]),
+            calls: counters("dovetail_calls_total", "Calls that ended, by RPC and status code", &["rpc", "code"]),
             call_seconds,
             calls_in_flight: gauge("dovetail_calls_in_flight", "Calls under way"),
             received_bytes: counters("dovetail_received_bytes_total", "Bytes of request bodies", &["rpc"]),
@@ -128,7 +128,7 @@ impl Metrics {
             ),
             device_memory_bytes: gauges(
                 "dovetail_device_memory_bytes",
-                "Memory of devices: used by jobs, kept for columns that jobs may ask for again, the most ever taken, and the limit",
+                "Memory of devices: used by jobs, kept for cached columns, the most ever taken by both, and the limit",
                 &["device", "kind"],
             ),
             jobs: gauges(
@@ -136,7 +136,11 @@ impl Metrics {
                 "Jobs that wait, run, or have a result that is not released yet, by state",
                 &["state"],
             ),
-            jobs_total: counters("dovetail_jobs_total", "Jobs by what became of them", &["outcome"]),
+            jobs_total: counters(
+                "dovetail_jobs_total",
+                "Jobs by outcome: submitted, refused, completed, failed or cancelled",
+                &["outcome"],
+            ),
             job_wait_seconds: seconds("dovetail_job_wait_seconds_total", "Time that jobs waited for a device"),
             result_rows: counter("dovetail_result_rows_total", "Rows of results"),
             result_bytes: counter("dovetail_result_bytes_total", "Bytes of results"),
@@ -144,24 +148,24 @@ impl Metrics {
             device_up: gauges("dovetail_device_up", "1 while the device is in service", &["device"]),
             device_restarts: counters(
                 "dovetail_device_restarts_total",
-                "Times that a device whose process had ended was opened anew in another one",
+                "Times that a device was reopened in a new process, after its process had ended",
                 &["device"],
             ),
             device_jobs: counters("dovetail_device_jobs_total", "Jobs that a device ran", &["device"]),
             device_busy_seconds,
             device_cache: counters(
                 "dovetail_device_cache_columns_total",
-                "Columns, or ranges of their rows, that a GPU had kept, had to copy, or gave up for others",
+                "Columns, or ranges of their rows, that a GPU had cached, had to copy, or evicted for others",
                 &["device", "outcome"],
             ),
             device_cache_hit_bytes: counters(
                 "dovetail_device_cache_hit_bytes_total",
-                "Bytes that were not copied to a GPU, because it had kept them",
+                "Bytes that were not copied to a GPU, because it had cached them",
                 &["device"],
             ),
             log_lines_dropped: counters(
                 "dovetail_log_lines_dropped_total",
-                "Lines for standard error or standard output that could not be written, by process: server, or that of a device",
+                "Lines for standard error or standard output that could not be written, by process: server or device",
                 &["process"],
             ),
             reading: Mutex::default(),
@@ -169,13 +173,13 @@ impl Metrics {
             table_bytes: gauge("dovetail_table_bytes", "Bytes of all tables"),
             cpu_work_interrupted: counter(
                 "dovetail_cpu_work_interrupted_total",
-                "Work on the CPU beside the queue that was stopped, because its call was given up or had to end",
+                "CPU work outside the queue that was stopped, because its call was cancelled or had to end",
             ),
             sessions: gauge("dovetail_sessions", "Open sessions"),
             uploads: gauge("dovetail_uploads_under_way", "Uploads under way"),
             cpu_work: gauges(
                 "dovetail_cpu_work",
-                "Work on the CPU beside the queue, such as planning: calls that wait for theirs, and slots in which some is done",
+                "CPU work outside the queue, such as planning: calls that wait for a slot or for their work, and slots in use",
                 &["kind"],
             ),
             tenant_bytes: gauges(

@@ -252,13 +252,13 @@ impl Server {
         tracing::info!(
             waiting_for = left,
             seconds_max = self.drain_limit.as_secs(),
-            "draining: new work is refused, and a second signal ends what is under way"
+            "draining: new work is refused, and a second signal ends the work in progress"
         );
         let limit = tokio::time::sleep(self.drain_limit);
         let outcome = tokio::select! {
             biased;
             () = end => {
-                tracing::warn!("second signal: ending what is under way");
+                tracing::warn!("second signal: ending the work in progress");
                 Ok(())
             }
             outcome = close_when_done(&self.shared, &self.closing, &mut self.serving) => outcome,
@@ -318,10 +318,10 @@ async fn close_when_done(
     }
     let unclaimed = shared.unclaimed_results();
     if unclaimed > 0 {
-        let results = human::counted_as(unclaimed as u64, "result that nobody", "results that nobody");
-        tracing::info!("letting go of {results} has asked for within {} s", FETCHED_WITHIN.as_secs());
+        let results = human::counted_as(unclaimed as u64, "result that no client", "results that no client");
+        tracing::info!("dropping {results} has asked for within {} s", FETCHED_WITHIN.as_secs());
     }
-    tracing::info!("nothing is under way any more: closing connections");
+    tracing::info!("no work is left: closing connections");
     closing.send_replace(true);
     shared.closing.cancel();
     joined(serving.await)
@@ -347,7 +347,7 @@ async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
         shared.deliveries.sweep(&shared.scheduler);
         shared.readers.sweep(&shared.scheduler);
         for (owner, id) in shared.uploads.forget_idle(Instant::now()) {
-            tracing::info!(tenant = owner, upload = id, "nothing arrived for the upload: it is forgotten");
+            tracing::info!(tenant = owner, upload = id, "nothing arrived for the upload, so it is dropped");
         }
         let readiness = shared.readiness();
         if readiness.is_ok() != was_ready {

@@ -80,7 +80,7 @@ fn a_configuration_is_checked_without_being_run() {
         (["--devices", "host:65535"], "--devices"),
         (["--devices", "quantum:1"], "write auto, cuda"),
         (["--devices", "cuda:1,cuda:1"], "which names cuda twice"),
-        (["--devices", "auto,host:1"], "and auto stands alone"),
+        (["--devices", "auto,host:1"], "and auto takes no other entry"),
         (["--host-memory", "plenty"], "not a size"),
         (["--host-memory", "4"], "4 B, and must not be less than 1.0 MiB; a number without a unit is bytes"),
         (["--device-memory", "4"], "did you mean 4GiB?"),
@@ -107,11 +107,8 @@ fn a_configuration_is_checked_without_being_run() {
 fn memory_for_tables_and_that_for_joins_on_the_cpu_have_to_fit_together() {
     let check = |more: &[&str]| run(&[&["serve", "--check-config", "--devices", "host:2"], more].concat());
     for (more, words) in [
-        (&[][..], "and joins on the CPU need some beside it; together "),
-        (
-            &["--device-memory", "64MiB"],
-            "and --device-memory 64.0 MiB for each of 2 slices of the CPU beside it; together ",
-        ),
+        (&[][..], "and joins on the CPU need memory in addition; the sum, at least "),
+        (&["--device-memory", "64MiB"], "and --device-memory is 64.0 MiB for each of 2 slices of the CPU; the sum, "),
     ] {
         let refused = check(&[&["--host-memory", "100%"], more].concat());
         let said = stderr(&refused);

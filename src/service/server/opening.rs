@@ -41,15 +41,15 @@ pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
     }
     if !settings.listen.ip().is_loopback() {
         return Err(Error::Invalid(format!(
-            "listening on {} would let everybody on the network in: give --tls-cert and --tls-key, and --token-file or \
-             --tls-client-ca; or listen on 127.0.0.1; or say --insecure if the network is yours alone",
+            "listening on {} would let every client on the network in: give --tls-cert and --tls-key, and --token-file or \
+             --tls-client-ca; or listen on 127.0.0.1; or give --insecure if the network is yours alone",
             settings.listen
         )));
     }
     match parse_admin(settings)? {
         Some(admin) if !admin.ip().is_loopback() => Err(Error::Invalid(format!(
-            "--admin-listen {admin} would show metrics to everybody on the network, of a server that is for this host alone: \
-             give 127.0.0.1 or \"off\"; or say --insecure if the network is yours alone"
+            "--admin-listen {admin} would show every client on the network the metrics of a server for this host alone: \
+             give 127.0.0.1 or \"off\"; or give --insecure if the network is yours alone"
         ))),
         _ => Ok(()),
     }
@@ -143,7 +143,7 @@ pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error)
     if cause.contains("KeyMismatch") {
         return Error::Invalid(format!(
             "--tls-key names {key}, which is not the private key of the certificate in {cert}, which --tls-cert names; the first \
-             certificate of the chain has to be the one that was made for that key"
+             certificate of the chain must be the one that was made for that key"
         ));
     }
     // TLS passes over certificates that it cannot read.
@@ -200,7 +200,7 @@ fn certificates(flag: &str, (path, pem): NamedFile<'_>) -> Result<Vec<Certificat
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     read.map_err(|_| {
         Error::Invalid(format!(
-            "{flag} names {}, in which a certificate is damaged or cut short; see whether it was copied in whole",
+            "{flag} names {}, in which a certificate is damaged or cut short; check that it was copied in whole",
             path.display()
         ))
     })
@@ -255,7 +255,7 @@ pub(super) fn tls(settings: &Settings) -> Result<Option<Tls>> {
     let (cert, key) = match (&settings.tls_cert, &settings.tls_key) {
         (Some(cert), Some(key)) => (cert, key),
         (None, None) if settings.tls_client_ca.is_none() => return Ok(None),
-        _ => return Err(Error::Invalid("TLS takes both --tls-cert and --tls-key".into())),
+        _ => return Err(Error::Invalid("TLS needs both --tls-cert and --tls-key".into())),
     };
     let read = |path: &Path| {
         let read = std::fs::read(path).map_err(|error| Error::Invalid(file_failure(path, &error)));
