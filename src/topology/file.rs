@@ -132,7 +132,9 @@ impl Reader<'_> {
             .chain(file.device.iter().map(|device| &device.name))
         {
             if names.iter().any(|other| other.get_ref() == name.get_ref()) {
-                return Err(self.refuse(name, format!("two nodes are named {:?}; names are unique", name.get_ref())));
+                return Err(
+                    self.refuse(name, format!("two nodes are named {:?}; names must be unique", name.get_ref()))
+                );
             }
             names.push(name);
         }
@@ -162,10 +164,10 @@ impl Reader<'_> {
         // Jobs name devices as they are written: "host:00" would be another name for "host:0".
         let index = index.filter(|index| *name == format!("host:{index}")).ok_or_else(|| {
             let reason = match name.starts_with("cuda:") {
-                true => "a file describes host devices; a machine's own GPUs are not listed in it",
+                true => "a file describes host devices only, not the machine's own GPUs",
                 false => "devices are named \"host:0\", \"host:1\" and so on",
             };
-            self.refuse(&device.name, format!("{name:?} is no name for a device here: {reason}"))
+            self.refuse(&device.name, format!("{name:?} is not a device name: {reason}"))
         })?;
         let threads = device.threads.as_ref();
         if let Some(threads) = threads.filter(|threads| *threads.get_ref() == 0) {
@@ -201,7 +203,9 @@ impl Reader<'_> {
             }
         }
         if from.get_ref() == to.get_ref() {
-            return Err(self.refuse(to, format!("a link from {:?} to itself", to.get_ref())));
+            return Err(
+                self.refuse(to, format!("a link from {:?} to itself; a link is between two nodes", to.get_ref()))
+            );
         }
         let (forward_rate, backward_rate) = match (&link.rate, &link.forward, &link.backward) {
             (Some(rate), None, None) => (self.rate(rate)?, self.rate(rate)?),
@@ -222,7 +226,7 @@ impl Reader<'_> {
 
     fn bytes(&self, text: &Spanned<String>) -> Result<u64> {
         match parse_bytes(text.get_ref()) {
-            Ok(0) => Err(self.refuse(text, "a memory of no bytes; write a size such as 64MiB".into())),
+            Ok(0) => Err(self.refuse(text, "the memory has 0 bytes; write a size such as 64MiB".into())),
             Ok(bytes) => Ok(bytes),
             Err(error) => Err(self.refuse(text, error.message().into())),
         }
@@ -280,7 +284,7 @@ mod tests {
         let cases: [(&str, &[&str]); 12] = [
             ("colour = \"red\"\n", &["line 6", "colour"]),
             ("memory = \"12 parsecs\"\n", &["line 6", "64MiB"]),
-            ("memory = \"0\"\n", &["line 6", "no bytes"]),
+            ("memory = \"0\"\n", &["line 6", "0 bytes"]),
             ("threads = 0\n", &["line 6", "at least one thread"]),
             ("threads = \"many\"\n", &["line 6"]),
             ("socket = \"cpu7\"\n", &["line 6", "cpu7", "cpu0"]),
