@@ -165,7 +165,7 @@ fn rows_that_may_be_null_and_are_not_join_a_table_where_they_may_not() {
     let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(vec![Some(5), None])), batch([5, 6]).column(1).clone()];
     let with_null = RecordBatch::try_new(schema(), columns).unwrap();
     let refused = upload(&catalog, UploadMode::CreateIfMissing, &[batch([4]), with_null]);
-    assert_refused(refused, is!(Invalid), &["\"t\"", "column \"k\" is not null there", "row 3 has a null"]);
+    assert_refused(refused, is!(Invalid), &["\"t\"", "column \"k\" is declared not null", "row 3 has a null"]);
     assert_eq!(keys(&catalog.table("t").unwrap().batches), [1, 2, 3]);
     // The error for a schema that does not fit does not mention nullability.
     let fields = vec![Field::new("k", DataType::Int64, true), Field::new("name", DataType::Binary, true)];
