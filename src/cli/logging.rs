@@ -64,7 +64,7 @@ pub fn filter(text: &str) -> Result<EnvFilter> {
         let (target, level) = part.split_once('=').map_or(("", part), |(target, level)| (target.trim(), level.trim()));
         // The library also accepts numbers, and an empty level for everything.
         if level.is_empty() || level.parse::<u8>().is_ok() || level.parse::<LevelFilter>().is_err() {
-            return Err(refuse(format!("{level:?} is no level")));
+            return Err(refuse(format!("{level:?} is not a level")));
         }
         if part.contains('=') && target.is_empty() {
             return Err(refuse(format!("{part:?} has no target")));

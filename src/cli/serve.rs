@@ -22,20 +22,21 @@ pub struct ServeArgs {
     #[command(flatten)]
     settings: Settings,
 
-    /// File of settings (TOML), one "flag-name = value" per line
+    /// File of settings (TOML), with one "flag-name = value" per line
     #[arg(long, env = "DOVETAIL_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Check the settings, and the files they name, print them as a configuration file, with where each came from, and exit
+    /// Check the settings and the files that they name, print the settings as a configuration file
+    /// with the source of each value, and exit
     #[arg(long)]
     print_config: bool,
 
-    /// Check the settings, and the files they name, and exit
+    /// Check the settings and the files that they name, and exit
     #[arg(long, conflicts_with = "print_config")]
     check_config: bool,
 
-    /// File that gets one line of JSON with the addresses, {"flight": "IP:PORT", "admin": "IP:PORT"}, once they listen, and is
-    /// taken away when the server ends
+    /// File to create when the server listens, with its addresses as one line of JSON: {"flight":
+    /// "IP:PORT", "admin": "IP:PORT"}. The server removes the file when it ends
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
 }
@@ -76,7 +77,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     if args.check_config {
         match output::is_json() {
             true => output::json(&serde_json::json!({ "ok": true })),
-            false => output::line("the configuration is sound"),
+            false => output::line("the configuration is valid"),
         }
         return Ok(());
     }

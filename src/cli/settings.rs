@@ -139,8 +139,7 @@ impl Layered {
     /// Renders the settings as a configuration file that gives the same settings again, each with
     /// its help and its origin.
     pub fn to_toml(&self) -> String {
-        let mut text =
-            String::from("# Settings of `dovetail serve`; the comment after a value says where it came from.\n");
+        let mut text = String::from("# Settings of `dovetail serve`. The comment after a value names its source.\n");
         for entry in &self.entries {
             let value = entry.toml_value();
             let (mark, value) = if entry.words.is_empty() { ("# ", "\"\"") } else { ("", value.as_str()) };
@@ -292,7 +291,7 @@ pub fn misspelt_variables() -> Vec<String> {
     });
     ours.filter_map(|name| {
         let closest = closest(&name)?;
-        Some(format!("environment variable {name} is no setting, and is ignored; did you mean {closest}?"))
+        Some(format!("environment variable {name} is not a setting and is ignored; did you mean {closest}?"))
     })
     .collect()
 }
@@ -308,7 +307,7 @@ fn words_of(value: &toml::Value) -> Result<Vec<String>> {
         }
         other => {
             return Err(Error::Invalid(format!(
-                "a {} cannot be a setting; write a string, an integer, true or false, or a list of strings",
+                "a {} cannot be a setting; write a string, an integer, true, false, or a list of strings",
                 other.type_str()
             )));
         }
@@ -388,13 +387,15 @@ fn check_relations(settings: &Settings) -> Result<()> {
         _ => {}
     }
     if settings.tls_client_ca.is_some() && settings.tls_cert.is_none() {
-        return refuse("--tls-client-ca needs --tls-cert and --tls-key; clients present certificates over TLS only");
+        return refuse(
+            "--tls-client-ca needs --tls-cert and --tls-key, because clients present certificates over TLS only",
+        );
     }
     let size = |key: &str, text: &str| parse_bytes(text).map(drop).context(|| format!("--{key}"));
     if !settings.host_memory.trim().ends_with('%') {
         size("host-memory", &settings.host_memory)?;
     } else if !share_is_sound(&settings.host_memory) {
-        return refuse("--host-memory as a share is a number above 0% and up to 100%, such as 60%");
+        return refuse("--host-memory as a percentage must be above 0% and at most 100%, such as 60%");
     }
     // Check the whole text, whichever kinds of devices exist.
     device_memory_bytes(&settings.device_memory, NodeKind::Host)?;
@@ -407,13 +408,13 @@ fn check_relations(settings: &Settings) -> Result<()> {
     }
     match settings.admin_listen.parse() {
         Ok(admin) if share_a_port(settings.listen, admin) => Err(Error::Invalid(format!(
-            "--listen is {}, and --admin-listen {admin}, which would be the same port; give one of the two another, or switch the \
-             admin port off with \"off\"",
+            "--listen {} and --admin-listen {admin} use the same port; change one of them, or set --admin-listen to \
+             \"off\"",
             settings.listen
         ))),
         Ok(_) => Ok(()),
         Err(_) => Err(Error::Invalid(format!(
-            "--admin-listen {:?} is neither an address with a port, such as 127.0.0.1:8816, nor \"off\"",
+            "--admin-listen {:?} is not valid; write an IP address and a port, such as 127.0.0.1:8816, or \"off\"",
             settings.admin_listen
         ))),
     }

@@ -76,7 +76,7 @@ fn exit_in_time(signals: &Receiver<i32>, drain_limit: Duration) {
         Ok(second) => signals.recv_timeout(END_WITHIN).unwrap_or(second),
         Err(_) => first,
     };
-    let _ = spawn("last words", || tracing::error!("the server does not end by itself: the process exits"));
+    let _ = spawn("last words", || tracing::error!("the server did not stop in time; the process exits"));
     thread::sleep(SAID_WITHIN);
     exit(number)
 }

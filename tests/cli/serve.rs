@@ -86,7 +86,7 @@ fn a_configuration_is_checked_without_being_run() {
         (["--device-memory", "4"], "did you mean 4GiB?"),
         (["--device-memory", "gpu=1GiB"], "as in cuda=auto,host=8GiB"),
         (["--device-cache", "4"], "--device-cache: \"4\" is 4 B"),
-        (["--log", "verbose"], "\"verbose\" is no level; write off, error, warn, info"),
+        (["--log", "verbose"], "\"verbose\" is not a level; write off, error, warn, info"),
         (["--token-file", file], "token file"),
         (["--topology", file], "topology file"),
     ] {
@@ -134,7 +134,7 @@ fn what_is_wrong_with_a_setting_is_told_with_what_has_set_it() {
         ("endpoints", "0", "must be from 1 to 1024"),
         ("devices", "quantum:1", "write auto, cuda"),
         ("host-memory", "plenty", "not a size"),
-        ("log", "verbose", "is no level"),
+        ("log", "verbose", "is not a level"),
         ("tls-cert", "c.pem", "needs --tls-key"),
         ("token-file", "/nowhere/tokens", "cannot be read"),
     ] {
@@ -240,7 +240,7 @@ fn a_variable_of_the_environment_that_is_no_setting_is_remarked_upon() {
     let check = |name: &str| command().env(name, "1GiB").args(["serve", "--check-config"]).output().unwrap();
     let misspelt = check("DOVETAIL_HOSTMEMORY");
     assert!(misspelt.status.success(), "other programs may have variables of that kind: {}", stderr(&misspelt));
-    let expected = "DOVETAIL_HOSTMEMORY is no setting, and is ignored; did you mean DOVETAIL_HOST_MEMORY?";
+    let expected = "DOVETAIL_HOSTMEMORY is not a setting and is ignored; did you mean DOVETAIL_HOST_MEMORY?";
     assert!(stderr(&misspelt).contains(expected), "{}", stderr(&misspelt));
     for known in ["DOVETAIL_HOST_MEMORY", "DOVETAIL_SERVER", "DOVETAIL_TOKEN"] {
         assert_eq!(stderr(&check(known)), "", "{known}");

@@ -80,16 +80,16 @@ fn what_is_wrong_in_the_file_is_named() {
         ("[listen]\nport = 1", "a table cannot be a setting"),
         ("listen =", "configuration file"),
         ("host-memory = \"lots\"", "host-memory in FILE: \"lots\" is not a size"),
-        ("host-memory = \"0%\"", "host-memory in FILE as a share is a number above 0%"),
+        ("host-memory = \"0%\"", "host-memory in FILE as a percentage must be above 0%"),
         ("device-cache = \"4\"", "device-cache in FILE: \"4\" is 4 B"),
         ("tls-cert = \"c.pem\"", "tls-cert in FILE needs --tls-key"),
         ("tls-client-ca = \"c.pem\"", "tls-client-ca in FILE needs --tls-cert and --tls-key"),
-        ("admin-listen = \"on\"", "admin-listen in FILE \"on\" is neither"),
-        ("log = \"verbose\"", "log in FILE \"verbose\": \"verbose\" is no level"),
+        ("admin-listen = \"on\"", "admin-listen in FILE \"on\" is not valid; write an IP address"),
+        ("log = \"verbose\"", "log in FILE \"verbose\": \"verbose\" is not a level"),
         ("tenant-memory = 5", "a number without a unit is bytes"),
         (
             "admin-listen = \"127.0.0.1:8815\"",
-            "--listen is 127.0.0.1:8815, and admin-listen in FILE 127.0.0.1:8815, which would be the same port",
+            "--listen 127.0.0.1:8815 and admin-listen in FILE 127.0.0.1:8815 use the same port",
         ),
     ];
     for (file, expected) in cases {

@@ -28,7 +28,7 @@ Start = Callable[..., Server]
         ({"listen": "127.0.0.1:8815", "admin_listen": "127.0.0.1:8815"}, ["the same port"]),
         (
             {"listen": "0.0.0.0:8815", "insecure": True, "admin_listen": "127.0.0.1:8815"},
-            ["--listen is 0.0.0.0:8815, and --admin-listen 127.0.0.1:8815"],
+            ["--listen 0.0.0.0:8815 and --admin-listen 127.0.0.1:8815"],
         ),
     ],
 )
