@@ -29,7 +29,8 @@ pub struct GetArgs {
     #[arg(long, value_name = "ID")]
     job: Option<u64>,
 
-    /// Columns to write or print, in order. The server sends the others too. Double quotes stand around a name with a comma: "a,b"
+    /// Columns to write or print, in this order. The server sends all columns. A name with a comma
+    /// needs double quotes: "a,b"
     #[arg(long, value_name = "COLUMNS")]
     columns: Vec<Names>,
 
@@ -44,18 +45,19 @@ pub struct GetArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// File to write: .parquet, .arrow, .arrows (stream), .csv, .tsv or .json (lines). "-" is standard output: an Arrow IPC
-    /// stream, or what --format says
+    /// File to write: .parquet, .arrow, .arrows (stream), .csv, .tsv or .json (lines). "-" is
+    /// standard output, as an Arrow IPC stream or in the format of --format
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Format of the file, where its name does not tell. In CSV, a null and the empty text are both the empty field, which is read
-    /// as null; the others tell them apart
+    /// Format of the file, if its name does not show it. CSV writes a null and an empty text as the
+    /// same empty field, which is read as null. The other formats keep them apart
     #[arg(long, value_enum)]
     pub format: Option<Format>,
 
-    /// Rows to print when there is no file, 20 unless it is said; all of them with 0. A join that is told how many ends with them;
-    /// one that is not makes its whole result, and tells how many rows that has
+    /// Maximum number of rows to print without a file, 20 by default. 0 prints all rows. With a
+    /// limit of N rows, a join ends after N rows. Otherwise it makes the whole result and reports
+    /// its number of rows
     #[arg(long, value_name = "ROWS", conflicts_with = "output")]
     pub limit: Option<usize>,
 }
@@ -84,9 +86,9 @@ impl OutputArgs {
     /// [`Error::Invalid`].
     pub fn check(&self) -> Result<()> {
         match (self.format, &self.output) {
-            (Some(_), None) => Err(Error::Invalid(
-                "--format says how a file is written; name it with -o FILE, or say -o - for standard output".into(),
-            )),
+            (Some(_), None) => {
+                Err(Error::Invalid("--format needs an output; add -o FILE, or -o - for standard output".into()))
+            }
             _ => Ok(()),
         }
     }
@@ -138,7 +140,9 @@ async fn fetch(args: GetArgs, to: Destination) -> Result<()> {
     let (what, info) = match (&args.table, &args.job) {
         (Some(table), _) => (table.clone(), client.info(table_descriptor(table)).await?),
         (None, Some(job)) => (format!("job {job}"), jobs::find(&client, *job).await?),
-        (None, None) => return Err(Error::Invalid("name a table, or a job with --job".into())),
+        (None, None) => {
+            return Err(Error::Invalid("give the name of a table, or the number of a job with --job".into()));
+        }
     };
     let received = receive(&client, &what, &info, &Names::together(&args.columns), to, Instant::now()).await;
     received.map(drop).map_err(|error| match error {
@@ -309,7 +313,7 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress:
         output::on_a_thread(move || output::write_line(rows::render(&schema, &kept)?)).await?;
         if more {
             output::remark(format!(
-                "the first {}; --limit 0 prints all, -o FILE writes them to a file",
+                "these are the first {}; --limit 0 prints all rows, and -o FILE writes them to a file",
                 output::counted(received.rows, "row")
             ));
         }

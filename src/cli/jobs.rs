@@ -20,7 +20,7 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Arguments of `dovetail jobs`.
 #[derive(Debug, clap::Args)]
 pub struct JobsArgs {
-    /// Number of a job, to show all that is known of it
+    /// Number of the job to show in full
     job: Option<u64>,
 
     #[command(flatten)]
@@ -169,11 +169,9 @@ pub async fn run_cancel(args: CancelArgs) -> Result<()> {
         let state = answers.first().and_then(|job| job["state"].as_str()).unwrap_or("cancelled");
         match (output::is_json(), state) {
             (true, _) => output::json(&json!({ "job": job, "cancelled": true })),
-            (false, "failed") => {
-                output::line(format!("job {job} had failed already; what there was of its result is released"))
-            }
-            (false, "complete") => output::line(format!("job {job} was complete already; its result is released")),
-            (false, _) => output::line(format!("job {job} is cancelled and its result released")),
+            (false, "failed") => output::line(format!("job {job} had already failed; its partial result is released")),
+            (false, "complete") => output::line(format!("job {job} was already complete; its result is released")),
+            (false, _) => output::line(format!("job {job} is cancelled, and its result is released")),
         }
     }
     Ok(())
@@ -185,7 +183,7 @@ pub async fn run_cancel(args: CancelArgs) -> Result<()> {
 /// The server's.
 pub async fn status(client: &Client, job: u64) -> Result<Value> {
     let mut answers = client.action("job", &json!({ "job": job })).await?;
-    answers.pop().ok_or_else(|| Error::Internal(format!("the server says nothing about job {job}")))
+    answers.pop().ok_or_else(|| Error::Internal(format!("the server did not describe job {job}")))
 }
 
 /// Waits for the end of a job and shows its progress. Returns the server's description of the ended
@@ -242,7 +240,7 @@ pub fn show(progress: &Progress, what: &str, status: &Value) {
 pub fn id_of(info: &FlightInfo) -> Result<u64> {
     let said: Option<Value> = serde_json::from_slice(&info.app_metadata).ok();
     let job = said.as_ref().and_then(|said| said["job"].as_u64());
-    job.ok_or_else(|| Error::Internal("the server did not say which job it started".into()))
+    job.ok_or_else(|| Error::Internal("the server did not name the job that it started".into()))
 }
 
 /// Returns the flight of a job whose result is live.
@@ -259,7 +257,8 @@ pub async fn find(client: &Client, job: u64) -> Result<FlightInfo> {
             Err(match status["state"].as_str() {
                 Some("failed" | "cancelled") => failure(&status),
                 _ => Error::NotFound(format!(
-                    "job {job} has no result to fetch any more; `dovetail join --retain-seconds SECONDS` keeps one for later"
+                    "the result of job {job} is no longer on the server; `dovetail join --retain-seconds SECONDS` \
+                     keeps a result for later"
                 )),
             })
         }

@@ -20,7 +20,7 @@ pub struct JoinArgs {
     #[command(flatten)]
     spec: SpecArgs,
 
-    /// Keep the result as a table of this name, on the server
+    /// Keep the result on the server as a table of this name
     #[arg(
         long,
         value_name = "TABLE",
@@ -29,21 +29,22 @@ pub struct JoinArgs {
     )]
     into: Option<String>,
 
-    /// What to do with a table of that name: create, the default, refuses to touch it, replace puts the result in its place once it
-    /// is complete
+    /// Action if a table of that name exists: create (the default) fails, replace replaces it when
+    /// the result is complete
     #[arg(long, value_name = "MODE", value_parser = ["create", "replace"])]
     into_mode: Option<String>,
 
-    /// Jobs of higher priority start first, -100 to 100
+    /// Priority of the job, -100 to 100. Jobs of higher priority start first
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
     priority: i32,
 
-    /// Seconds that the server keeps the result after it was last read, for `dovetail get --job`; with 0 it keeps nothing, and
-    /// the result may be larger than its memory. By default it lets the result go once it is here
+    /// Seconds that the server keeps the result after its last read, for `dovetail get --job`. With
+    /// 0, the server keeps no rows, and the result may be larger than its memory. By default, the
+    /// server releases the result when it has arrived
     #[arg(long, value_name = "SECONDS")]
     retain_seconds: Option<u32>,
 
-    /// Rows per batch of the result, at most
+    /// Maximum number of rows per batch of the result
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "count")]
     batch_rows: Option<u32>,
 
@@ -77,34 +78,38 @@ struct SpecArgs {
     /// Right table
     right: String,
 
-    /// Columns that must be equal: LEFT=RIGHT, or a name that both have; several with commas. Double quotes stand around a name
-    /// with a comma or an equals sign, and a quote within is doubled, as in '"a,b"="c=d"'. With ":nulls_equal" or ":nulls_distinct"
-    /// behind it, as in "a=b,c=d:nulls_equal", nulls of that pair match or do not match, whatever --nulls-equal says
+    /// Columns that must be equal: LEFT=RIGHT, or a name that both tables have; separate several
+    /// with commas. A name with a comma or an equals sign needs double quotes, and a quote within
+    /// it is doubled, as in '"a,b"="c=d"'. The suffix ":nulls_equal" or ":nulls_distinct", as in
+    /// "a=b,c=d:nulls_equal", sets for one pair whether nulls match. It overrides --nulls-equal
     #[arg(long, required = true, value_name = "COLUMNS")]
     on: Vec<KeyArgs>,
 
-    /// Which rows survive: inner, left, right, full, left_semi, left_anti, right_semi, right_anti
+    /// Kind of join: inner, left, right, full, left_semi, left_anti, right_semi, right_anti
     #[arg(long, default_value = "inner", value_name = "KIND")]
     how: String,
 
-    /// Columns of the result, in order; "left." and "right." tell equal names apart. Double quotes stand around a name with a
-    /// comma, as in 'k,left."a,b"'
+    /// Columns of the result, in this order. The prefixes "left." and "right." distinguish equal
+    /// names. A name with a comma needs double quotes, as in 'k,left."a,b"'
     #[arg(long, value_name = "COLUMNS")]
     columns: Vec<Names>,
 
-    /// Tell the number of rows instead of making them; no columns beyond the keys are read then
+    /// Count the rows of the result instead of making them. The server then reads the key columns
+    /// only
     #[arg(long, conflicts_with = "columns")]
     count: bool,
 
-    /// How it is done: hash, radix-hash, radix-hash-gfur, sort-merge or sort-merge-gfur; auto lets the planner choose
+    /// Strategy: hash, radix-hash, radix-hash-gfur, sort-merge, sort-merge-gfur, or auto for the
+    /// choice of the planner
     #[arg(long, default_value = "auto")]
     strategy: String,
 
-    /// Null keys match null keys, in all pairs of --on that do not say
+    /// Match null keys with null keys, in each pair of --on without a suffix
     #[arg(long)]
     nulls_equal: bool,
 
-    /// Devices of which one may run it, such as host:0,host:1; by default any
+    /// Devices that may run the join, such as host:0,host:1. One of them runs it. By default, any
+    /// device may
     #[arg(long)]
     devices: Vec<Names>,
 }
@@ -142,8 +147,8 @@ fn misspelt(suffix: &str) -> Option<String> {
     let is_cut = written.starts_with(":null") && NULLS.iter().any(|(known, _)| known.starts_with(&written));
     (is_near || is_cut).then(|| {
         format!(
-            "behind a pair of columns, {:?} means nothing: only \":nulls_equal\" and \":nulls_distinct\" do; if it belongs to the \
-             name, put double quotes around the name",
+            "{:?} is not a valid suffix of a pair of columns; write \":nulls_equal\" or \":nulls_distinct\", or put \
+             double quotes around the name if the text belongs to it",
             suffix.trim()
         )
     })
@@ -258,18 +263,15 @@ impl JoinArgs {
         let refuse = |sentence: &str| Err(Error::Invalid(sentence.into()));
         // clap does not require --into if an option that conflicts with --into is given.
         if self.into_mode.is_some() && self.into.is_none() {
-            return refuse(
-                "--into-mode says what to do with a table that has the name of the result, and without --into it has none; name \
-                 the table with --into TABLE, or leave --into-mode out",
-            );
+            return refuse("--into-mode needs --into, which names the table; add --into TABLE, or remove --into-mode");
         }
         if self.spec.count && self.to.limit.is_some() {
-            return refuse("--limit says how many rows are printed, and --count makes none; leave one of them out");
+            return refuse("--limit limits the printed rows, and --count makes no rows; remove one of the two options");
         }
         if self.into.is_some() && self.to.output.is_none() && self.batch_rows.is_some() {
             return refuse(
-                "--batch-rows says how rows come here, and with --into they stay on the server; leave one of them out, or have \
-                 the rows written, too, with -o FILE",
+                "--batch-rows applies to rows that are sent to the client, and with --into they stay on the server; \
+                 remove one of the two options, or also write the rows with -o FILE",
             );
         }
         Ok(())
@@ -280,7 +282,9 @@ impl JoinArgs {
     fn kept(&self, job: u64) -> Option<String> {
         let seconds = self.retain_seconds.filter(|seconds| *seconds > 0 && self.into.is_none())?;
         let seconds = output::counted(seconds.into(), "second");
-        Some(format!("the server keeps the result for {seconds} after it was last read: dovetail get --job {job}"))
+        Some(format!(
+            "the server keeps the result for {seconds} after its last read; fetch it with dovetail get --job {job}"
+        ))
     }
 
     /// Returns the lease to ask for. A join that ends with the first rows needs no server memory
@@ -334,11 +338,11 @@ pub async fn run(args: JoinArgs) -> Result<()> {
             // An interrupted command cancels its job too.
             let outcome = match client.action("cancel_job", &json!({ "job": job })).await {
                 Ok(answers) if answers.first().is_some_and(|job| job["state"] == "complete") => match args.into {
-                    Some(_) => "was complete already, and its table stays",
-                    None => "was complete already, and its result is released",
+                    Some(_) => "was already complete, and its table stays",
+                    None => "was already complete, and its result is released",
                 },
                 Ok(_) => "was cancelled",
-                Err(_) => "could not be cancelled, and may go on",
+                Err(_) => "could not be cancelled and may continue",
             };
             Err(Error::Cancelled(format!("{how}; job {job} {outcome}")))
         }
@@ -381,10 +385,10 @@ async fn finish(
                 jobs::wait(client, job, &what).await?;
             }
             if !args.to.is_stdout() && !output::is_json() {
-                output::write_line(format!("the rows are kept on the server, too: table {table}"))?;
+                output::write_line(format!("the server also keeps the rows as table {table}"))?;
             }
         } else if !received.whole {
-            output::remark("the join ends with them");
+            output::remark("the join ended after these rows");
         } else if let Some(kept) = args.kept(job) {
             output::remark(kept);
         }
@@ -532,7 +536,7 @@ mod tests {
             "k,id:NULLS_EQUAL",
         ] {
             let said = wrong.parse::<KeyArgs>().unwrap_err();
-            assert!(said.contains("only \":nulls_equal\" and \":nulls_distinct\" do"), "{wrong}: {said}");
+            assert!(said.contains("write \":nulls_equal\" or \":nulls_distinct\""), "{wrong}: {said}");
         }
         assert_eq!(on("\"id:nulls_equals\""), json!([{"left": "id:nulls_equals", "right": "id:nulls_equals"}]));
     }

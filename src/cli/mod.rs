@@ -62,7 +62,7 @@ const EXIT_USAGE: u8 = 2;
 #[derive(Debug, Parser)]
 #[command(name = "dovetail", version = VERSION, max_term_width = 120, propagate_version = true)]
 struct Cli {
-    /// Print JSON, one value per line, for machines
+    /// Print JSON, one value per line
     #[arg(long, global = true)]
     json: bool,
 
@@ -74,27 +74,27 @@ struct Cli {
 enum Command {
     /// Run the server
     Serve(Box<serve::ServeArgs>),
-    /// Show the main job on generated TPC-H tables: start a server, upload, join, check
+    /// Run the main job on generated TPC-H tables: start a server, upload, join and check
     Demo(demo::DemoArgs),
     /// Upload files or standard input (Parquet, Arrow IPC, CSV) as tables
     Put(put::PutArgs),
-    /// Fetch a table, or the result of a job, into a file or onto the terminal
+    /// Fetch a table or the result of a job into a file, or print it
     Get(get::GetArgs),
     /// Join two tables
     Join(join::JoinArgs),
-    /// Show the plan of a join, what it is predicted to cost, and why, without running it
+    /// Show the plan of a join, its predicted cost and the reasons, without running the join
     Explain(join::ExplainArgs),
     /// List tables and kept results
     Tables(tables::TablesArgs),
-    /// List jobs, or show one of them
+    /// List jobs, or show one job
     Jobs(jobs::JobsArgs),
     /// Stop a job and release its result
     Cancel(jobs::CancelArgs),
     /// Drop tables
     Drop(tables::DropArgs),
-    /// Show the devices of a server and how they are linked
+    /// Show the devices of a server and the links between them
     Topology(tables::TopologyArgs),
-    /// Run the joins of one device, for a server, which starts this by itself
+    /// Run the joins of one device. The server starts this command
     #[command(hide = true)]
     DeviceProcess(device_process::DeviceProcessArgs),
 }
@@ -287,7 +287,8 @@ fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
         None => String::new(),
     };
     let said = format!(
-        "invalid value '{value}' for '{option}': it takes a whole number{takes}\n\nFor more information, try '--help'.\n"
+        "invalid value '{value}' for '{option}': it takes a whole number{takes}\n\nFor more information, try \
+         '--help'.\n"
     );
     clap::Error::raw(ErrorKind::ValueValidation, said)
 }

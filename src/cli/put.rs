@@ -22,35 +22,40 @@ use crate::{Context, Error, Result};
 /// Arguments of `dovetail put`.
 #[derive(Debug, clap::Args)]
 pub struct PutArgs {
-    /// Files to upload: Parquet, Arrow IPC, CSV, or CSV that gzip has compressed. Each becomes a table named like it; with
-    /// --table all fill that one, in this order, and have the same columns. "-" is standard input: an Arrow IPC stream, Parquet, or CSV with --format csv
+    /// Files to upload: Parquet, Arrow IPC, CSV, or CSV compressed by gzip. Each file becomes a
+    /// table with its name. With --table, all files go into that table, in this order, and must
+    /// have the same columns. "-" is standard input: an Arrow IPC stream, Parquet, or CSV with
+    /// --format csv
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Name of the table
+    /// Name of the table that receives all files
     #[arg(long, short)]
     table: Option<String>,
 
-    /// What to do with a table of that name: create refuses to touch it, replace puts the rows in its place once all are there,
-    /// append and create_if_missing add them to it; append wants it to be there
+    /// Action if a table of that name exists: create fails, replace replaces it when the upload is
+    /// complete, append and create_if_missing add the rows. append fails if the table does not
+    /// exist
     #[arg(long, default_value = "create", value_parser = ["create", "replace", "append", "create_if_missing"])]
     mode: String,
 
-    /// Parallel streams, each over its own connection; with more than one, the order of the rows is not kept
+    /// Parallel streams, each over its own connection. With more than one, the order of the rows is
+    /// lost
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
 
-    /// Columns by which the rows are sorted, ascending, nulls first; the server checks. Double quotes stand around a name with a
-    /// comma: "a,b"
+    /// Columns by which the rows are sorted, ascending, nulls first. The server checks the order. A
+    /// name with a comma needs double quotes: "a,b"
     #[arg(long, value_name = "COLUMNS")]
     sorted_by: Vec<Names>,
 
-    /// Columns whose values are distinct together, written as for --sorted-by; may be given several times. Nobody checks: the
-    /// planner predicts by it, and where it does not hold, results are right all the same
+    /// Columns whose values are distinct together, written as for --sorted-by. Repeat the option
+    /// for further sets. The planner predicts with it. The server does not check it, and results
+    /// are correct even if it is wrong
     #[arg(long, value_name = "COLUMNS")]
     unique: Vec<Names>,
 
-    /// Format of the files, where their names and contents do not tell
+    /// Format of the files, if their names and contents do not show it
     #[arg(long, value_parser = readable())]
     format: Option<Format>,
 
@@ -75,8 +80,8 @@ pub async fn run(args: PutArgs) -> Result<()> {
     let uploads = plan(&args)?;
     if args.streams > 1 && !args.sorted_by.is_empty() {
         return Err(Error::Invalid(
-            "--sorted-by cannot be held over several --streams, which share the rows between them in no order; leave one \
-             of them out"
+            "--sorted-by needs one stream, because several --streams do not keep the order of the rows; remove one \
+             of the two options"
                 .into(),
         ));
     }
@@ -174,7 +179,7 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
 /// Assigns the files to tables, in the given order.
 fn plan(args: &PutArgs) -> Result<Vec<(String, Vec<PathBuf>)>> {
     if args.files.iter().filter(|file| *file == Path::new(STDIN)).count() > 1 {
-        return Err(Error::Invalid("standard input can be read once; write - once".into()));
+        return Err(Error::Invalid("standard input can be read only once; write - once".into()));
     }
     if let Some(table) = &args.table {
         check_name(table).context(|| "--table")?;
@@ -185,7 +190,7 @@ fn plan(args: &PutArgs) -> Result<Vec<(String, Vec<PathBuf>)>> {
         let table = stem(file)?;
         if let Some((_, others)) = uploads.iter().find(|(name, _)| *name == table) {
             return Err(Error::Invalid(format!(
-                "{} and {} would both become table {table:?}; give --table to put both into one",
+                "{} and {} would both become table {table:?}; use --table to upload both into one table",
                 others[0].display(),
                 file.display()
             )));
@@ -197,17 +202,15 @@ fn plan(args: &PutArgs) -> Result<Vec<(String, Vec<PathBuf>)>> {
 
 fn stem(file: &Path) -> Result<String> {
     if file == Path::new(STDIN) {
-        return Err(Error::Invalid("standard input has no name for a table; give one with --table".into()));
+        return Err(Error::Invalid("standard input needs a table name; set it with --table".into()));
     }
     let stem = without_gz(file).file_stem();
     let stem = stem.ok_or_else(|| match file.is_dir() {
         true => folder().context(format_args!("reading {}", file.display())),
         false => Error::Invalid(format!("{} is not the name of a file", file.display())),
     })?;
-    let no_name = |why: &str| {
-        Error::Invalid(format!("{file:?} gives its table a name that none can have: {why}; give one with --table"))
-    };
-    let stem = stem.to_str().ok_or_else(|| no_name("it is not UTF-8"))?;
+    let no_name = |why: &str| Error::Invalid(format!("{file:?} cannot name a table: {why}; set a name with --table"));
+    let stem = stem.to_str().ok_or_else(|| no_name("the name is not UTF-8"))?;
     check_name(stem).map_err(|error| no_name(error.message()))?;
     Ok(stem.to_owned())
 }
@@ -228,7 +231,7 @@ fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
                 let advice = match source.is_inferred && sources[0].is_inferred {
                     true => {
                         let said = names::assignment(a.name(), wider(a.data_type(), b.data_type()));
-                        format!("; say --types {said}, for all values of both")
+                        format!("; use --types {said} for both files")
                     }
                     false => String::new(),
                 };
@@ -236,7 +239,7 @@ fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
                 format!("{:?} is {there} there, {here} here{advice}", a.name())
             }
             Some((_, (a, _))) => {
-                format!("{:?} differs in its metadata, or in whether it may have nulls", a.name())
+                format!("{:?} differs in its metadata or nullability", a.name())
             }
             None => format!("{} there, {} here", output::counted(first.len() as u64, "column"), fields.len()),
         };

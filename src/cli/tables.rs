@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// Arguments of `dovetail tables`.
 #[derive(Debug, clap::Args)]
 pub struct TablesArgs {
-    /// Show the columns of this table, and how it is sorted
+    /// Table whose columns and sort order to show
     table: Option<String>,
 
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub struct TablesArgs {
 /// Arguments of `dovetail drop`.
 #[derive(Debug, clap::Args)]
 pub struct DropArgs {
-    /// Names of the tables; those that are there are dropped, also where others are not
+    /// Names of the tables. If a table does not exist, the others are still dropped
     #[arg(required = true)]
     tables: Vec<String>,
 
@@ -117,7 +117,7 @@ fn show_one(info: &FlightInfo) -> Result<()> {
         output::line(format!("sorted by {sorted}"));
     }
     for set in said["unique"].as_array().into_iter().flatten() {
-        output::line(format!("said to be unique: {}", join_names(set)));
+        output::line(format!("declared unique: {}", join_names(set)));
     }
     let row = |field: &FieldRef| {
         vec![field.name().clone(), type_name(field.data_type()), if field.is_nullable() { "yes" } else { "" }.into()]
@@ -162,7 +162,7 @@ fn count(number: i64) -> String {
 }
 
 fn rows(number: i64) -> String {
-    u64::try_from(number).map_or_else(|_| "rows unknown".into(), |rows| output::counted(rows, "row"))
+    u64::try_from(number).map_or_else(|_| "unknown number of rows".into(), |rows| output::counted(rows, "row"))
 }
 
 fn bytes(number: i64) -> String {

@@ -94,8 +94,8 @@ fn files_of_one_table_that_differ_are_told_how() {
     let write = |name: &str, text: &str| fs::write(server.path().join(name), text).unwrap();
     write("a.csv", "k,s\n1,x\n");
     for (text, expected) in [
-        ("k,s\n1.5,x\n", "\"k\" is int64 there, float64 here; say --types k=float64, for all values of both"),
-        ("k,s\n1,2\n", "\"s\" is string there, int64 here; say --types s=string, for all values of both"),
+        ("k,s\n1.5,x\n", "\"k\" is int64 there, float64 here; use --types k=float64 for both files"),
+        ("k,s\n1,2\n", "\"s\" is string there, int64 here; use --types s=string for both files"),
         ("k,z\n1,x\n", "column 2 is \"s\" there, \"z\" here"),
         ("k\n1\n", "2 columns there, 1 here"),
     ] {
@@ -174,7 +174,7 @@ fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
         assert_eq!((&said["rows"], &said["columns"]), (&300.into(), &Value::Null), "{file}");
     }
     for (more, words) in [
-        (&["--format", "csv"][..], "give one with --table"),
+        (&["--format", "csv"][..], "set it with --table"),
         (&["--table", "t"], "reading standard input: what comes in is neither Arrow IPC nor Parquet"),
         (&["-", "--table", "t"], "write - once"),
     ] {
@@ -302,7 +302,7 @@ fn a_table_tells_how_it_is_sorted_and_what_was_said_of_it() {
     );
     let shown = server.ok(&["tables", "orders"]);
     assert!(shown.starts_with("orders: 30 rows, ") && shown.lines().next().unwrap().ends_with(" in memory"), "{shown}");
-    for line in ["sorted by key", "said to be unique: key", "said to be unique: name, price"] {
+    for line in ["sorted by key", "declared unique: key", "declared unique: name, price"] {
         assert!(shown.lines().any(|shown| shown == line), "{line} is not in {shown}");
     }
     assert!(server.ok(&["tables"]).lines().next().unwrap().contains("in memory"));
@@ -354,7 +354,7 @@ fn joins_print_write_and_keep_their_rows() {
 
     let both = ["join", "orders", "lines", "--on", "key=order", "--into", "both", "-o", "both.csv"];
     let said = server.ok(&both);
-    assert!(said.ends_with("the rows are kept on the server, too: table both\n"), "{said}");
+    assert!(said.ends_with("the server also keeps the rows as table both\n"), "{said}");
     server.ok(&["drop", "both"]);
     server.ok(&["join", "orders", "lines", "--on", "key=order", "--into", "joined", "--columns", "key,line"]);
     let joined = &server.json(&["tables", "joined"])[0];
@@ -413,7 +413,8 @@ fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
     wait_until("the memory to be free", || used() == before);
     let output = server.run(&[&join[..], &["--retain-seconds", "300", "-o", "kept.csv"]].concat());
     let job = server.json(&["jobs"]).last().unwrap()["job"].to_string();
-    let told = format!("keeps the result for 300 seconds after it was last read: dovetail get --job {job}\n");
+    let told =
+        format!("keeps the result for 300 seconds after its last read; fetch it with dovetail get --job {job}\n");
     assert!(output.status.success() && stderr(&output).contains(&told), "{}", stderr(&output));
     assert_eq!(server.json(&["get", "--job", &job, "-o", "again.csv"])[0]["rows"].as_u64(), Some(lines_of(3_000)));
 }
@@ -572,11 +573,8 @@ fn what_is_wrong_with_a_later_file_is_said_before_anything_is_uploaded() {
         fs::copy(server.path().join("lines.csv"), server.path().join(name)).unwrap();
     }
     for (files, expected) in [
-        (
-            ["orders.csv", "tab\there.csv"],
-            "gives its table a name that none can have: the table name \"tab\\there\" has a control",
-        ),
-        (["orders.csv", "other/orders.csv"], "would both become table \"orders\"; give --table"),
+        (["orders.csv", "tab\there.csv"], "cannot name a table: the table name \"tab\\there\" has a control"),
+        (["orders.csv", "other/orders.csv"], "would both become table \"orders\"; use --table"),
         (["orders.csv", "none.csv"], "reading none.csv: there is no such file"),
         (["orders.csv", "other"], "reading other: it is a folder"),
     ] {

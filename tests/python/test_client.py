@@ -88,12 +88,12 @@ def test_files_with_the_same_columns_become_one_table(client: dovetail.Client, t
     assert client.put("mixed", [paths[1], tmp_path / "part.csv"]) == 2
     (tmp_path / "other.csv").write_text("k,s\n4.5,d\n")
     differs = "other.csv does not have the columns of .*part.csv: "
-    with pytest.raises(ValueError, match=differs + "'k' is int64 there, float64 here; say types={'k': 'float64'}"):
+    with pytest.raises(ValueError, match=differs + "'k' is int64 there, float64 here; use types={'k': 'float64'}"):
         client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"])
     assert client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"], types={"k": "float64"}) == 2
     for text, words in {
         "k,z\n4,d\n": "column 2 is 's' there, 'z' here$",
-        "k,s\n4,1\n": "'s' is string there, int64 here; say types={'s': 'string'}",
+        "k,s\n4,1\n": "'s' is string there, int64 here; use types={'s': 'string'}",
         "k\n4\n": "2 columns there, 1 here$",
     }.items():
         (tmp_path / "other.csv").write_text(text)

@@ -245,6 +245,6 @@ def _difference(first_path: str, first: Source, path: str, source: Source) -> st
             what = f"{one.name!r} is {name_of(one.type)} there, {name_of(other.type)} here"
             if first.is_inferred and source.is_inferred:
                 said = {one.name: wider(one.type, other.type)}
-                what += f"; say types={said}, for all values of both"
+                what += f"; use types={said} for both files"
         break
     return f"{path} does not have the columns of {first_path}: {what}"
