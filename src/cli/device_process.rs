@@ -8,11 +8,11 @@ use crate::{Result, engine};
 /// Arguments of `dovetail device-process`; all else comes from the server, over standard input.
 #[derive(Debug, clap::Args)]
 pub struct DeviceProcessArgs {
-    /// What is logged, as for the server
+    /// Log filter, as for the server
     #[arg(long, default_value = "info")]
     log: String,
 
-    /// Form of the log, as for the server
+    /// Format of the log, as for the server
     #[arg(long, default_value = "text")]
     log_format: String,
 }

@@ -507,7 +507,7 @@ mod tests {
         let nothing = Line::try_parse_from(["join", "a", "b", "--on", "x", "--columns", "x,"]).unwrap_err();
         assert!(nothing.to_string().contains("a name is missing"), "{nothing}");
         let empty = Line::try_parse_from(["join", "a", "b", "--on", "x", "--columns", ""]).unwrap_err();
-        assert!(empty.to_string().contains("it has no names; give some, or leave the option out"), "{empty}");
+        assert!(empty.to_string().contains("it has no names; give at least one, or remove the option"), "{empty}");
     }
 
     #[test]

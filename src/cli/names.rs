@@ -29,11 +29,11 @@ impl FromStr for Names {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.trim().is_empty() {
-            return Err("it has no names; give some, or leave the option out".into());
+            return Err("it has no names; give at least one, or remove the option".into());
         }
         let (mut rest, mut names) = (Words::new(text), Vec::new());
         loop {
-            names.push(rest.name(&[','], "a name is missing beside a comma")?.text);
+            names.push(rest.name(&[','], "a name is missing next to a comma")?.text);
             if !rest.next_is(',')? {
                 return Ok(Self(names));
             }
@@ -103,7 +103,8 @@ impl<'a> Words<'a> {
         loop {
             let Some((inside, behind)) = rest.split_once('"') else {
                 return Err(format!(
-                    "the quote before {quoted:?} opens a name and is not closed; a quote within a name is doubled"
+                    "the quote before {quoted:?} opens a name and is not closed; close it, and double a quote within \
+                     a name"
                 ));
             };
             text.push_str(inside);
@@ -151,10 +152,7 @@ impl<'a> Words<'a> {
                 Ok(true)
             }
             None if self.rest.is_empty() => Ok(false),
-            None => Err(format!(
-                "{:?} stands behind the quote that closes a name; a quote within a name is doubled",
-                self.rest
-            )),
+            None => Err(format!("{:?} follows the quote that closes a name; double a quote within a name", self.rest)),
         }
     }
 
@@ -214,7 +212,7 @@ mod tests {
             ("a, ,b", "a name is missing"),
             (r#""a"#, "is not closed"),
             (r#"a,"b"""#, "is not closed"),
-            (r#""a"b,c"#, "\"b,c\" stands behind the quote"),
+            (r#""a"b,c"#, "\"b,c\" follows the quote"),
             (r#""""#, "no name between the quotes"),
             (r#"left."""#, "no name between the quotes"),
         ] {

@@ -114,8 +114,8 @@ fn check_columns(schema: &Schema, format: &str, advice: &str, has: impl Fn(&Fiel
     match schema.fields().iter().find(|field| !has(field)) {
         None => Ok(()),
         Some(field) => Err(Error::Invalid(format!(
-            "column {:?} is {}, which cannot be written as {format}; {advice}, as with -o FILE.arrow, or name the columns that \
-             you want with --columns",
+            "column {:?} is {}, which cannot be written as {format}; {advice}, for example with -o FILE.arrow, or \
+             select other columns with --columns",
             field.name(),
             type_name(field.data_type())
         ))),
@@ -140,8 +140,8 @@ pub fn check_has_text(batch: &RecordBatch) -> Result<()> {
             text.clear();
             values.value(row).write(&mut text).map_err(|_| {
                 Error::Invalid(format!(
-                    "column {:?} has a value, in row {} of a batch of {} rows, that is beyond the dates and zones that can be written \
-                     as text; write Parquet or Arrow instead, as with -o FILE.arrow",
+                    "column {:?} has a value, in row {} of a batch of {} rows, whose date or zone cannot be written \
+                     as text; write Parquet or Arrow instead, for example with -o FILE.arrow",
                     field.name(),
                     row + 1,
                     batch.num_rows()

@@ -107,7 +107,10 @@ fn files_of_one_table_that_differ_are_told_how() {
     let types = ["--types", "k=float64", "--types", "s=string"];
     server.ok(&[&["put", "a.csv", "b.csv", "--table", "t"][..], &types].concat());
     let twice = server.fails(&["put", "a.csv", "--types", "k=int64,s=string", "--types", "k=float64"]);
-    assert!(twice.contains("--types says int64 of column \"k\", and float64; say one of them"), "{twice}");
+    assert!(
+        twice.contains("--types gives the type int64 to column \"k\", and also float64; give only one of them"),
+        "{twice}"
+    );
 }
 
 /// Regression test: such a column was treated as text, and the rows were refused.
@@ -175,7 +178,7 @@ fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
     }
     for (more, words) in [
         (&["--format", "csv"][..], "set it with --table"),
-        (&["--table", "t"], "reading standard input: what comes in is neither Arrow IPC nor Parquet"),
+        (&["--table", "t"], "reading standard input: the input is neither Arrow IPC nor Parquet"),
         (&["-", "--table", "t"], "write - once"),
     ] {
         let refused = put("orders.csv", more);
@@ -524,19 +527,19 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
         ("empty.csv", "it is empty, and a table needs columns"),
         ("empty.csv.gz", "it is empty, and a table needs columns"),
         ("empty.parquet", "it is empty, and a table needs columns"),
-        ("twice.parquet", "two columns are named \"k\"; rename one, since joins refer to columns by name"),
-        ("twice.arrows", "two columns are named \"k\"; rename one, since joins refer to columns by name"),
+        ("twice.parquet", "two columns are named \"k\"; rename one, because joins refer to columns by name"),
+        ("twice.arrows", "two columns are named \"k\"; rename one, because joins refer to columns by name"),
         ("text.parquet", "it is not a Parquet file"),
         ("text.arrow", "it is not an Arrow IPC file"),
         ("text.arrows", "it is not an Arrow IPC stream"),
-        ("notes.doc", "the name does not say the format"),
-        ("wide.csv", "line 1 is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 FILE"),
-        ("packed.gz", "gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz"),
-        ("plain.csv.gz", "it is not gzip, though its name says so; rename it without .gz, or say --format"),
-        ("cut.arrow", "it is cut short: it begins as an Arrow IPC file does, and its end is missing"),
-        ("cut.arrows", "it is cut short: it begins as an Arrow IPC stream does, and its end is missing"),
-        ("cut.parquet", "it is cut short: it begins as a Parquet file does, and its end is missing"),
-        ("twice.csv", "two columns are named \"k\"; rename one, since joins refer to columns by name"),
+        ("notes.doc", "the name does not show the format"),
+        ("wide.csv", "line 1 is not UTF-8; convert the file first, for example with: iconv -f LATIN1 -t UTF-8 FILE"),
+        ("packed.gz", "it is compressed by gzip, which only CSV may be; name it .csv.gz"),
+        ("plain.csv.gz", "its name ends in .gz, but it is not gzip; rename it without .gz, or add --format"),
+        ("cut.arrow", "it is cut short: it begins as an Arrow IPC file, but its end is missing"),
+        ("cut.arrows", "it is cut short: it begins as an Arrow IPC stream, but its end is missing"),
+        ("cut.parquet", "it is cut short: it begins as a Parquet file, but its end is missing"),
+        ("twice.csv", "two columns are named \"k\"; rename one, because joins refer to columns by name"),
         (".", "it is a folder"),
     ] {
         let said = server.fails(&["put", file, "--table", "t"]);
@@ -606,7 +609,7 @@ fn names_that_have_what_divides_others_stand_between_quotes() {
     // The command accepts the spelling that its message advises.
     fs::write(server.path().join("a.csv"), "\"x,y\"\n1\nz\n").unwrap();
     let said = server.fails(&["put", "a.csv", "--mode", "replace", "--infer-rows", "1"]);
-    assert!(said.contains("say --types '\"x,y\"=string' to"), "{said}");
+    assert!(said.contains("use --types '\"x,y\"=string' to"), "{said}");
     server.ok(&["put", "a.csv", "--mode", "replace", "--infer-rows", "1", "--types", "\"x,y\"=string"]);
 }
 
@@ -691,10 +694,16 @@ fn files_that_are_not_there_are_named_in_plain_words() {
         (&["get", "orders", "-o", "orders.csv/x.csv"], "writing orders.csv/x.csv: orders.csv is a file, not a folder"),
         (
             &["get", "orders", "-o", "x.parquet", "--format", "csv"],
-            "writing x.parquet: its name says parquet, and --format csv; leave --format out, or give the file another name",
+            "writing x.parquet: its name says parquet, but --format is csv; remove --format, or rename the file",
         ),
-        (&["put", "."], "reading .: it is a folder; name the files in it, with --table to put them into one table"),
-        (&["put", ".."], "reading ..: it is a folder; name the files in it, with --table to put them into one table"),
+        (
+            &["put", "."],
+            "reading .: it is a folder; name the files in it, and add --table to upload them into one table",
+        ),
+        (
+            &["put", ".."],
+            "reading ..: it is a folder; name the files in it, and add --table to upload them into one table",
+        ),
         (&["put", "none/x.csv"], "reading none/x.csv: there is no folder none"),
         (&["tables", "--token", "@none"], "--token names the file none, which cannot be read: there is no such file"),
         (&["tables", "--token", "@folder"], "cannot be read: it is a folder, not a file"),

@@ -103,7 +103,7 @@ fn the_demo_makes_the_folder_that_it_saves_into() {
     std::fs::write(folder.path().join("lineitem.parquet"), "mine").unwrap();
     let output = run(&["demo", "--scale", "100", "--save", folder.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("lineitem.parquet exists already, and the demo replaces no files"));
+    assert!(stderr(&output).contains("lineitem.parquet already exists, and the demo replaces no files"));
     assert_eq!(std::fs::read_to_string(folder.path().join("lineitem.parquet")).unwrap(), "mine");
 }
 
@@ -123,7 +123,7 @@ fn a_demo_that_does_not_come_to_save_all_tables_leaves_no_file_of_its_own() {
     assert_eq!(names, [""; 0]);
     // A file that another program creates meanwhile stays unchanged.
     let (output, names, folder) = saving(&|folder, _| std::fs::write(folder.join("partsupp.parquet"), "mine").unwrap());
-    assert!(stderr(&output).contains("partsupp.parquet exists already, and the demo replaces no files"));
+    assert!(stderr(&output).contains("partsupp.parquet already exists, and the demo replaces no files"));
     assert_eq!((output.status.code(), names), (Some(1), vec!["partsupp.parquet".to_owned()]));
     assert_eq!(std::fs::read_to_string(folder.path().join("partsupp.parquet")).unwrap(), "mine");
 }

@@ -104,7 +104,7 @@ def test_files_with_the_same_columns_become_one_table(client: dovetail.Client, t
 
 
 NO_JSON = (
-    "JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV, or hand over a pyarrow, pandas or "
+    "JSON can be written but not read; upload it as Parquet, Arrow IPC or CSV, or hand over a pyarrow, pandas or "
     "Polars table$"
 )
 
@@ -121,9 +121,9 @@ def test_a_file_is_read_as_what_its_first_bytes_say(client: dovetail.Client, tmp
     for name in ("t.json", "t.jsonl", "t.NDJSON"):
         (tmp_path / name).write_text('{"k": 18446744073709551615}\n')
     for name, words in {
-        "t.doc": "the name does not say the format; use one of .parquet, .* .csv, .tsv, .txt, .orc$",
+        "t.doc": "the name does not show the format; use one of .parquet, .* .csv, .tsv, .txt, .orc$",
         "t.parquet": "it is not Parquet",
-        "t.orc.gz": "gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz",
+        "t.orc.gz": "it is compressed by gzip, which only CSV may be; name it .csv.gz",
         "t.json": NO_JSON,
         "t.jsonl": NO_JSON,
         "t.NDJSON": NO_JSON,
@@ -222,7 +222,7 @@ def test_a_file_that_is_cut_short_is_named(client: dovetail.Client, tmp_path: Pa
         data = (tmp_path / name).read_bytes()
         for cut in (20, len(data) - 20):
             (tmp_path / name).write_bytes(data[:-cut])
-            words = f"^reading .*{name}: it is cut short: it begins as {kind} does, and its end is missing"
+            words = f"^reading .*{name}: it is cut short: it begins as {kind}, but its end is missing"
             with pytest.raises(ValueError, match=words):
                 client.put("t", tmp_path / name)
     assert len(client.tables()) == 0
@@ -249,7 +249,7 @@ def test_types_are_shown_by_the_names_by_which_they_are_asked_for(client: doveta
     client.put("t", tmp_path / "t.csv", types=types)
     shown = ", ".join(f"{name}: {kind}" for name, kind in types.items())
     assert repr(client.tables()["t"]).endswith(f"; {shown}>")
-    with pytest.raises(ValueError, match=r"'decimal\(40,2\)' of column 'p', which is no type .* of at most 38 digits"):
+    with pytest.raises(ValueError, match=r"'decimal\(40,2\)' of column 'p', which is not a type .* at most 38 digits"):
         client.put("u", tmp_path / "t.csv", types={"p": "decimal(40,2)"})
 
 
@@ -302,9 +302,9 @@ def test_what_is_said_of_csv_is_refused_where_there_is_none(client: dovetail.Cli
     pa.parquet.write_table(TABLE, tmp_path / "t.parquet")
     options = {"types": {"k": "int8"}, "delimiter": ";", "header": True, "infer_rows": 5, "null_values": "NA"}
     for name, value in options.items():
-        with pytest.raises(ValueError, match=f"{name} says how CSV is read, and .*t.parquet is Parquet"):
+        with pytest.raises(ValueError, match=f"{name} applies to CSV only, and .*t.parquet is Parquet"):
             client.put("t", tmp_path / "t.parquet", **{name: value})
-        with pytest.raises(ValueError, match=f"{name} says how CSV is read, and this is a Table"):
+        with pytest.raises(ValueError, match=f"{name} applies to CSV only, and this is a Table"):
             client.put("t", TABLE, **{name: value})
 
 
@@ -419,7 +419,7 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
     "unknown type": (
         lambda client: client.put("t", "t.csv", types={"k": "integerish"}),
         ValueError,
-        "types says 'integerish' of column 'k', which is no type that CSV is read as",
+        "types says 'integerish' of column 'k', which is not a type that CSV is read as",
     ),
     "delimiter": (
         lambda client: client.put("t", "t.csv", delimiter="||"),
@@ -429,10 +429,10 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
     "delimiter beyond ASCII": (
         lambda client: client.put("t", "t.csv", delimiter="é"),
         ValueError,
-        "delimiter is 'é'; it takes one ASCII character, such as ';', that is no quote and no line end",
+        "delimiter is 'é'; it takes one ASCII character, such as ';', that is not a quote or a line end",
     ),
     "a quote for a delimiter": (lambda client: client.put("t", "t.csv", delimiter='"'), ValueError, "no quote"),
-    "a line end for a delimiter": (lambda client: client.put("t", "t.csv", delimiter="\n"), ValueError, "no line end"),
+    "a line end for a delimiter": (lambda client: client.put("t", "t.csv", delimiter="\n"), ValueError, "a quote or a line end"),
     "strategy": (lambda client: client.join("t", "t", on="k", strategy=1), TypeError, "strategy is 1 (int)"),
     "nulls_equal": (
         lambda client: client.join("t", "t", on="k", nulls_equal="no"),

@@ -40,11 +40,12 @@ const TEXT_WIDTH: usize = 88;
 /// Arguments of `dovetail demo`.
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
-    /// Scale factor of TPC-H: at 1 there are 6,000,000 lines, and the tables take about 2 GB
+    /// Scale factor of TPC-H, 0.001 to 1000. At 1, lineitem has 6,000,000 rows, and the tables take
+    /// about 2 GB
     #[arg(long, default_value_t = 0.1, value_parser = parse_scale)]
     scale: f64,
 
-    /// Streams that each table is uploaded in
+    /// Parallel streams per table for the upload
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
 
@@ -52,20 +53,20 @@ pub struct DemoArgs {
     #[arg(long, default_value = "auto")]
     devices: String,
 
-    /// How joins are done, in place of the planner's choice: a strategy as in `dovetail join`
+    /// Strategy of all joins, as in `dovetail join`. auto is the choice of the planner
     #[arg(long, default_value = "auto", value_parser = strategies())]
     strategy: String,
 
-    /// Rows shown of each result
+    /// Rows of each result to show
     #[arg(long, default_value_t = 5, value_name = "ROWS")]
     sample: usize,
 
-    /// Write the tables into this folder too, as Parquet files to try other commands with; it is made where there is none, and
-    /// no file in it is replaced
+    /// Folder to save the tables in, as Parquet files for other commands. The demo creates a
+    /// missing folder, and replaces no files
     #[arg(long, value_name = "FOLDER")]
     save: Option<PathBuf>,
 
-    /// Leave the server running at the end, with all tables, until it is interrupted
+    /// Keep the server running at the end, with all tables, until an interrupt
     #[arg(long)]
     keep: bool,
 }
@@ -95,7 +96,7 @@ async fn show(args: &DemoArgs) -> Result<()> {
     // Check the folder before the work, which may take minutes.
     if let Some(folder) = &args.save {
         let made = std::fs::create_dir_all(folder).map_err(|error| Error::Invalid(error.to_string()));
-        made.context(|| format!("making the folder {}", folder.display()))?;
+        made.context(|| format!("creating the folder {}", folder.display()))?;
         check_free(folder)?;
     }
     let settings = server_settings(args)?;
@@ -105,7 +106,7 @@ async fn show(args: &DemoArgs) -> Result<()> {
     if let Some(folder) = &args.save {
         save(&tables, folder).await?;
     }
-    let starting = Progress::share("starting a server, which measures the device once");
+    let starting = Progress::share("starting a server and measuring the device");
     let server = Server::start_telling(&settings, &|share| starting.set_share(share)).await?;
     starting.finish();
     let address = format!("http://{}", server.flight_address());
@@ -120,7 +121,7 @@ async fn show(args: &DemoArgs) -> Result<()> {
     if args.keep {
         people(&format!(
             "
-The server stays until it is interrupted. In another terminal:
+The server runs until it is interrupted. In another terminal:
   export DOVETAIL_SERVER={address}
   dovetail tables
   dovetail explain orders lineitem --on o_orderkey=l_orderkey
@@ -156,7 +157,7 @@ fn check_free(folder: &Path) -> Result<()> {
     match files.find(|file| file.symlink_metadata().is_ok()) {
         None => Ok(()),
         Some(file) => Err(Error::AlreadyExists(format!(
-            "{} exists already, and the demo replaces no files; move it away, or name another folder with --save",
+            "{} already exists, and the demo replaces no files; move the file, or name another folder with --save",
             file.display()
         ))),
     }
@@ -202,8 +203,8 @@ fn check_memory(scale: f64, limit: u64) -> Result<()> {
     let per_unit = if largest < 1.0 { 1000.0 } else { 10.0 };
     let largest = (per_unit * largest).floor() / per_unit;
     Err(Error::Invalid(format!(
-        "--scale {scale}: the demo takes about {} for its tables, in the client and in the server, and results, and this process may \
-         use {}; write {largest} or less",
+        "--scale {scale}: the demo needs about {} for its tables and results in client and server, and this process \
+         may use {}; write {largest} or less",
         human_bytes(bytes as u64),
         human_bytes(limit)
     )))
@@ -365,21 +366,21 @@ fn time_of(done: &Done, rows_in: u64) -> String {
 fn conclude(right: usize, steps: usize, seconds: f64, keep: bool) -> Result<()> {
     event(json!({ "event": "done", "joins": steps, "right": right, "seconds": seconds }));
     if right < steps {
-        return Err(Error::Internal(format!("{} of {steps} joins have a wrong number of rows", steps - right)));
+        return Err(Error::Internal(format!("{} of {steps} joins have the wrong number of rows", steps - right)));
     }
-    heading(&format!("All {steps} joins have the rows they must have; the demo took {}", output::seconds(seconds)));
+    heading(&format!("All {steps} joins have the expected number of rows; the demo took {}", output::seconds(seconds)));
     if !keep {
         people(
             "
 What to try next
-  dovetail demo --keep                       the same; the server stays, to look around in
+  dovetail demo --keep                       the same, and the server keeps running
   dovetail demo --save .                     its tables as files: orders.parquet, lineitem.parquet, ...
-  dovetail serve                             a server of your own; then, in another terminal:
+  dovetail serve                             your own server; then, in another terminal:
   dovetail put orders.parquet lineitem.parquet
-                                             the tables of these files
+                                             uploads these files as tables
   dovetail join orders lineitem --on o_orderkey=l_orderkey -o joined.parquet
   dovetail explain orders lineitem --on o_orderkey=l_orderkey
-                                             why this plan, and what the others would have taken",
+                                             the reasons for this plan, and the predictions for others",
         );
     }
     Ok(())
@@ -422,7 +423,7 @@ mod tests {
     fn a_scale_that_does_not_fit_is_refused_with_one_that_does() {
         assert!(check_memory(0.1, 2 << 30).is_ok());
         let told = check_memory(20.0, 24 << 30).unwrap_err().to_string();
-        assert!(told.starts_with("--scale 20: the demo takes about 177.4 GiB"), "{told}");
+        assert!(told.starts_with("--scale 20: the demo needs about 177.4 GiB"), "{told}");
         assert!(told.ends_with("may use 24.0 GiB; write 2.6 or less"), "{told}");
         assert!(check_memory(2.6, 24 << 30).is_ok());
         let told = check_memory(0.1, 1 << 30).unwrap_err().to_string();

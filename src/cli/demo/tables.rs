@@ -45,8 +45,7 @@ pub struct Local {
 impl Local {
     /// Creates a table from `batches`, which must contain at least one batch.
     pub fn of(name: &'static str, batches: Vec<RecordBatch>) -> Result<Self> {
-        let first =
-            batches.first().ok_or_else(|| Error::Invalid(format!("there are no rows in {name} at this scale")))?;
+        let first = batches.first().ok_or_else(|| Error::Invalid(format!("{name} has no rows at this scale")))?;
         Ok(Self { name, schema: first.schema(), batches })
     }
 

@@ -33,9 +33,10 @@ pub enum Format {
     Arrow,
     /// Arrow IPC stream
     ArrowStream,
-    /// Comma-separated values with a heading
+    /// Comma-separated values with a header line
     Csv,
-    /// A JSON object on a line for each row, with all columns; NaN and the infinities are null. It is written only
+    /// One JSON object per line and row, with all columns. NaN and infinities become null. For
+    /// output only
     Json,
 }
 
@@ -64,7 +65,7 @@ impl Format {
         Self::value_variants().iter().find(is_named).copied().ok_or_else(|| {
             let extensions = formats.iter().flat_map(|format| format.extensions());
             let extensions = extensions.map(|name| format!(".{name}")).collect::<Vec<_>>().join(", ");
-            Error::Invalid(format!("the name does not say the format; use one of {extensions}, or say --format"))
+            Error::Invalid(format!("the name does not show the format; use one of {extensions}, or add --format"))
         })
     }
 
@@ -78,15 +79,15 @@ impl Format {
             return match without_gz(path) == path {
                 true => Self::of_name(path, &READABLE),
                 false => Err(Error::Invalid(
-                    "it is not gzip, though its name says so; rename it without .gz, or say --format".into(),
+                    "its name ends in .gz, but it is not gzip; rename it without .gz, or add --format".into(),
                 )),
             };
         }
         match Self::of_name(without_gz(path), &READABLE) {
             Ok(Self::Csv) => Ok(Self::Csv),
             _ => Err(Error::Invalid(
-                "gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz or say --format csv, and else \
-                 decompress it first"
+                "it is compressed by gzip, which only CSV may be; name it .csv.gz or add --format csv if it is CSV, \
+                 or else decompress it first"
                     .into(),
             )),
         }
@@ -98,7 +99,7 @@ impl Format {
         let is_text = !start.iter().any(|byte| matches!(byte, 0..b'\t' | 0x0e..b' ' | 0xff));
         match Self::of_magic(start) {
             Some(found) if found != self && !is_text => Err(Error::Invalid(format!(
-                "it is {}, and --format says {}; leave --format out, or upload it in a command of its own",
+                "it is {}, but --format is {}; remove --format, or upload the file in a separate command",
                 found.kind(),
                 self.name()
             ))),

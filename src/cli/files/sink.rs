@@ -105,7 +105,7 @@ impl Target {
             Some(format) => match Format::of_name(path, &[]) {
                 Ok(named) if named != format => {
                     let why = format!(
-                        "its name says {}, and --format {}; leave --format out, or give the file another name",
+                        "its name says {}, but --format is {}; remove --format, or rename the file",
                         named.name(),
                         format.name()
                     );
@@ -127,8 +127,8 @@ impl Target {
         let stdout = std::io::stdout();
         if stdout.is_terminal() && !matches!(format, Format::Csv | Format::Json) {
             return Err(Error::Invalid(
-                "standard output is a terminal, which cannot show what is no text; say --format csv or --format json, or \
-                 send it on, as in: -o - > FILE"
+                "standard output is a terminal, which shows only text; add --format csv or --format json, or \
+                 redirect the output, as in: -o - > FILE"
                     .into(),
             ));
         }
@@ -147,7 +147,7 @@ impl Target {
     /// # Errors
     /// [`Error::Invalid`] if the format cannot hold the columns.
     pub fn begin(mut self, schema: &Schema) -> Result<Sink> {
-        let file = self.file.take().ok_or_else(|| Error::Internal("the file has been begun already".into()))?;
+        let file = self.file.take().ok_or_else(|| Error::Internal("the file has already been started".into()))?;
         let opened = Opened { file, path: self.path.clone(), failure: self.failure.clone() };
         let writer = Writer::new(self.format, &self.path, BufWriter::with_capacity(1 << 20, opened), schema);
         let writer = writer.map_err(|error| self.failed(error))?;
@@ -234,7 +234,7 @@ fn behind_links(path: &Path) -> std::io::Result<PathBuf> {
             Err(_) => return Ok(path),
         }
     }
-    Err(std::io::Error::other("its name is a link in a circle"))
+    Err(std::io::Error::other("its name is a circular link"))
 }
 
 /// File that a thread writes. Dropping it removes the file, once the thread has written its current
@@ -321,7 +321,7 @@ impl Sink {
         written
             .map_err(|error| match error.message().contains("Dictionary replacement") {
                 true => Error::Invalid(
-                    "an Arrow IPC file holds one dictionary per column, and this table has several; write .arrows (a \
+                    "an Arrow IPC file has one dictionary per column, but this table has several; write .arrows (a \
                      stream) or .parquet"
                         .into(),
                 ),

@@ -98,7 +98,7 @@ impl Source {
         match schema.fields().iter().find(|field| !names.insert(field.name())) {
             None => Ok(self),
             Some(twice) => Err(Error::Invalid(format!(
-                "two columns are named {:?}; rename one, since joins refer to columns by name",
+                "two columns are named {:?}; rename one, because joins refer to columns by name",
                 twice.name()
             ))),
         }
@@ -153,7 +153,7 @@ impl Source {
 /// error.
 fn unless_it_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
     panics::caught(read)
-        .unwrap_or_else(|said| Err(Error::Invalid(format!("it is damaged, or holds what cannot be read: {said}"))))
+        .unwrap_or_else(|said| Err(Error::Invalid(format!("it is damaged or has unreadable contents: {said}"))))
 }
 
 impl Measure {
@@ -261,7 +261,7 @@ fn first_bytes(file: &mut File, about: &Metadata) -> Result<Vec<u8>> {
 
 /// Returns the error for a folder given instead of a file.
 pub fn folder() -> Error {
-    Error::Invalid("it is a folder; name the files in it, with --table to put them into one table".into())
+    Error::Invalid("it is a folder; name the files in it, and add --table to upload them into one table".into())
 }
 
 /// Returns the error for an empty file.
@@ -270,7 +270,7 @@ pub(super) fn empty() -> Error {
 }
 
 fn no_json() -> Error {
-    Error::Invalid("JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV".into())
+    Error::Invalid("JSON can be written but not read; upload it as Parquet, Arrow IPC or CSV".into())
 }
 
 /// Refuses CSV options for other formats, because the user expects them to take effect.
@@ -284,8 +284,7 @@ fn check_args(format: Format, args: &CsvArgs) -> Result<()> {
     match args.given().first() {
         None => Ok(()),
         Some(flag) => Err(Error::Invalid(format!(
-            "{flag} says how CSV is read, and this is {kind}, which knows its columns and their types; leave {flag} out, or \
-             upload the files in commands of their own"
+            "{flag} applies to CSV only, and this is {kind}; remove {flag}, or upload the files in separate commands"
         ))),
     }
 }
@@ -302,9 +301,7 @@ fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
     }
     let format = format.or_else(|| Format::of_magic(&start)).ok_or_else(|| {
         Error::Invalid(
-            "what comes in is neither Arrow IPC nor Parquet, which are known by their first bytes; if it is CSV, say --format \
-             csv"
-                .into(),
+            "the input is neither Arrow IPC nor Parquet by its first bytes; if it is CSV, add --format csv".into(),
         )
     })?;
     check_args(format, args)?;
@@ -399,7 +396,7 @@ fn check_end(input: &mut (impl Read + Seek), mark: &[u8], kind: &str) -> Result<
 
 fn cut_short(kind: &str) -> Error {
     Error::Invalid(format!(
-        "it is cut short: it begins as {kind} does, and its end is missing; see whether whatever wrote or copied it was done"
+        "it is cut short: it begins as {kind}, but its end is missing; check that it was written and copied in full"
     ))
 }
 
@@ -478,7 +475,7 @@ mod tests {
         let mut pieces = source.into_stream();
         assert!(pieces.next().await.unwrap().is_ok());
         let error = pieces.next().await.unwrap().unwrap_err();
-        let expected = "reading half.arrow: it is damaged, or holds what cannot be read: the second batch is too much";
+        let expected = "reading half.arrow: it is damaged or has unreadable contents: the second batch is too much";
         assert_eq!(error.message(), expected);
         assert!(pieces.next().await.is_none());
     }

@@ -117,7 +117,7 @@ fn a_file_that_is_written_over_keeps_its_mode_and_the_links_to_it() {
         assert!(mode.is_none_or(|mode| written.permissions().mode() & 0o777 == mode), "{mode:?}: {written:?}");
     }
     let error = Target::create(&at("circle.csv"), None).unwrap_err();
-    assert!(error.message().contains("circle.csv: its name is a link in a circle"), "{error}");
+    assert!(error.message().contains("circle.csv: its name is a circular link"), "{error}");
 }
 
 #[test]
@@ -189,7 +189,7 @@ async fn parquet_gets_types_that_it_has() {
     ] {
         let schema = Schema::new(vec![Field::new("u", unknown, true)]);
         let refused = Target::create(&path, None).unwrap().begin(&schema).err().unwrap();
-        let expected = "which cannot be written as Parquet; write Arrow instead, as with -o FILE.arrow";
+        let expected = "which cannot be written as Parquet; write Arrow instead, for example with -o FILE.arrow";
         assert!(refused.message().contains("column \"u\" is ") && refused.message().contains(expected), "{refused}");
     }
 }
@@ -306,7 +306,7 @@ fn unreadable_files_are_named() {
     let all = ".parquet, .pq, .arrow, .ipc, .feather, .arrows, .arrow_stream, .stream, .csv, .tsv, .txt, or say";
     assert!(unknown.message().contains(all), "{unknown}");
     let unknown = Target::create(&path, None).unwrap_err();
-    assert!(unknown.message().contains(".txt, .json, .jsonl, .ndjson, or say --format"), "{unknown}");
+    assert!(unknown.message().contains(".txt, .json, .jsonl, .ndjson, or add --format"), "{unknown}");
     let torn = folder.path().join("torn.parquet");
     std::fs::write(&torn, "PAR1 and nothing more").unwrap();
     assert!(matches!(Source::open(&torn, None, &csv_args()), Err(Error::Invalid(_))));
@@ -330,8 +330,8 @@ async fn what_is_wrong_behind_the_first_batch_is_named_with_its_line() {
     assert_eq!(read_csv(&text, &csv_args()).await.unwrap(), rows);
     let line = rows + 4;
     for (wrong, words) in [
-        (&b"x\n"[..], format!("line {line}, column \"k\": \"x\" is no int64; say --types k=string to")),
-        (b"8,9\n", format!("line {line} has 2 fields where there are 1 columns")),
+        (&b"x\n"[..], format!("line {line}, column \"k\": \"x\" is not a valid int64; use --types k=string to")),
+        (b"8,9\n", format!("line {line} has 2 fields, but there are 1 columns")),
         (b"\xe9\n", format!("line {line} is not UTF-8")),
     ] {
         let bytes = [text.as_bytes(), b"\n", wrong].concat();
@@ -358,7 +358,7 @@ fn what_is_said_of_csv_is_refused_where_there_is_none() {
         for args in &said {
             let error = Source::open(&path, None, args).unwrap_err();
             let flag = args.given()[0];
-            assert!(error.message().contains(&format!("{flag} says how CSV is read, and this is")), "{error}");
+            assert!(error.message().contains(&format!("{flag} applies to CSV only, and this is")), "{error}");
             assert!(!error.message().contains("  "), "{error}");
         }
     }
@@ -379,7 +379,7 @@ fn types_that_are_said_are_those_of_their_columns() {
     let expected = ["k Int16", "zip Utf8", "price Decimal128(9, 2)", "day Date32"];
     assert_eq!(typed("price=decimal(9,2),zip=string,k=int16").unwrap(), expected);
     let error = typed("zipcode=string").unwrap_err();
-    assert!(error.message().contains("\"zipcode\", and the columns are k, zip, price, day"), "{error}");
+    assert!(error.message().contains("\"zipcode\", but the columns are k, zip, price, day"), "{error}");
 }
 
 #[tokio::test]
@@ -422,6 +422,6 @@ fn a_delimiter_is_one_character_that_ends_nothing_else() {
     }
     for wrong in ["é", "\n", "\r", "\"", "||", "", "\\n"] {
         let error = parsed(wrong).unwrap_err().to_string();
-        assert!(error.contains("one ASCII character, such as ';', that is no quote and no line end"), "{error}");
+        assert!(error.contains("one ASCII character, such as ';', that is not a quote or a line end"), "{error}");
     }
 }

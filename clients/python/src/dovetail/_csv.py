@@ -75,7 +75,7 @@ def _delimiter(given: str) -> str:
     character = "\t" if given == r"\t" else given
     if len(character) != 1 or not character.isascii() or character in '"\n\r':
         raise ValueError(
-            f"delimiter is {given!r}; it takes one ASCII character, such as ';', that is no quote and no line end"
+            f"delimiter is {given!r}; it takes one ASCII character, such as ';', that is not a quote or a line end"
         )
     return character
 
@@ -127,7 +127,7 @@ class _File:
         if unknown := [name for name in said if name not in names]:
             meant = _arguments.did_you_mean(unknown[0], names)
             raise self._error(
-                f"types names a column {unknown[0]!r}, and the columns are {_arguments.listed(names)}{meant}"
+                f"types names a column {unknown[0]!r}, but the columns are {_arguments.listed(names)}{meant}"
             )
         text = pa.schema([(name, pa.string()) for name in names])
         batches = self._batches(text)
@@ -166,7 +166,7 @@ class _File:
         if any("\ufffd" in name for name in names) and (other := self._not_utf8()):
             raise other
         for twice in (name for index, name in enumerate(names) if name in names[:index]):
-            raise self._error(f"two columns are named {twice!r}; rename one, since joins refer to columns by name")
+            raise self._error(f"two columns are named {twice!r}; rename one, because joins refer to columns by name")
         return names
 
     def _batches(self, text: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -201,7 +201,7 @@ class _File:
             line = self._line_of(max(0, rows - 1 + int(self._options.header)))
             place = f"line {line}" if line else f"row {rows}"
             raise self._error(
-                f"a quote is opened on {place} or below it, and not closed before the end of the file; close it, or "
+                f"a quote opens on {place} or after it and does not close before the end of the file; close it, or "
                 "double the quotes within quoted values"
             )
 
@@ -215,7 +215,7 @@ class _File:
         if getattr(error, "errno", None) is not None or not self._is_gzip:
             return self._error(_arguments.file_failure(self._path, error))
         return self._error(
-            f"its gzip data is damaged or cut short ({error}); see whether it was written and copied in whole"
+            f"its gzip data is damaged or cut short ({error}); check that it was written and copied in full"
         )
 
     def _unfit(self, schema: pa.Schema, batch: pa.RecordBatch, done: int) -> ValueError:
@@ -224,9 +224,9 @@ class _File:
         name, value = schema.field(index).name, batch.column(index)[row].as_py()
         line = self._line_of(done + row + int(self._options.header))
         return self._error(
-            f"{f'line {line}' if line else f'row {done + row + 1}'}, column {name!r}: {value!r} is no "
-            f"{name_of(schema.field(index).type)}; say types={ {name: 'string'} } to read the column as text, or "
-            f"null_values={[value]} if the value stands for a null"
+            f"{f'line {line}' if line else f'row {done + row + 1}'}, column {name!r}: {value!r} is not a valid "
+            f"{name_of(schema.field(index).type)}; use types={ {name: 'string'} } to read the column as text, or "
+            f"null_values={[value]} if the value means null"
         )
 
     def _malformed(self, columns: int, error: Exception) -> ValueError:
@@ -237,12 +237,12 @@ class _File:
             for number, record in self._records():
                 if len(record) != columns:
                     return self._error(
-                        f"line {number} has {len(record)} fields where there are {columns} columns; quote the fields "
-                        "that have a delimiter or a quote of their own, or correct the line"
+                        f"line {number} has {len(record)} fields, but there are {columns} columns; quote the fields "
+                        "that contain a delimiter or a quote, or correct the line"
                     )
         except csv.Error:
             pass
-        return self._error(f"{error}; see whether a quote is not closed")
+        return self._error(f"{error}; check for a quote that does not close")
 
     def _not_utf8(self) -> ValueError | None:
         try:
@@ -252,8 +252,8 @@ class _File:
                         line.decode()
                     except UnicodeDecodeError:
                         return self._error(
-                            f"line {number} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 "
-                            "FILE"
+                            f"line {number} is not UTF-8; convert the file first, for example with: iconv "
+                            "-f LATIN1 -t UTF-8 FILE"
                         )
         except (OSError, EOFError, zlib.error) as error:
             return self._unread(error)

@@ -146,7 +146,7 @@ def _check_names(path: str, names: Sequence[str]) -> None:
     for name in names:
         if name in seen:
             raise ValueError(
-                f"reading {path}: two columns are named {name!r}; rename one, since joins refer to columns by name"
+                f"reading {path}: two columns are named {name!r}; rename one, because joins refer to columns by name"
             )
         seen.add(name)
 
@@ -169,8 +169,8 @@ def _ends_too_soon(error: Exception) -> bool:
 
 def _cut_short(path: str, kind: str) -> ValueError:
     return ValueError(
-        f"reading {path}: it is cut short: it begins as {_KINDS[kind]} does, and its end is missing; see whether "
-        "whatever wrote or copied it was done"
+        f"reading {path}: it is cut short: it begins as {_KINDS[kind]}, but its end is missing; check that "
+        "it was written and copied in full"
     )
 
 
@@ -193,9 +193,7 @@ def of_dataset(data: Any) -> Source:
 def refuse_csv_options(options: _csv.CsvOptions, but: str) -> None:
     """Refuses what is said of CSV where there is none: whoever says it expects it to hold."""
     for name in options.given:
-        raise ValueError(
-            f"{name} says how CSV is read, and {but}, which knows its columns and their types; leave {name} out"
-        )
+        raise ValueError(f"{name} applies to CSV only, and {but}; leave {name} out")
 
 
 def _kind_of(path: str) -> str:
@@ -212,23 +210,23 @@ def _kind_of(path: str) -> str:
             return kind
     is_gzip = start.startswith(_csv.GZIP_MAGIC)
     if path.lower().endswith(".gz") and not is_gzip:
-        raise ValueError(f"reading {path}: it is not gzip, though its name says so; rename it without .gz")
+        raise ValueError(f"reading {path}: its name ends in .gz, but it is not gzip; rename it without .gz")
     name = path.lower().removesuffix(".gz") if is_gzip else path.lower()
     extension = os.path.splitext(name)[1]
     by_name = _BY_NAME.get(extension)
     if is_gzip and by_name != "csv":
         raise ValueError(
-            f"reading {path}: gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz, "
-            "and else decompress it first"
+            f"reading {path}: it is compressed by gzip, which only CSV may be; name it .csv.gz if it is CSV, "
+            "or else decompress it first"
         )
     if extension in _NO_JSON:
         # pyarrow would make floats of decimals, and of whole numbers beyond int64.
         raise ValueError(
-            f"reading {path}: JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV, or hand over "
+            f"reading {path}: JSON can be written but not read; upload it as Parquet, Arrow IPC or CSV, or hand over "
             "a pyarrow, pandas or Polars table"
         )
     if by_name is None:
-        raise ValueError(f"reading {path}: the name does not say the format; use one of {', '.join(_BY_NAME)}")
+        raise ValueError(f"reading {path}: the name does not show the format; use one of {', '.join(_BY_NAME)}")
     return by_name
 
 
@@ -238,7 +236,7 @@ def _difference(first_path: str, first: Source, path: str, source: Source) -> st
     for place, (one, other) in pairs:
         if one == other:
             continue
-        what = f"{one.name!r} may have nulls in one of them only"
+        what = f"{one.name!r} may have nulls in only one of them"
         if one.name != other.name:
             what = f"column {place} is {one.name!r} there, {other.name!r} here"
         elif one.type != other.type:

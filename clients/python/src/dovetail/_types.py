@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NOT_READ = (
-    "is no type that CSV is read as; write one such as int64, float64, bool, string, date, timestamp, "
-    '"timestamp(us, UTC)" of a known zone, or decimal(15,2) of at most 38 digits'
+    "is not a type that CSV is read as; write one such as int64, float64, bool, string, date, timestamp, "
+    '"timestamp(us, UTC)" with a known zone, or decimal(15,2) with at most 38 digits'
 )
 """What is wrong with a type."""
 

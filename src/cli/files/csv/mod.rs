@@ -40,26 +40,29 @@ const INFER_ROWS: usize = 10_000;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "CSV")]
 pub struct CsvArgs {
-    /// Character between fields; by default a comma, and a tab in files named .tsv. "\t" is a tab
+    /// Character between fields. The default is a comma, and a tab in files named .tsv. "\t" is a
+    /// tab
     #[arg(long, value_name = "CHAR", value_parser = delimiter)]
     pub delimiter: Option<char>,
 
-    /// The first line is a row and not a heading; columns are named column_1, column_2, ...
+    /// Read the first line as a row and not as a header. Columns are then named column_1, column_2,
+    /// ...
     #[arg(long)]
     pub no_header: bool,
 
-    /// Rows from which the types of columns are inferred; 10000 by default
+    /// Number of rows from which the types of columns are inferred, 10000 by default
     #[arg(long, value_name = "ROWS")]
     pub infer_rows: Option<usize>,
 
-    /// Types of columns instead of the inferred ones: int8 to int64, uint8 to uint64, float16, float32, float64, decimal(P,S), bool,
-    /// string, large_string, string_view, date, date64, "time32(s)" or ms, "time64(us)" or ns, timestamp (of microseconds; or
-    /// "timestamp(s)", ms, us, ns), "timestamp(us, UTC)" with a zone. Double quotes stand around a name with a comma or an equals
-    /// sign. It may be given several times
+    /// Types of columns, instead of inferred ones. They are int8 to int64, uint8 to uint64,
+    /// float16, float32, float64, decimal(P,S), bool, string, large_string, string_view, date,
+    /// date64, "time32(s)" or ms, "time64(us)" or ns, timestamp (in microseconds), "timestamp(s)"
+    /// or ms, us, ns, and "timestamp(us, UTC)" with a zone. A name with a comma or an equals sign
+    /// needs double quotes. The option may be repeated
     #[arg(long, value_name = "COLUMN=TYPE,...")]
     pub types: Vec<ColumnTypes>,
 
-    /// Words that stand for null, in addition to the empty field
+    /// Words that mean null, in addition to the empty field
     #[arg(long, value_delimiter = ',', value_name = "WORD,...")]
     pub null_values: Vec<String>,
 }
@@ -93,7 +96,7 @@ fn delimiter(text: &str) -> Result<char, String> {
     match text.as_bytes() {
         [byte] if byte.is_ascii() && !b"\"\n\r".contains(byte) => Ok(char::from(*byte)),
         _ => {
-            Err("it takes one ASCII character, such as ';', that is no quote and no line end; \"\\t\" is a tab".into())
+            Err("it takes one ASCII character, such as ';', that is not a quote or a line end; \"\\t\" is a tab".into())
         }
     }
 }
@@ -125,7 +128,7 @@ impl<R: Read> Read for Gunzip<R> {
         self.0.read(buffer).map_err(|error| match error.raw_os_error() {
             Some(_) => error,
             None => std::io::Error::other(Error::Invalid(format!(
-                "its gzip data is damaged or cut short ({error}); see whether it was written and copied in whole"
+                "its gzip data is damaged or cut short ({error}); check that it was written and copied in full"
             ))),
         })
     }
@@ -189,5 +192,5 @@ fn check_said(schema: &Schema, types: &[(String, DataType)]) -> Result<()> {
     let Some((name, _)) = types.iter().find(|(name, _)| schema.index_of(name).is_err()) else { return Ok(()) };
     let known = || schema.fields().iter().map(|field| field.name().as_str());
     let (names, meant) = (listed(known()), did_you_mean(name, known()));
-    Err(Error::Invalid(format!("--types names a column {name:?}, and the columns are {names}{meant}")))
+    Err(Error::Invalid(format!("--types names a column {name:?}, but the columns are {names}{meant}")))
 }

@@ -128,8 +128,8 @@ impl Rows {
         let value = self.batch.column(at).as_string::<i32>().value(row);
         let (expected, said) = (type_name(field.data_type()), assignment(field.name(), "string"));
         Error::Invalid(format!(
-            "line {line}, column {:?}: {value:?} is no {expected}; say --types {said} to read the column as text, or \
-             --null-values {value:?} if the value stands for a null",
+            "line {line}, column {:?}: {value:?} is not a valid {expected}; use --types {said} to read the column as \
+             text, or --null-values {value:?} if the value means null",
             field.name()
         ))
     }
@@ -154,8 +154,8 @@ impl Lines {
         let error = error.to_string();
         let found = error.rsplit_once("got ").map_or("another number of", |(_, found)| found);
         Error::Invalid(format!(
-            "line {} has {found} fields where there are {} columns; quote the fields that have a delimiter or a quote of their \
-             own, or correct the line",
+            "line {} has {found} fields, but there are {} columns; quote the fields that contain a delimiter or a \
+             quote, or correct the line",
             self.of(row),
             self.text.fields().len()
         ))
@@ -179,8 +179,8 @@ impl Lines {
             return Ok(());
         }
         Err(Error::Invalid(format!(
-            "a quote is opened on line {} or below it, and not closed before the end of the file; close it, or double the quotes \
-             within quoted values",
+            "a quote opens on line {} or after it and does not close before the end of the file; close it, or double \
+             the quotes within quoted values",
             row.map_or(self.first, |row| self.of(row))
         )))
     }
@@ -190,7 +190,7 @@ impl Lines {
             return Ok(());
         }
         Err(Error::Invalid(format!(
-            "the rows from line {} on are longer than {}; see whether a quote is not closed",
+            "the rows from line {} on are longer than {}; check for a quote that does not close",
             self.first,
             human_bytes(max as u64)
         )))
@@ -208,7 +208,9 @@ fn next_rows(rows: usize, bytes: usize) -> usize {
 pub(super) fn not_utf8(bytes: &[u8], first: usize) -> Error {
     let valid = std::str::from_utf8(bytes).map_or_else(|error| error.valid_up_to(), str::len);
     let line = first + newlines(&bytes[..valid]);
-    Error::Invalid(format!("line {line} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 FILE"))
+    Error::Invalid(format!(
+        "line {line} is not UTF-8; convert the file first, for example with: iconv -f LATIN1 -t UTF-8 FILE"
+    ))
 }
 
 fn newlines(bytes: &[u8]) -> usize {
@@ -238,7 +240,7 @@ mod tests {
         let input = Cursor::new(b"k\n1\n\"two\n").chain(repeat(b'\n').take(1 << 40));
         let records = Records::new(input, text, Format::default(), true, 10);
         let error = Records { bytes_max: 1 << 20, ..records }.read().err().unwrap();
-        let expected = "the rows from line 1 on are longer than 1.0 MiB; see whether a quote is not closed";
+        let expected = "the rows from line 1 on are longer than 1.0 MiB; check for a quote that does not close";
         assert_eq!(error.message(), expected);
     }
 }

@@ -29,7 +29,7 @@ impl ColumnTypes {
                 Some((_, other)) if other == data_type => {}
                 Some((_, other)) => {
                     return Err(Error::Invalid(format!(
-                        "--types says {} of column {name:?}, and {}; say one of them",
+                        "--types gives the type {} to column {name:?}, and also {}; give only one of them",
                         type_name(other),
                         type_name(data_type)
                     )));
@@ -84,8 +84,8 @@ fn parse(text: &str) -> Result<DataType, String> {
     let simple = SIMPLE.into_iter().find(|data_type| type_name(data_type) == text);
     simple.or_else(|| parse_parameters(text)).ok_or_else(|| {
         format!(
-            "{text:?} is no type that CSV is read as; write one such as int64, float64, bool, string, date, timestamp, \
-             \"timestamp(us, UTC)\" of a known zone, or decimal(15,2) of at most 38 digits"
+            "{text:?} is not a type that CSV is read as; write one such as int64, float64, bool, string, date, \
+             timestamp, \"timestamp(us, UTC)\" with a known zone, or decimal(15,2) with at most 38 digits"
         )
     })
 }
@@ -220,14 +220,14 @@ mod tests {
         }
         for (wrong, words) in [
             ("a", "write COLUMN=TYPE, such as id=int64"),
-            ("a=", "\"\" is no type"),
-            ("a=integerish", "\"integerish\" is no type"),
-            ("a=decimal(2,5)", "decimal(15,2) of at most 38 digits"),
-            ("a=decimal(40,2)", "\"decimal(40,2)\" is no type that CSV is read as"),
-            ("a=timestamp(h)", "\"timestamp(h)\" is no type"),
-            ("a=timestamp(us, Nowhere)", "of a known zone"),
-            ("a=time32(us)", "is no type"),
-            ("a=list(int64)", "is no type"),
+            ("a=", "\"\" is not a type"),
+            ("a=integerish", "\"integerish\" is not a type"),
+            ("a=decimal(2,5)", "decimal(15,2) with at most 38 digits"),
+            ("a=decimal(40,2)", "\"decimal(40,2)\" is not a type that CSV is read as"),
+            ("a=timestamp(h)", "\"timestamp(h)\" is not a type"),
+            ("a=timestamp(us, Nowhere)", "with a known zone"),
+            ("a=time32(us)", "is not a type"),
+            ("a=list(int64)", "is not a type"),
             ("\"a\"b=date", "COLUMN=TYPE"),
         ] {
             let error = wrong.parse::<ColumnTypes>().unwrap_err();
