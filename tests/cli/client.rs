@@ -145,7 +145,7 @@ fn a_column_without_values_takes_its_type_from_the_table_that_rows_are_added_to(
     assert!(said.contains("\"i\""), "{said}");
     write("late.csv", "k,i,p,t,v,s\n6,,,,,\n7,x,,,,\n");
     let said = server.fails(&[&["put", "late.csv", "--infer-rows", "1"], &append[..]].concat());
-    assert!(said.contains("late.csv: line 3, column \"i\": \"x\" is no int16; say"), "{said}");
+    assert!(said.contains("late.csv: line 3, column \"i\": \"x\" is not a valid int16; use"), "{said}");
     // Without a table, the column is text.
     let put = server.json(&["put", "none.csv", "--table", "new", "--mode", "create_if_missing"]);
     assert_eq!(put[0]["columns"][1], json!({ "name": "i", "type": "string" }));
@@ -328,7 +328,7 @@ fn a_file_that_breaks_in_the_middle_leaves_no_table() {
     fs::write(server.path().join("broken.csv"), text).unwrap();
     for streams in ["1", "4"] {
         let said = server.fails(&["put", "broken.csv", "--streams", streams]);
-        assert!(said.contains("broken.csv: line 200002, column \"k\": \"not a number\" is no int64"), "{said}");
+        assert!(said.contains("broken.csv: line 200002, column \"k\": \"not a number\" is not a valid int64"), "{said}");
         assert!(server.json(&["tables"]).is_empty());
         // The server notices shortly after the command has ended.
         wait_until("the upload to be forgotten", || server.metric("dovetail_uploads_under_way") == 0.0);
@@ -547,8 +547,8 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
         assert_eq!(said.lines().count(), 1, "{file}: {said}");
     }
     for (file, format, expected) in [
-        ("twice.parquet", "csv", "it is a Parquet file, and --format says csv; leave --format out"),
-        ("twice.arrows", "parquet", "it is an Arrow IPC stream, and --format says parquet"),
+        ("twice.parquet", "csv", "it is a Parquet file, but --format is csv; remove --format"),
+        ("twice.arrows", "parquet", "it is an Arrow IPC stream, but --format is parquet"),
     ] {
         let said = server.fails(&["put", file, "--format", format]);
         assert!(said.starts_with(&format!("error: reading {file}: {expected}")), "{file}: {said}");

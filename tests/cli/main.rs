@@ -98,7 +98,7 @@ fn the_demo_makes_the_folder_that_it_saves_into() {
     // A scale that would take minutes is refused before the work.
     let output = run(&["demo", "--scale", "100", "--save", folder.path().join("file").to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).starts_with("error: making the folder "), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("error: creating the folder "), "{}", stderr(&output));
     // A demo that would replace a file is refused, too.
     std::fs::write(folder.path().join("lineitem.parquet"), "mine").unwrap();
     let output = run(&["demo", "--scale", "100", "--save", folder.path().to_str().unwrap()]);

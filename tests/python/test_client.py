@@ -432,7 +432,7 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
         "delimiter is 'é'; it takes one ASCII character, such as ';', that is not a quote or a line end",
     ),
     "a quote for a delimiter": (lambda client: client.put("t", "t.csv", delimiter='"'), ValueError, "no quote"),
-    "a line end for a delimiter": (lambda client: client.put("t", "t.csv", delimiter="\n"), ValueError, "a quote or a line end"),
+    "a line end for a delimiter": (lambda client: client.put("t", "t.csv", delimiter="\n"), ValueError, "a line end"),
     "strategy": (lambda client: client.join("t", "t", on="k", strategy=1), TypeError, "strategy is 1 (int)"),
     "nulls_equal": (
         lambda client: client.join("t", "t", on="k", nulls_equal="no"),
