@@ -328,7 +328,10 @@ fn a_file_that_breaks_in_the_middle_leaves_no_table() {
     fs::write(server.path().join("broken.csv"), text).unwrap();
     for streams in ["1", "4"] {
         let said = server.fails(&["put", "broken.csv", "--streams", streams]);
-        assert!(said.contains("broken.csv: line 200002, column \"k\": \"not a number\" is not a valid int64"), "{said}");
+        assert!(
+            said.contains("broken.csv: line 200002, column \"k\": \"not a number\" is not a valid int64"),
+            "{said}"
+        );
         assert!(server.json(&["tables"]).is_empty());
         // The server notices shortly after the command has ended.
         wait_until("the upload to be forgotten", || server.metric("dovetail_uploads_under_way") == 0.0);
@@ -674,11 +677,11 @@ fn what_answers_and_is_no_server_of_ours_is_told_apart() {
     let said = server.fails(&["tables", "--server", &format!("http://{address}")]);
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(
-        said.starts_with(&format!("error: what answers at http://{address} is no Flight server; check --server")),
+        said.starts_with(&format!("error: there is no Flight server at http://{address}; check --server")),
         "{said}"
     );
     let said = server.fails(&["tables", "--server", "http://no-such-host.invalid"]);
-    assert!(said.contains("its host cannot be found; see whether the name in --server is right"), "{said}");
+    assert!(said.contains("its host cannot be found; check the name in --server"), "{said}");
 }
 
 #[test]

@@ -36,7 +36,8 @@ fn sentence_of(mut child: Child) -> String {
     said
 }
 
-const BROKE: [&str; 3] = ["error: the connection to the server broke: ", "see whether it still runs", "begin again"];
+const BROKE: [&str; 3] =
+    ["error: the connection to the server broke: ", "check that the server still runs", "start again"];
 
 #[test]
 fn a_server_killed_in_mid_upload_is_said_to_be_gone() {

@@ -361,7 +361,7 @@ fn a_client_without_the_token_is_turned_away_and_one_with_it_is_served() {
     assert!(stderr(&refused).contains("unauthenticated"), "{}", stderr(&refused));
     assert!(stderr(&refused).contains("--token TOKEN, --token @FILE or DOVETAIL_TOKEN"), "{}", stderr(&refused));
     let wrong = server.run(&["tables", "--token", "open"]);
-    assert!(stderr(&wrong).contains("it is what --token or DOVETAIL_TOKEN gives"), "{}", stderr(&wrong));
+    assert!(stderr(&wrong).contains("check the token of --token or DOVETAIL_TOKEN"), "{}", stderr(&wrong));
     assert_eq!(server.ok(&["tables", "--token", "sesame-sesame-sesame"]).lines().count(), 1);
     let own = folder.path().join("own");
     std::fs::write(&own, "sesame-sesame-sesame\n").unwrap();
@@ -489,7 +489,7 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
     // A client without trust in the authority, and a client without TLS.
     let plain = server.flight.replace("https:", "http:");
     for (line, words) in [
-        (&["--ca", &*stranger_ca][..], "--ca names the authorities"),
+        (&["--ca", &*stranger_ca][..], "name the authority of the server's certificate with --ca"),
         (&["--server", &plain], "speaks TLS; write --server https://127.0.0.1:"),
     ] {
         let refused = put(&server, line);
@@ -506,7 +506,7 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
     server.ok(&["get", "t", "-o", "t2.csv", "--ca", &ca, "--cert", &cert, "--key", &key]);
     let (cert, key) = (file("stranger.pem"), file("stranger-key.pem"));
     for (line, words) in [
-        (&["--ca", &*ca][..], "lets in clients with certificates only"),
+        (&["--ca", &*ca][..], "only clients with certificates"),
         (&["--ca", &ca, "--cert", &cert, "--key", &key], "not accept this client's certificate"),
     ] {
         let refused = put(&server, line);

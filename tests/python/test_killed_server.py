@@ -19,7 +19,7 @@ from harness import WAIT_SECONDS, Server
 
 Start = Callable[..., Server]
 
-BROKE = ["the connection to the server broke", "see whether it still runs", "begin again"]
+BROKE = ["the connection to the server broke", "check that the server still runs", "start again"]
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def test_a_server_that_is_stuck_is_noticed_by_a_call_that_waits(start: Start, mo
 def test_what_takes_connections_and_never_answers_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
-        expected = [uri.removeprefix("grpc"), "within 0.5 s", "no Dovetail server", "connect(timeout=...)"]
+        expected = [uri.removeprefix("grpc"), "within 0.5 s", "is not Dovetail", "connect(timeout=...)"]
         with unavailable(expected):
             dovetail.connect(uri, timeout=0.5)
 

@@ -42,7 +42,8 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub struct ConnectArgs {
-    /// Address of the server: http://HOST:PORT, or https:// with TLS; the port is 8815 unless it is said
+    /// Address of the server: http://HOST:PORT, or https://HOST:PORT with TLS. The default port is
+    /// 8815
     #[arg(long, env = "DOVETAIL_SERVER", default_value = "http://127.0.0.1:8815", value_name = "URI")]
     pub server: String,
 
@@ -50,19 +51,20 @@ pub struct ConnectArgs {
     #[arg(long, env = "DOVETAIL_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub token: Option<String>,
 
-    /// Certificates of the authorities that vouch for the server (PEM), in place of the system's
+    /// File with the certificates of the authorities that sign the server's certificate (PEM),
+    /// instead of those of the system
     #[arg(long, env = "DOVETAIL_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
 
-    /// Certificate chain of this client (PEM), for mutual TLS
+    /// File with the certificate chain of this client (PEM), for mutual TLS
     #[arg(long, env = "DOVETAIL_CERT", value_name = "FILE", requires = "key")]
     pub cert: Option<PathBuf>,
 
-    /// Private key of this client (PEM)
+    /// File with the private key of this client (PEM)
     #[arg(long, env = "DOVETAIL_KEY", value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
 
-    /// Seconds within which the server must be reached and must answer; the work itself may take as long as it takes
+    /// Seconds for the server to accept a connection and answer. The work itself has no time limit
     #[arg(long, env = "DOVETAIL_CONNECT_TIMEOUT", default_value = "10", value_name = "SECONDS", value_parser = parse_seconds)]
     pub connect_timeout: Duration,
 }
@@ -150,17 +152,17 @@ impl Client {
                 }
                 Err(Error::Unauthenticated(refusal)) => Err(Error::Unauthenticated(match &args.token {
                     None => format!(
-                        "{refusal}; --token TOKEN, --token @FILE or DOVETAIL_TOKEN gives a token, and --cert and --key a \
-                         certificate"
+                        "{refusal}; give a token with --token TOKEN, --token @FILE or DOVETAIL_TOKEN, or a \
+                         certificate with --cert and --key"
                     ),
-                    Some(_) => format!("{refusal}; it is what --token or DOVETAIL_TOKEN gives"),
+                    Some(_) => format!("{refusal}; check the token of --token or DOVETAIL_TOKEN"),
                 })),
                 // A TLS server reacts to a call without TLS by closing the connection or sending an
                 // alert.
                 Err(Error::Unavailable(_) | Error::Internal(_)) if speaks_tls(&address).await => {
                     Err(Error::Unavailable(format!(
-                        "the server at {address} speaks TLS; write --server {}, and with --ca the certificate of its \
-                         authority unless the system knows that",
+                        "the server at {address} speaks TLS; write --server {}, and name the certificate of its \
+                         authority with --ca unless the system knows it",
                         address.replacen("http://", "https://", 1)
                     )))
                 }
@@ -179,12 +181,13 @@ impl Client {
                     Err(Error::Unavailable(match (alert(&broke), &args.cert) {
                         (Some(told), _) => format!("cannot reach a server at {address}: {}", told.sentence()),
                         (None, None) => format!(
-                            "the server at {address}, it seems, lets in clients with certificates only: give this client's with \
-                             --cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY). If that is not it: {broke}"
+                            "the server at {address} probably admits only clients with certificates: give one with \
+                             --cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY). The connection error was: \
+                             {broke}"
                         ),
                         (None, Some(_)) => format!(
-                            "the server at {address}, it seems, does not accept this client's certificate: {ANOTHER_CERT}. If that \
-                             is not it: {broke}"
+                            "the server at {address} probably does not accept this client's certificate: \
+                             {ANOTHER_CERT}. The connection error was: {broke}"
                         ),
                     }))
                 }
@@ -193,7 +196,7 @@ impl Client {
         };
         tokio::time::timeout(args.connect_timeout, connect).await.unwrap_or_else(|_| {
             Err(Error::Unavailable(format!(
-                "no answer from {address} within {}: what listens there is no Dovetail server, is stuck, or is out of reach; \
+                "no answer from {address} within {}: the server there is unreachable, is stuck, or is not Dovetail; \
                  check --server, or wait longer with --connect-timeout",
                 output::seconds(args.connect_timeout.as_secs_f64())
             )))
@@ -243,9 +246,8 @@ impl Client {
         let answers = self.service().do_action(action).await.map_err(from_status)?.into_inner();
         let answers: Vec<arrow_flight::Result> = answers.try_collect().await.map_err(from_status)?;
         let parse = |answer: &arrow_flight::Result| {
-            serde_json::from_slice(&answer.body).map_err(|error| {
-                Error::Internal(format!("the server's answer to {name} is not the JSON it should be: {error}"))
-            })
+            serde_json::from_slice(&answer.body)
+                .map_err(|error| Error::Internal(format!("the server's answer to {name} is not valid JSON: {error}")))
         };
         answers.iter().filter(|answer| !answer.body.is_empty()).map(parse).collect()
     }
@@ -279,12 +281,12 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
     };
     let rest = rest.trim_end_matches('/');
     if let Some(at) = rest.find(['/', '?', '#']) {
-        return Err(no_address(&format!("one has no path, so leave out {:?}", &rest[at..])));
+        return Err(no_address(&format!("an address has no path; remove {:?}", &rest[at..])));
     }
     let authority = rest.parse::<Authority>().map_err(|error| no_address(&error))?;
     let behind_host = authority.as_str().rsplit_once(authority.host()).map_or("", |(_, behind)| behind);
     let port = match behind_host.strip_prefix(':') {
-        Some(port) => port.parse::<u16>().map_err(|_| no_address(&format!("{port:?} is no port")))?,
+        Some(port) => port.parse::<u16>().map_err(|_| no_address(&format!("{port:?} is not a port")))?,
         None => DEFAULT_PORT,
     };
     let scheme = if tls { "https" } else { "http" };
@@ -302,7 +304,7 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
     if !tls {
         if args.ca.is_some() || args.cert.is_some() {
             return Err(Error::Invalid(format!(
-                "server {given:?} is without TLS, so certificates are of no use; write https://"
+                "server {given:?} is without TLS, and certificates need TLS; write https://"
             )));
         }
         return Ok(endpoint);
@@ -319,8 +321,8 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
         let cause = chain(&error);
         match (&args.cert, &args.key) {
             (Some(cert), Some(key)) if cause.contains("KeyMismatch") => Error::Invalid(format!(
-                "--key names {}, which is not the private key of the certificate in {}, which --cert names; give two that were \
-                 made together",
+                "--key names {}, which is not the private key of the certificate in {}, which --cert names; give a \
+                 certificate and its own key",
                 key.display(),
                 cert.display()
             )),
@@ -342,7 +344,8 @@ fn read_key(flag: &str, path: &Path) -> Result<Vec<u8>> {
     match pem.windows(PEM_KEY.len()).any(|words| words == PEM_KEY.as_bytes()) {
         true => Ok(pem),
         false => Err(Error::Invalid(format!(
-            "there is no private key in {}, which {flag} names; it takes PEM, in which one begins with \"-----BEGIN {PEM_KEY}\"",
+            "there is no private key in {}, which {flag} names; it takes PEM, where a key begins with \"-----BEGIN \
+             {PEM_KEY}\"",
             path.display()
         ))),
     }
@@ -355,8 +358,8 @@ fn read_certificates(flag: &str, path: &Path) -> Result<Vec<u8>> {
     match pem.windows(PEM_CERTIFICATE.len()).any(|words| words == PEM_CERTIFICATE.as_bytes()) {
         true => Ok(pem),
         false => Err(Error::Invalid(format!(
-            "there is no certificate in {}, which {flag} names; it takes PEM, in which each begins with \"{PEM_CERTIFICATE}\" (openssl \
-             x509 -inform DER -in FILE makes it of DER)",
+            "there is no certificate in {}, which {flag} names; it takes PEM, where a certificate begins with \
+             \"{PEM_CERTIFICATE}\" (to convert DER: openssl x509 -inform DER -in FILE)",
             path.display()
         ))),
     }
@@ -382,13 +385,14 @@ fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
     let refuse = |why: &str| Error::Invalid(format!("{whose} {why}"));
     let token = token.trim();
     if token.is_empty() {
-        return Err(refuse("is empty; give one, or leave it out where the server asks for none"));
+        return Err(refuse("is empty; give a token, or remove the option if the server needs none"));
     }
     if token.contains('\n') {
-        return Err(refuse("has more than one line; a token is one word, and a server's file of callers has many"));
+        return Err(refuse("has more than one line; give a single token, not a server's token file"));
     }
     let header = format!("Bearer {token}").parse::<MetadataValue<Ascii>>();
-    let mut header = header.map_err(|_| refuse("has characters that a header cannot carry"))?;
+    let mut header =
+        header.map_err(|_| refuse("has characters that are not allowed in a header; a token is printable ASCII"))?;
     header.set_sensitive(true);
     Ok(header)
 }
@@ -444,15 +448,15 @@ impl Told {
 }
 
 /// Advice about this client's certificate.
-const ANOTHER_CERT: &str = "--cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY) give one of an authority that the server knows, which \
-                            its setting tls-client-ca names";
+const ANOTHER_CERT: &str = "give one with --cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY), of an authority that \
+                            the setting tls-client-ca of the server names";
 
 /// The first entry whose words occur in the message applies.
 const TLS: [Told; 18] = [
     Told::meaning(
         "CertificateRequired",
-        "it lets in clients with certificates only, and this client has shown none",
-        "--cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY) give it one, of an authority that the server knows",
+        "it admits only clients with certificates, and this client presented none",
+        "give one with --cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY), of an authority that the server knows",
     ),
     Told::meaning(
         "alert: UnknownCA",
@@ -463,38 +467,39 @@ const TLS: [Told; 18] = [
     Told::meaning("alert: BadCertificate", "it does not accept this client's certificate", ANOTHER_CERT),
     Told::meaning("alert: CertificateUnknown", "it does not accept this client's certificate", ANOTHER_CERT),
     Told::meaning("alert: UnsupportedCertificate", "it does not accept this client's certificate", ANOTHER_CERT),
-    Told::meaning("alert: CertificateExpired", "this client's certificate is no longer good", ANOTHER_CERT),
+    Told::meaning("alert: CertificateExpired", "this client's certificate has expired", ANOTHER_CERT),
     Told::meaning("alert: CertificateRevoked", "this client's certificate has been revoked", ANOTHER_CERT),
-    Told::meaning("alert: AccessDenied", "it does not let in who has this client's certificate", ANOTHER_CERT),
+    Told::meaning("alert: AccessDenied", "it denies access to this client's certificate", ANOTHER_CERT),
     // The TLS library reports this for an answer that is not TLS.
     Told::meaning("InvalidContentType", "it does not speak TLS there", "write http://"),
     Told::meaning(
         "failed to lookup address",
         "its host cannot be found",
-        "see whether the name in --server is right, and known to this machine",
+        "check the name in --server, and that this machine can resolve it",
     ),
     Told::meaning(
         "UnsupportedCertVersion",
-        "its certificate is of version 1 of X.509, which is not accepted, whatever --ca names",
-        "start it with one of version 3, which has extensions, as with: openssl req -x509 ... -addext subjectAltName=DNS:HOST \
-         -addext basicConstraints=critical,CA:FALSE; and name that, or its authority's, with --ca",
+        "its certificate is of version 1 of X.509, which is never accepted",
+        "start the server with one of version 3, which has extensions, for example from: openssl req -x509 ... \
+         -addext subjectAltName=DNS:HOST -addext basicConstraints=critical,CA:FALSE; and name it, or that of its \
+         authority, with --ca",
     ),
     Told::new(
         "CaUsedAsEndEntity",
-        "what the server presents is an authority's own certificate; start it with one that has basicConstraints=CA:FALSE, and \
-         name that with --ca if it is self-signed",
+        "the server presents the certificate of an authority; start it with one that has basicConstraints=CA:FALSE, \
+         and name it with --ca if it is self-signed",
     ),
     Told::new(
         "not valid for name",
-        "write --server with a name or address that its certificate has, or have one made for this one",
+        "write --server with a name or address from its certificate, or make a certificate for this name",
     ),
     Told::new(
         "UnknownIssuer",
-        "--ca names the authorities that vouch for the server; for a self-signed certificate, itself",
+        "name the authority of the server's certificate with --ca; for a self-signed certificate, name the certificate",
     ),
-    Told::new("xpired", "the server needs a certificate that is still good, or the clock of this machine is wrong"),
-    Told::new("certificate", "--ca names the authorities that vouch for the server"),
-    Told::new("alert: ", "that is the server's word on the TLS of this client, and its log may say more"),
+    Told::new("xpired", "renew the certificate of the server, or correct the clock of this machine"),
+    Told::new("certificate", "name the authority of the server's certificate with --ca"),
+    Told::new("alert: ", "the server refused the TLS of this client, and its log may say more"),
 ];
 
 /// Finds the entry for a TLS alert about this client's certificate.
@@ -561,9 +566,7 @@ const SOME_ADDRESS: &str = "the server's address";
 const NO_HTTP2: &str = "h2 protocol error";
 
 fn no_flight(address: &str) -> String {
-    format!(
-        "what answers at {address} is no Flight server; check --server (the port of metrics and health is not the one to connect to)"
-    )
+    format!("there is no Flight server at {address}; check --server (the port of metrics and health is another port)")
 }
 
 /// True if the error of a first call says that the peer is no Flight server.
@@ -579,7 +582,7 @@ pub fn from_status(status: Status) -> Error {
         (status.code(), std::error::Error::source(&status))
     {
         return Error::Unavailable(format!(
-            "{BROKE}: {}; see whether it still runs (its tables end with it), and begin again",
+            "{BROKE}: {}; check that the server still runs (its tables end with it), and start again",
             chain(cause)
         ));
     }
@@ -637,7 +640,8 @@ mod tests {
             "CertificateRevoked",
             "AccessDenied",
         ] {
-            let told = alert(&format!("{BROKE}: received fatal alert: {said}; see whether it still runs")).unwrap();
+            let told =
+                alert(&format!("{BROKE}: received fatal alert: {said}; check that the server still runs")).unwrap();
             let sentence = told.sentence();
             assert!(sentence.contains("--cert and --key") && !sentence.contains(said), "{sentence}");
         }
@@ -655,9 +659,9 @@ mod tests {
         // TLS 1.2 alert records: the record type, the version, the length (2 bytes), the level
         // "fatal", and the alert number.
         for (alert, words) in [
-            (44, "this client's certificate has been revoked; --cert and --key"),
-            (49, "it does not let in who has this client's certificate; --cert and --key"),
-            (40, "received fatal alert: HandshakeFailure; that is the server's word"),
+            (44, "this client's certificate has been revoked; give one with --cert and --key"),
+            (49, "it denies access to this client's certificate; give one with --cert and --key"),
+            (40, "received fatal alert: HandshakeFailure; the server refused the TLS"),
         ] {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let server = format!("https://{}", listener.local_addr().unwrap());
@@ -700,7 +704,7 @@ mod tests {
         }
         for path in ["/path", "/a/b", "?a=b"] {
             let said = read(&format!("http://127.0.0.1:8815{path}")).unwrap_err().to_string();
-            assert!(said.contains(&format!("one has no path, so leave out {path:?}")), "{said}");
+            assert!(said.contains(&format!("an address has no path; remove {path:?}")), "{said}");
         }
     }
 
@@ -712,7 +716,11 @@ mod tests {
         for (text, words) in [
             ("one ann writer\ntwo bob reader\n", "tokens, which --token names, has more than one line"),
             (" \n", "tokens, which --token names, is empty"),
-            ("a\u{1}b\n", "tokens, which --token names, has characters that a header cannot carry"),
+            (
+                "a\u{1}b\n",
+                "tokens, which --token names, has characters that are not allowed in a header; a token is printable \
+                 ASCII",
+            ),
         ] {
             std::fs::write(&path, text).unwrap();
             let said = bearer(&given).unwrap_err().to_string();

@@ -197,13 +197,13 @@ def private_key(argument: str, value: object) -> bytes | None:
 
     >>> private_key("key", b"-----BEGIN CERTIFICATE-----")
     Traceback (most recent call last):
-    ValueError: there is no private key in key; it takes PEM, in which one begins with "-----BEGIN PRIVATE KEY-----"
+    ValueError: there is no private key in key; it takes PEM, where a key begins with "-----BEGIN PRIVATE KEY-----"
     """
     found = pem(argument, value)
     if found is not None and b"PRIVATE KEY-----" not in found:
         file = "" if is_pem(value) else f" ({value})"
         raise ValueError(
-            f"there is no private key in {argument}{file}; it takes PEM, in which one begins with "
+            f"there is no private key in {argument}{file}; it takes PEM, where a key begins with "
             '"-----BEGIN PRIVATE KEY-----"'
         )
     return found
@@ -214,15 +214,15 @@ def certificates(argument: str, value: object) -> bytes | None:
 
     >>> certificates("cert", b"hello")
     Traceback (most recent call last):
-    ValueError: there is no certificate in cert; it takes PEM, in which each begins with ...
+    ValueError: there is no certificate in cert; it takes PEM, where a certificate begins with ...
     """
     found = pem(argument, value)
     begin = "-----BEGIN CERTIFICATE-----"
     if found is not None and begin.encode() not in found:
         file = "" if found == value or (isinstance(value, str) and "-----" in value) else f" ({value})"
         raise ValueError(
-            f'there is no certificate in {argument}{file}; it takes PEM, in which each begins with "{begin}" (openssl '
-            "x509 -inform DER -in FILE makes it of DER)"
+            f'there is no certificate in {argument}{file}; it takes PEM, where a certificate begins with "{begin}" '
+            "(to convert DER: openssl x509 -inform DER -in FILE)"
         )
     return found
 

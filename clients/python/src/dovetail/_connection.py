@@ -71,7 +71,7 @@ def location_of(uri: str) -> str:
     says_more = "@" in parts.netloc or parts.path not in ("", "/") or parts.query or parts.fragment
     if scheme is None or not host or says_more or any(map(str.isspace, host)):
         raise ValueError(
-            f"{uri!r} is no address of a server; write one such as grpc://127.0.0.1:8815, grpc://[::1]:8815, or "
+            f"{uri!r} is not the address of a server; write one such as grpc://127.0.0.1:8815, grpc://[::1]:8815, or "
             "grpc+tls://host:8815"
         )
     host = f"[{host}]" if ":" in host else host
@@ -149,7 +149,7 @@ def _check_pair(cert: Pem, key: Pem) -> None:
         except ssl.SSLError as error:
             if "mismatch" in str(error).lower():
                 raise ValueError(
-                    f"key{_named(key)} is not the key of cert{_named(cert)}; give two that were made together"
+                    f"key{_named(key)} is not the key of cert{_named(cert)}; give a certificate and its own key"
                 ) from None
 
 
@@ -190,7 +190,7 @@ class Connections:
         self.location = location_of(uri)
         self.call_timeout = _arguments.seconds("call_timeout", call_timeout)
         if token and not (token.isascii() and token.isprintable()):
-            raise ValueError("the token has characters that no header can carry; it is printable ASCII")
+            raise ValueError("the token has characters that are not allowed in a header; a token is printable ASCII")
         self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
         # Its own pool makes a connection its own; large frames cost less CPU per byte; no limit on what we receive.
         self._options: dict[str, Any] = {
@@ -210,7 +210,7 @@ class Connections:
             self._options["tls_root_certs"] = _arguments.certificates("tls_root_certs", tls_root_certs)
         if (cert is None) != (key is None):
             given, lacking = ("key", "cert") if cert is None else ("cert", "key")
-            raise ValueError(f"{given} is given, and {lacking} is not; mutual TLS takes both")
+            raise ValueError(f"{given} is given without {lacking}; mutual TLS needs both")
         if cert is not None:
             self._options["cert_chain"] = _arguments.certificates("cert", cert)
             self._options["private_key"] = _arguments.private_key("key", key)
@@ -260,17 +260,18 @@ class Connections:
             self.message_limit = info[0].get("message_limit_bytes") if info else None
         except Unauthenticated as error:
             advice = (
-                "it is what connect(token=...) or DOVETAIL_TOKEN gives"
+                "check the token of connect(token=...) or DOVETAIL_TOKEN"
                 if self._headers
-                else "connect(token=...) or DOVETAIL_TOKEN gives a token, connect(cert=..., key=...) a certificate"
+                else "give a token with connect(token=...) or DOVETAIL_TOKEN, or a certificate with "
+                "connect(cert=..., key=...)"
             )
             raise Unauthenticated(f"{error}; {advice}") from None
         except Unavailable as error:
             address = self.location.partition("://")[2]
             if _speaks_tls(self.location):
                 raise Unavailable(
-                    f"the server at {address} speaks TLS; write grpc+tls://{address}, and with tls_root_certs the "
-                    "certificate of its authority unless the system knows that"
+                    f"the server at {address} speaks TLS; write grpc+tls://{address}, and name the certificate of its "
+                    "authority with tls_root_certs unless the system knows it"
                 ) from None
             if (
                 "cert_chain" not in self._options
@@ -278,24 +279,24 @@ class Connections:
                 and _is_trusted(self.location, self._options.get("tls_root_certs"))
             ):
                 raise Unavailable(
-                    f"the server at {address} lets in clients with certificates only: "
-                    "connect(cert=..., key=...) gives one, of an authority that it knows"
+                    f"the server at {address} admits only clients with certificates: "
+                    "give one with connect(cert=..., key=...), of an authority that the server knows"
                 ) from None
             # It has found the host, and does not try where it has no use for what TLS needs.
             if error.message == "empty address list" and self._gives_pem():
                 raise Unavailable(
-                    "cannot reach a server: what tls_root_certs, cert and key give cannot be used for TLS; see whether "
-                    "they are PEM that is not damaged, and key is the key of cert"
+                    "cannot reach a server: tls_root_certs, cert and key cannot be used for TLS; check that they are "
+                    "undamaged PEM, and that key is the key of cert"
                 ) from None
-            if "is no Flight server" in error.message:
+            if "no Flight server" in error.message:
                 raise Unavailable(no_flight(address)) from None
             raise
         except DeadlineExceeded:
             if timeout is None:
                 raise
             raise Unavailable(
-                f"no answer from {self.uri} within {timeout:g} s: what listens there is no Dovetail server, is "
-                "stuck, or is out of reach; check the address, or wait longer with connect(timeout=...)"
+                f"no answer from {self.uri} within {timeout:g} s: the server there is unreachable, is stuck, or is "
+                "not Dovetail; check the address, or wait longer with connect(timeout=...)"
             ) from None
 
     def _gives_pem(self) -> bool:
@@ -337,7 +338,7 @@ class Connections:
         failure: Exception | None = None
         for candidate in candidates:
             if self._would_show_token(candidate):
-                failure = Unavailable(f"{candidate} is without TLS, and the token must not be sent in the clear")
+                failure = Unavailable(f"{candidate} is without TLS, and the client does not send a token unencrypted")
                 continue
             with self._lock:
                 if self._closed:

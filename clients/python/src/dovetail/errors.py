@@ -167,10 +167,9 @@ def from_arrow(error: BaseException) -> Error | None:
 
 
 def no_flight(address: str) -> str:
-    """What is said of an address where something else answers."""
+    """The message for an address where another kind of server answers."""
     return (
-        f"what answers at {address} is no Flight server; check the address (the port of metrics and health is not the "
-        "one to connect to)"
+        f"there is no Flight server at {address}; check the address (the port of metrics and health is another port)"
     )
 
 
@@ -195,18 +194,21 @@ _NOT_FOUND = re.compile(
 _ADVICE = [
     # What the system says where nothing listens.
     ("Connection refused", "`dovetail serve` starts one"),
-    ("wrong version number", "it does not speak TLS there, so write grpc://"),
+    ("wrong version number", "it does not speak TLS there; write grpc://"),
     (
         "is not in peer certificate",
-        "connect by a name or address that its certificate has, or have one made for this one",
+        "connect with a name or address from its certificate, or make a certificate for this name",
     ),
     # What gRPC makes of an alert after the handshake.
     (
         "TSI_DATA_CORRUPTED",
-        "the server does not accept this client's certificate; it has to know the authority of cert",
+        "the server does not accept this client's certificate; it must know the authority of cert",
     ),
-    ("expired", "the server needs a certificate that is still good, or the clock of this machine is wrong"),
-    ("certificate", "tls_root_certs names the authorities that vouch for the server; for a self-signed one, itself"),
+    ("expired", "renew the certificate of the server, or correct the clock of this machine"),
+    (
+        "certificate",
+        "name the authority of the server's certificate with tls_root_certs; for a self-signed one, the certificate",
+    ),
 ]
 
 # How it words one that was there, among much else that only its authors understand.
@@ -225,7 +227,7 @@ def _of_the_connection(message: str) -> Unavailable | None:
     >>> _of_the_connection(failed + "Ssl handshake failed: SSLV3_ALERT_HANDSHAKE_FAILURE")
     Unavailable('cannot reach a server at 127.0.0.1:8815: SSLV3_ALERT_HANDSHAKE_FAILURE')
     >>> _of_the_connection("errors resolving db:8815: [field:hostname lookup error:Domain name not found]").message
-    'cannot reach a server: the host db cannot be found; see whether the name is right, and known to this machine'
+    'cannot reach a server: the host db cannot be found; check the name, and that this machine can resolve it'
     >>> unknown = "C-ares status is not ARES_SUCCESS qtype=A name=db is_balancer=0: Domain name not found"
     >>> resolving = f"DNS resolution failed for db:8815: {unknown}"
     >>> _of_the_connection(unknown).message == _of_the_connection(resolving).message
@@ -240,8 +242,8 @@ def _of_the_connection(message: str) -> Unavailable | None:
         return Unavailable(f"cannot reach a server at {where}: {cause}{advice}")
     if unknown := _NOT_FOUND.fullmatch(message):
         return Unavailable(
-            f"cannot reach a server: the host {unknown['host']} cannot be found; see whether the name is right, and "
-            "known to this machine"
+            f"cannot reach a server: the host {unknown['host']} cannot be found; check the name, and that this "
+            "machine can resolve it"
         )
     causes = list(_BROKEN.finditer(message))
     if not causes:
@@ -249,8 +251,8 @@ def _of_the_connection(message: str) -> Unavailable | None:
     # What the system said of the socket tells more than what gRPC made of it.
     cause = next((found["system"] for found in causes if found["system"]), causes[-1][0])
     return Unavailable(
-        f"the connection to the server broke: {cause}; see whether it still runs (its tables end with it), and begin "
-        "again"
+        f"the connection to the server broke: {cause}; check that the server still runs (its tables end with "
+        "it), and start again"
     )
 
 
