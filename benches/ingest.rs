@@ -58,13 +58,13 @@ use record::Recorder;
 
 #[derive(Parser)]
 struct Options {
-    /// Bytes of Arrow bodies in each run, in units of 10^9
+    /// Gigabytes (10^9 bytes) of Arrow bodies in each run
     #[arg(long, default_value_t = 2.0)]
     gigabytes: f64,
-    /// How often each way takes its turn
+    /// Number of rounds. Each way runs once per round
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Sizes of messages, in MiB
+    /// Message sizes in MiB
     #[arg(long, value_delimiter = ',', default_value = "2,16")]
     message_mib: Vec<usize>,
     /// Ways to measure
@@ -73,10 +73,10 @@ struct Options {
     /// Append the measurements to benches/results
     #[arg(long)]
     record: bool,
-    /// Be the server, in this way (the benchmark starts itself so)
+    /// Run as the server, in this way. The benchmark starts this itself
     #[arg(long, hide = true)]
     serve: Option<String>,
-    /// Cargo says this to every benchmark
+    /// Option that cargo passes; no effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -258,7 +258,7 @@ async fn serve(way: &str) {
             builder.add_service(service).serve_with_incoming(incoming).await
         }
         "ordinary" | "stock" => builder.add_service(behind).serve_with_incoming(incoming).await,
-        other => panic!("there is no way {other:?}; there are {WAYS:?}"),
+        other => panic!("{other:?} is not a way; write one of {WAYS:?}"),
     };
     served.expect("a server");
 }

@@ -58,22 +58,21 @@ struct Options {
     /// Bits of random payload, at most 30 for columns of 4 bytes
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=62))]
     payload_bits: u32,
-    /// Payload columns are text of so many bytes, 10 at the least, in batches of 2^24 rows unless
-    /// --batch says otherwise
+    /// Length of text payload, at least 10 bytes. Batches then have 2^24 rows unless --batch is
+    /// given
     #[arg(long, value_parser = clap::value_parser!(u8).range(10..))]
     text: Option<u8>,
-    /// Who gathers text of the result, one after the other: host, device, or `auto` as the planner
-    /// chooses
+    /// Where text of the result is gathered, one run after the other: host, device, or auto for the
+    /// choice of the planner
     #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "host", "device"])]
     text_by: Vec<String>,
-    /// Probe keys are drawn from so many times as many keys as the build side has: one probe row in
-    /// N finds a match
+    /// Ratio of probe key values to build keys: one probe row in N has a match
     #[arg(long, default_value_t = 1)]
     match_every: usize,
-    /// The share of build rows that have one key, from 0 to 1; the others are distinct
+    /// Share of build rows with one common key, 0 to 1. The other keys are distinct
     #[arg(long, default_value_t = 0.0)]
     heavy: f64,
-    /// Where it runs: `host`, or `cuda:N`
+    /// Device: host, or cuda:N
     #[arg(long, default_value = "host", value_parser = parse_device)]
     device: DeviceId,
     #[arg(long, default_value_t = 2)]
@@ -86,32 +85,31 @@ struct Options {
     /// Rows per uploaded batch; 0 for one batch
     #[arg(long, default_value_t = 0, value_parser = count)]
     batch: usize,
-    /// Keys multiplied by an odd constant: sparse over the whole range
+    /// Multiply keys by an odd constant, so that they are sparse over the whole range
     #[arg(long)]
     sparse: bool,
-    /// The rows are counted, and not made
+    /// Count the rows instead of making them
     #[arg(long)]
     count: bool,
-    /// The result has memory of its own, as one that becomes a table: it shares no columns with the
-    /// tables
+    /// Give the result its own memory, like a result that becomes a table. It then shares no
+    /// columns with the tables
     #[arg(long)]
     own: bool,
-    /// Whether columns of the build side come in after the probe side, one after the other: true,
-    /// false, or `auto` as the planner chooses
+    /// Transfer the payload of the build side after the probe side, one run after the other: true,
+    /// false, or auto for the choice of the planner
     #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "true", "false"])]
     defer_build_payload: Vec<String>,
-    /// Columns stay on the device from run to run, and the first run brings them in without being
-    /// timed
+    /// Cache columns on the device between runs. An untimed first run fills the cache
     #[arg(long)]
     cached: bool,
-    /// Joins that run at once, each several times without a break; the time shown is the device's
-    /// for each
+    /// Number of joins that run at once, each several times without a break. The result is the time
+    /// of the device per join
     #[arg(long, default_value_t = 1)]
     at_once: usize,
     /// Append the measurements to benches/results
     #[arg(long)]
     record: bool,
-    /// Given by cargo
+    /// Option that cargo passes; no effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -131,7 +129,7 @@ fn column(width: usize, values: impl Iterator<Item = i64>) -> ArrayRef {
         4 => Arc::new(Int32Array::from_iter_values(values.map(|value| value as i32))),
         8 => Arc::new(Int64Array::from_iter_values(values)),
         16 => Arc::new(Decimal128Array::from_iter_values(values.map(i128::from))),
-        other => panic!("--width {other}: 4, 8 or 16"),
+        other => panic!("--width {other}: write 4, 8 or 16"),
     }
 }
 
@@ -190,7 +188,11 @@ fn microseconds(seconds: f64) -> f64 {
 
 fn main() {
     let options = Options::parse();
-    assert!(options.width > 4 || options.payload_bits <= 30, "--payload-bits {}: 30 at the most", options.payload_bits);
+    assert!(
+        options.width > 4 || options.payload_bits <= 30,
+        "--payload-bits {}: write at most 30 for columns of 4 bytes",
+        options.payload_bits
+    );
     let mut rng = StdRng::seed_from_u64(20_261_121);
     let scatter = |key: i64| match (options.sparse, options.width) {
         (false, _) => key,

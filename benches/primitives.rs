@@ -54,16 +54,16 @@ fn main() {
 
 #[derive(Parser)]
 struct Options {
-    /// Rows of the probe side; the build side has half as many
+    /// Rows of the probe side. The build side has half as many
     #[arg(long, default_value = "4M", value_parser = count)]
     rows: usize,
     /// Bytes of a key: 4, 8 or 16 [default: each]
     #[arg(long, value_parser = key_width)]
     width: Option<KeyWidth>,
-    /// Only cases whose name contains this
+    /// Run only cases whose name contains this text
     #[arg(long, default_value = "")]
     filter: String,
-    /// Where it runs: `host`, or `cuda:N`
+    /// Device: host, or cuda:N
     #[arg(long, default_value = "host", value_parser = parse_device)]
     device: DeviceId,
     /// CPU threads of the device
@@ -74,7 +74,7 @@ struct Options {
     /// Append the measurements to benches/results
     #[arg(long)]
     record: bool,
-    /// Given by cargo
+    /// Option that cargo passes; no effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -84,7 +84,7 @@ fn key_width(text: &str) -> Result<KeyWidth, String> {
         "4" => Ok(KeyWidth::W4),
         "8" => Ok(KeyWidth::W8),
         "16" => Ok(KeyWidth::W16),
-        _ => Err("4, 8 or 16".into()),
+        _ => Err("write 4, 8 or 16".into()),
     }
 }
 

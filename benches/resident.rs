@@ -36,7 +36,7 @@ use record::Recorder;
 
 #[derive(Parser)]
 struct Options {
-    /// Rows of the build side, each with a key of its own
+    /// Rows of the build side, with distinct keys. A power of two
     #[arg(long, default_value = "1M", value_parser = count)]
     build: usize,
     /// Rows of the probe side, each with one match
@@ -48,16 +48,16 @@ struct Options {
     /// Payload columns of each side
     #[arg(long, default_value_t = 1)]
     payloads: usize,
-    /// Keys multiplied by an odd constant: sparse over the whole range
+    /// Multiply keys by an odd constant, so that they are sparse over the whole range
     #[arg(long)]
     sparse: bool,
-    /// Probe keys follow Zipf's law with this exponent; 0 is uniform
+    /// Exponent of Zipf's law for the probe keys. 0 is uniform
     #[arg(long, default_value_t = 0.0)]
     zipf: f64,
-    /// The rows are counted, and not made
+    /// Count the rows instead of making them
     #[arg(long)]
     count: bool,
-    /// Where it runs: `host`, or `cuda:N`
+    /// Device: host, or cuda:N
     #[arg(long, default_value = "host", value_parser = parse_device)]
     device: DeviceId,
     #[arg(long, default_value_t = 2)]
@@ -67,7 +67,7 @@ struct Options {
     /// Append the measurement to benches/results
     #[arg(long)]
     record: bool,
-    /// Given by cargo
+    /// Option that cargo passes; no effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -147,7 +147,7 @@ impl Bench<'_> {
             8 => {
                 Buffer::from_vec(numbers.par_iter().map(|&n| u64::from(n).wrapping_mul(scatter)).collect::<Vec<u64>>())
             }
-            other => panic!("--width {other}: 4 or 8"),
+            other => panic!("--width {other}: write 4 or 8"),
         };
         let data = self.device.copy_in(&[buffer], &self.stream).unwrap();
         self.device.synchronize(&self.stream).unwrap();
@@ -204,7 +204,7 @@ impl Bench<'_> {
 fn main() {
     let options = Options::parse();
     let Options { build, probe, width, payloads, .. } = options;
-    assert!(build.is_power_of_two(), "--build {build}: a power of two");
+    assert!(build.is_power_of_two(), "--build {build}: write a power of two");
     let zipf = (options.zipf > 0.0).then(|| Zipf::new(build as f64, options.zipf).unwrap());
     let build_side = Side::new(&options, build, 100, |at, _| shuffled(at, build));
     let probe_side = Side::new(&options, probe, 200, |_, random| match &zipf {

@@ -235,8 +235,8 @@ impl FromStr for Columns {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is not a list of payload columns; write how many (2), with bytes (2x4+1x8), and with / between \
-                 build and probe side"
+                "{text:?} is not a list of payload columns; write a number (2), numbers with bytes (2x4+1x8), or \
+                 both sides with / between them"
             )
         };
         let mut columns = Self::default();
@@ -251,7 +251,7 @@ impl FromStr for Columns {
             }
         }
         let fits = columns.count() <= COLUMNS_MAX;
-        fits.then_some(columns).ok_or_else(|| format!("a side has {COLUMNS_MAX} payload columns at the most"))
+        fits.then_some(columns).ok_or_else(|| format!("a side has at most {COLUMNS_MAX} payload columns"))
     }
 }
 
@@ -273,7 +273,7 @@ pub fn parse_scale(text: &str) -> Result<f64, String> {
         Some((above, below)) => number(above).zip(number(below)).map(|(above, below)| above / below),
     };
     let sound = scale.filter(|scale| scale.is_finite() && *scale > 0.0 && *scale <= 16.0);
-    sound.ok_or_else(|| "write a fraction such as 1/16, or a number above 0 and up to 16".into())
+    sound.ok_or_else(|| "write a fraction such as 1/16, or a number above 0 and at most 16".into())
 }
 
 /// Formats a scale as a person would write it.

@@ -277,7 +277,7 @@ impl Choices {
     pub fn show(&self, exhaustive: bool) {
         let others = if exhaustive { "way to compose it" } else { "strategy" };
         self.streamed.show("", others);
-        self.kept.show(" whose columns were on the device", others);
+        self.kept.show(" with columns on the device", others);
     }
 }
 

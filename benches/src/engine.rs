@@ -247,7 +247,7 @@ impl Engine {
     /// Uploads a table like a client's: into the arena, with statistics.
     fn put(&self, name: &str, batches: Vec<RecordBatch>) -> Result<()> {
         let schema = batches.first().map(RecordBatch::schema);
-        let schema = schema.ok_or_else(|| Error::Internal(format!("table {name} came without batches")))?;
+        let schema = schema.ok_or_else(|| Error::Internal(format!("table {name} has no batches")))?;
         let options = UploadOptions { mode: UploadMode::Replace, ..UploadOptions::default() };
         let mut upload = Upload::begin(&self.catalog, name, schema, options)?;
         for batch in batches {

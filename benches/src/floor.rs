@@ -49,7 +49,7 @@ impl Boundaries {
     /// Errors of the device, mainly [`Error::Exhausted`](dovetail::Error::Exhausted) when it has
     /// hardly any memory.
     pub fn measure(device: &dyn Device, host_memory: u64) -> Result<Self> {
-        Self::measure_with(device, host_memory).context(|| format!("measuring how fast {} copies", device.id()))
+        Self::measure_with(device, host_memory).context(|| format!("measuring the copy rate of {}", device.id()))
     }
 
     fn measure_with(device: &dyn Device, host_memory: u64) -> Result<Self> {

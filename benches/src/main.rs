@@ -89,51 +89,51 @@ const DEVICE_MEMORY_MIN: u64 = 8 << 20;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measures the engine on this machine, without a server
+/// Measure the engine on this machine, without a server
 #[derive(Clone, Debug, Parser)]
 #[command(name = "dovetail-bench", version = VERSION, max_term_width = 120)]
-#[command(after_help = "Without a suite, lists them. Examples:
+#[command(after_help = "Without a suite, lists all suites. Examples:
   dovetail-bench wu-12 --scale 1/16 --out results.jsonl
   dovetail-bench rui-7 --device cuda:0 --scale 1 --strategies radix-hash,sort-merge
   dovetail-bench joins --rows 16M:64M --key-bytes 8 --payloads 1x4+2x8
   dovetail-bench choices --cases 100
   dovetail-bench choices --exhaustive --device cuda:0 --scale 1/8
-benches/plot.py draws the figure of each suite in a file of results.")]
+benches/plot.py draws the figure of each suite from a file of results.")]
 struct BenchArgs {
-    /// Suite to run; without one, the suites are listed
+    /// Suite to run. Without one, the suites are listed
     suite: Option<String>,
 
-    /// Part of the suite's sizes, such as 1/16; by default what fits, and on a CPU 256 MiB of
-    /// tables and result per join
+    /// Scale of the sizes of the suite, such as 1/16. The default is the largest scale that fits,
+    /// and on a CPU at most 256 MiB of tables and result per join
     #[arg(long, value_parser = parse_scale)]
     scale: Option<f64>,
 
-    /// Strategies, all, or auto for the planner's choice; by default all, and for suite choices
-    /// auto, too
+    /// Strategies to measure: names, "all", or "auto" for the choice of the planner. The default is
+    /// all, and for suite choices also auto
     #[arg(long, value_delimiter = ',')]
     strategies: Vec<String>,
 
-    /// Timed runs of each, and more where they take milliseconds; the median is shown
+    /// Timed runs of each strategy, and more if they take milliseconds. The median is shown
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
 
-    /// How many joins suite choices draws; 40 by default
+    /// Number of joins that suite choices draws, 40 by default
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     cases: Option<u16>,
 
-    /// Compares each of the planner's choices with every way to compose the join: build side,
-    /// filter, columns that move with the keys; and on a GPU once more with columns on the device
-    /// from earlier runs. --out keeps all times, with what the planner knew
+    /// Compare each choice of the planner with every way to compose the join: build side, filter,
+    /// and payload that moves with the keys. On a GPU, repeat this with columns on the device from
+    /// earlier runs. --out stores all times, with the inputs of the planner
     #[arg(long)]
     exhaustive: bool,
 
-    /// How many runs of a join are timed at once, on the same device; what is shown is the device's
-    /// time for each
+    /// Number of runs of a join that are timed at once, on the same device. The result is the time
+    /// of the device per run
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     at_once: u16,
 
-    /// Whether results may share columns with the tables, as a server's do; by default only those
-    /// of suite choices
+    /// Let results share columns with the tables, as on a server: true or false. The default is
+    /// true for suite choices only
     #[arg(long)]
     shares: Option<bool>,
 
@@ -141,28 +141,29 @@ struct BenchArgs {
     #[arg(long, default_value = "host", value_parser = parse_device)]
     device: DeviceId,
 
-    /// CPU threads of the device; all of the machine's by default
+    /// CPU threads of the device. The default is all threads of the machine
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// Memory of the device; by default all that is free of a GPU's, and half of --host-memory for
-    /// the CPU
+    /// Memory of the device, such as 4GiB. The default is all free memory of a GPU, and half of
+    /// --host-memory for the CPU
     #[arg(long, value_parser = parse_size)]
     device_memory: Option<u64>,
 
-    /// Memory for tables and results; by default 60 % of the machine's
+    /// Memory for tables and results, such as 16GiB. The default is 60 % of the memory of the
+    /// machine
     #[arg(long, value_parser = parse_size)]
     host_memory: Option<u64>,
 
-    /// Everything random follows from it
+    /// Seed of all random values
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// File to which results are appended, as JSON lines
+    /// File to append results to, as JSON lines
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// Print JSON, one value per line, for machines
+    /// Print JSON, one value per line
     #[arg(long)]
     json: bool,
 
@@ -193,12 +194,14 @@ fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
     let suite = suites::find(name)?;
     if args.exhaustive && !suite.is_of_choices() && !args.strategies.iter().any(|name| name == "auto") {
         return Err(Error::Invalid(format!(
-            "--exhaustive compares the planner's choices with others, and suite {name} compares strategies; add --strategies auto, or run suite choices"
+            "--exhaustive compares the choices of the planner, and suite {name} compares strategies; add \
+             --strategies auto, or run suite choices"
         )));
     }
     if args.cases.is_some() && !suite.is_of_choices() {
         return Err(Error::Invalid(format!(
-            "--cases says how many joins are drawn at random, and those of suite {name} are given; leave it out, or run suite choices"
+            "--cases sets the number of random joins, and suite {name} has fixed joins; remove --cases, or run suite \
+             choices"
         )));
     }
     let mut machine = machine(args)?;
@@ -237,7 +240,7 @@ fn tables_fit(cases: &[Case], host_memory: u64) -> Result<()> {
     match largest.table_bytes() > host_memory {
         false => Ok(()),
         true => Err(Error::Exhausted(format!(
-            "the tables of {} take {}, and --host-memory is {}; a smaller --scale, or more memory, would do",
+            "the tables of {} need {}, and --host-memory is {}; use a smaller --scale or a larger --host-memory",
             largest.label(),
             human_bytes(largest.table_bytes()),
             human_bytes(host_memory)
@@ -342,8 +345,8 @@ fn measure(case: &Case, asking: &Asking<'_>, on: &Measurable, progress: &Progres
     let mut engine = Engine::new(on, &mut prepared)?;
     progress.set_message(format!("measuring {}", case.label()));
     measure_group(case, asking, &engine, &prepared, progress, &mut of_case)?;
-    if asking.exhaustive && engine.enable_cache().context(|| "keeping columns on the device")? {
-        progress.set_message(format!("measuring {}, columns kept", case.label()));
+    if asking.exhaustive && engine.enable_cache().context(|| "caching columns on the device")? {
+        progress.set_message(format!("measuring {}, columns cached", case.label()));
         measure_group(case, asking, &engine, &prepared, progress, &mut of_case)?;
     }
     Ok(of_case)
@@ -440,8 +443,8 @@ fn refuse_given(matches: &ArgMatches) -> Result<()> {
         return Ok(());
     }
     Err(Error::Invalid(format!(
-        "{given} without a suite would change nothing; name a suite, as in `dovetail-bench joins`, or write `dovetail-bench` alone, \
-         which lists them"
+        "{given} without a suite has no effect; name a suite, as in `dovetail-bench joins`, or run `dovetail-bench` \
+         alone to list the suites"
     )))
 }
 
@@ -450,13 +453,13 @@ fn list() {
         SUITES.iter().for_each(|suite| output::json(&serde_json::json!({ "suite": suite.name, "about": suite.about })));
         return;
     }
-    let columns = [("suite", Align::Left), ("what it reproduces or varies", Align::Left)];
+    let columns = [("suite", Align::Left), ("reproduces or varies", Align::Left)];
     let rows: Vec<Vec<String>> =
         SUITES.iter().map(|suite| vec![suite.name.to_owned(), suite.about.to_owned()]).collect();
     output::line(output::table(&columns, &rows));
     output::line(format!(
-        "\n`dovetail-bench SUITE` runs one, on the CPU with at most {} of tables and result; --scale says otherwise,\n\
-         and --rows, --keys and the others of --help change what it varies",
+        "\n`dovetail-bench SUITE` runs a suite, on the CPU with at most {} of tables and result. --scale sets \
+         another size,\nand options such as --rows and --keys (see --help) change what the suite varies",
         human_bytes(CPU_CASE_BYTES)
     ));
 }

@@ -38,7 +38,7 @@ pub struct Report {
 }
 
 /// Suffix of the label of a join that finds columns on the device.
-const KEPT: &str = ", columns kept";
+const KEPT: &str = ", columns cached";
 
 /// Columns of the table after the first. Their widths are fixed because rows arrive one by one.
 const COLUMNS: [(&str, Align, usize); 7] = [
@@ -68,7 +68,7 @@ impl Report {
     ) -> Result<Self> {
         let open = |path: &Path| {
             let opened = OpenOptions::new().create(true).append(true).open(path);
-            opened.context(|| format!("opening {}, to which results are appended", path.display()))
+            opened.context(|| format!("opening {} to append results", path.display()))
         };
         let command = std::env::args().skip(1).map(portable).collect::<Vec<_>>().join(" ");
         let head = json!({

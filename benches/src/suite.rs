@@ -15,45 +15,49 @@ const SCALE_MIN: f64 = 1.0 / 65536.0;
 
 /// What varies between the cases of a suite; the command line replaces what it names.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Synthetic joins: what replaces the suite's own")]
+#[command(next_help_heading = "Synthetic joins: values that replace those of the suite")]
 pub struct AxisArgs {
-    /// Rows of the build side, or of both sides as BUILD:PROBE; K, M and G are binary. These are not scaled
+    /// Rows of the build side, or of both sides as BUILD:PROBE. K, M and G are powers of 1024.
+    /// --scale does not apply to them
     #[arg(long, value_delimiter = ',')]
     pub rows: Vec<Rows>,
 
-    /// Rows of the probe side for each of the build side, where --rows does not say
+    /// Rows of the probe side per row of the build side, unless --rows gives both
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub ratio: Vec<u64>,
 
-    /// What keys look like: dense, sparse (hashed over the whole range), multiples (of 2^16), text (of 20 bytes)
+    /// Keys: dense, sparse (hashed over the whole range), multiples (of 2^16), or text (of 20
+    /// bytes)
     #[arg(long, value_delimiter = ',')]
     pub keys: Vec<Keys>,
 
-    /// Columns that make up the key
+    /// Number of key columns
     #[arg(long, value_delimiter = ',', value_parser = parse_key_columns)]
     pub key_columns: Vec<usize>,
 
-    /// Bytes of each key column: 4, 8
+    /// Bytes of each key column: 4 or 8
     #[arg(long, value_delimiter = ',', value_parser = parse_key_bytes)]
     pub key_bytes: Vec<usize>,
 
-    /// Payload columns of each side: 2 (as wide as the key), 2x4+1x8 (by their bytes), 1x4/7x8 (build side / probe side)
+    /// Payload columns of each side: 2 (as wide as the key), 2x4+1x8 (number x bytes), or 1x4/7x8
+    /// (build side / probe side)
     #[arg(long, value_delimiter = ',')]
     pub payloads: Vec<Payloads>,
 
-    /// Share of probe rows that have a partner
+    /// Share of probe rows that have a match, 0 to 1
     #[arg(long, value_delimiter = ',', value_parser = parse_share)]
     pub match_ratio: Vec<f64>,
 
-    /// Build rows with the same key
+    /// Number of build rows per key
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
     pub copies: Vec<u64>,
 
-    /// How the probe side draws its keys: each (as often as any other), uniform (at random), zipf:EXPONENT
+    /// Distribution of the probe keys: each (all equally often), uniform (at random), or
+    /// zipf:EXPONENT
     #[arg(long, value_delimiter = ',')]
     pub probe_keys: Vec<ProbeKeys>,
 
-    /// Share of rows whose key is null, on both sides
+    /// Share of rows on both sides whose key is null, 0 to 1
     #[arg(long, value_delimiter = ',', value_parser = parse_share)]
     pub nulls: Vec<f64>,
 }
@@ -147,7 +151,7 @@ impl Suite {
         match &self.kind {
             Kind::Synthetic(axes) => Ok(axes.workloads(args, scale, seed).into_iter().map(Case::Synthetic).collect()),
             _ if !args.is_empty() => Err(Error::Invalid(format!(
-                "the joins of suite {} are fixed, but for --scale; leave out what says how synthetic joins look",
+                "the joins of suite {} are fixed, except for --scale; remove the options of synthetic joins",
                 self.name
             ))),
             Kind::Sequences { joins, fact, dimension } => {

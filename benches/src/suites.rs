@@ -60,7 +60,7 @@ pub static SUITES: [Suite; 25] = [
     ),
     synthetic(
         "wu-11",
-        "Wu Fig. 11: a smaller and smaller build side",
+        "Wu Fig. 11: ever smaller build sides",
         RATIO,
         Axes {
             rows: &[
@@ -91,7 +91,7 @@ pub static SUITES: [Suite; 25] = [
     ),
     synthetic(
         "wu-13",
-        "Wu Fig. 13: fewer and fewer rows find a partner",
+        "Wu Fig. 13: ever fewer rows with a match",
         MATCHES,
         Axes { match_ratio: &[1.0, 0.5, 0.25, 0.125, 0.0625], ..WU_WIDE },
     ),
@@ -136,7 +136,7 @@ pub static SUITES: [Suite; 25] = [
     },
     synthetic(
         "rui-7",
-        "Rui & Tu Fig. 7 to 9: in-memory joins of as many rows on both sides",
+        "Rui & Tu Fig. 7 to 9: in-memory joins with equally many rows on both sides",
         BUILD_ROWS,
         Axes {
             rows: &[
@@ -227,7 +227,7 @@ pub static SUITES: [Suite; 25] = [
     ),
     synthetic(
         "matches",
-        "sparse keys of which fewer and fewer find a partner",
+        "sparse keys with ever fewer matches",
         MATCHES,
         Axes {
             keys: &[Keys::Sparse],
@@ -279,7 +279,7 @@ pub static SUITES: [Suite; 25] = [
     ),
     Suite {
         name: "q95",
-        about: "TPC-DS Q95: web sales with themselves, twelve times as many rows, all of them written",
+        about: "TPC-DS Q95: a self-join of web sales; the result has twelve times as many rows",
         axis: JOIN,
         device_memory: None,
         kind: Kind::Tpc { queries: &[Query::J5], key_bytes: &[4, 8] },

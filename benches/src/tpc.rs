@@ -339,7 +339,7 @@ fn expect(build: &Relation, probe: &Relation, terms: &[Term]) -> Result<Summary>
     let keys = build.rows().map(|row| row[0]);
     let (min, max) = keys.fold((i64::MAX, i64::MIN), |(min, max), key| (min.min(key), max.max(key)));
     if max - min >= EXTENT_MAX {
-        return Err(Error::Internal(format!("keys from {min} to {max} are too far apart to count them by")));
+        return Err(Error::Internal(format!("keys from {min} to {max} are too far apart to be counted")));
     }
     let over_partners = |value: &dyn Fn(&[i64]) -> u64| {
         let mut sums = vec![0u64; (max - min + 1) as usize];

@@ -76,12 +76,12 @@ impl Workload {
     /// Returns the reason why the workload cannot be made, or `None` if it can.
     pub fn impossible(&self) -> Option<String> {
         if self.build_rows == 0 || self.probe_rows == 0 {
-            return Some("there are no rows on one side".into());
+            return Some("one side has no rows".into());
         }
         let universe = self.universe();
         let rows_max = self.build_rows.max(self.probe_rows).max(universe);
         if rows_max >= u64::from(NONE) {
-            return Some(format!("{rows_max} rows or keys are more than fit 32 bits"));
+            return Some(format!("{rows_max} rows or keys do not fit 32 bits"));
         }
         let key_bits = 8 * self.key_bytes as u32;
         // Keys use the non-negative half of the range.

@@ -113,7 +113,7 @@ fn wrong_arguments_are_refused_with_what_would_be_right() {
     for (wrong, status, words) in [
         (&["nothing"][..], 2, "there is no suite \"nothing\"; there are wu-7"),
         (&["joins", "--strategies=magic"], 2, "radix-hash"),
-        (&["joins", "--cases=3"], 2, "--cases says how many joins are drawn"),
+        (&["joins", "--cases=3"], 2, "--cases sets the number of random joins"),
         (&["joins", "--rows=1000", "--out=no/such/folder.jsonl"], 1, "opening no/such/folder.jsonl"),
     ] {
         let output = run(wrong);
