@@ -249,7 +249,7 @@ def test_types_are_shown_by_the_names_by_which_they_are_asked_for(client: doveta
     client.put("t", tmp_path / "t.csv", types=types)
     shown = ", ".join(f"{name}: {kind}" for name, kind in types.items())
     assert repr(client.tables()["t"]).endswith(f"; {shown}>")
-    with pytest.raises(ValueError, match=r"'decimal\(40,2\)' of column 'p', which is not a type .* at most 38 digits"):
+    with pytest.raises(ValueError, match=r"'decimal\(40,2\)' for column 'p', which is not a type .* at most 38 digits"):
         client.put("u", tmp_path / "t.csv", types={"p": "decimal(40,2)"})
 
 
@@ -321,13 +321,13 @@ def test_what_cannot_be_uploaded_is_refused_before_anything_is_sent(client: dove
         with pytest.raises(TypeError, match="cannot be uploaded; give a pyarrow Table, .* a dictionary of columns"):
             client.put("t", data)
     for data in ([1, 2], [(1, 2)], [], {3, 4}, [TABLE.to_pandas()]):
-        with pytest.raises(TypeError, match="a sequence to upload holds .* this one (is empty|begins with)"):
+        with pytest.raises(TypeError, match="a sequence to upload has .* this one (is empty|begins with)"):
             client.put("t", data)
     for data in (pd.Series([1]), pd.Index([1]), pl.Series([1]), np.arange(3), TABLE["k"], pa.array([1])):
         with pytest.raises(TypeError, match='is one column, .* give a dictionary of them, such as {"k": values}'):
             client.put("t", data)
     for data in ({"k": 1}, {"k": "abc"}, {1: [1]}):
-        with pytest.raises(TypeError, match="a dictionary to upload has names of columns and their values"):
+        with pytest.raises(TypeError, match="a dictionary to upload maps column names to values"):
             client.put("t", data)
     (tmp_path / "t.csv").write_text("k\n1\n")
     with (tmp_path / "t.csv").open("rb") as file, pytest.raises(TypeError, match="is an open file; give its path"):
@@ -399,16 +399,16 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
         ValueError,
         "columns is empty; name at least one",
     ),
-    "no keys": (lambda client: client.join("t", "t"), TypeError, "a join takes on, or left_on together with right_on"),
+    "no keys": (lambda client: client.join("t", "t"), TypeError, "a join takes either on, or left_on with right_on"),
     "keys of one side": (
         lambda client: client.explain("t", "t", left_on="k"),
         TypeError,
-        "a join takes on, or left_on together with right_on",
+        "a join takes either on, or left_on with right_on",
     ),
     "keys twice": (
         lambda client: client.join("t", "t", on="k", left_on="k", right_on="k"),
         TypeError,
-        "a join takes on, or left_on together with right_on",
+        "a join takes either on, or left_on with right_on",
     ),
     "keys without a partner": (
         lambda client: client.submit("t", "t", left_on=["k", "s"], right_on="k"),
@@ -419,7 +419,7 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
     "unknown type": (
         lambda client: client.put("t", "t.csv", types={"k": "integerish"}),
         ValueError,
-        "types says 'integerish' of column 'k', which is not a type that CSV is read as",
+        "types gives 'integerish' for column 'k', which is not a type that CSV is read as",
     ),
     "delimiter": (
         lambda client: client.put("t", "t.csv", delimiter="||"),
@@ -863,7 +863,7 @@ def test_a_reader_ends_with_the_block_of_its_result(client: dovetail.Client) -> 
         reader = result.reader()
     ended = outcome_of(reader.read_all)
     assert isinstance(ended, dovetail.Cancelled), ended
-    assert ended.message == f"job {result.job_id} goes on, and its result was closed"
+    assert ended.message == f"job {result.job_id} continues, and its result was closed"
     assert result.wait().num_rows == 4_000_000
     assert client.get("b").num_rows == 4_000_000
     client.drop("b")
@@ -898,7 +898,7 @@ def test_a_job_that_takes_longer_than_somebody_waits_goes_on(start: Callable[...
         # Both an error of this package and Python's own.
         for kind in (dovetail.DeadlineExceeded, dovetail.Error, TimeoutError):
             with pytest.raises(
-                kind, match=rf"^job {job.id} is .* after 0 s, as wait\(timeout=\.\.\.\) says; it goes on$"
+                kind, match=rf"^job {job.id} is .* after 0 s, the limit of wait\(timeout=\.\.\.\); the job continues$"
             ):
                 job.wait(timeout=0)
         job.cancel()
@@ -1119,7 +1119,7 @@ def test_tables_are_found_by_name(client: dovetail.Client) -> None:
     tables = client.tables()
     assert tables["t"].rows == 4 and tables["t"] is tables[0]
     assert "t" in tables and tables[0] in tables and "u" not in tables and 3 not in tables
-    with pytest.raises(dovetail.NotFound, match="there is no table 'u' among these; there are t$"):
+    with pytest.raises(dovetail.NotFound, match="there is no table 'u' in this list; there are t$"):
         tables["u"]
     client.put("a b,c", TABLE)
     with pytest.raises(dovetail.NotFound, match=r'there are "a b,c", t; did you mean "t"\?$'):

@@ -1,7 +1,7 @@
-"""What callers give, checked before anything is sent: the error names the argument, what it was, and what it takes.
+"""Checks of arguments before anything is sent. An error names the argument, its value, and the accepted values.
 
-A value of the wrong type is a :class:`TypeError`, a number out of range a :class:`ValueError`. Whether a name or
-a word exists is the server's to say.
+A value of the wrong type is a :class:`TypeError`, a number out of range a :class:`ValueError`. The server checks
+whether a name or a word exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def text(argument: str, value: object, takes: str = "a name") -> str:
-    """A string.
+    """Checks a string.
 
     >>> text("name", 5)
     Traceback (most recent call last):
@@ -29,7 +29,7 @@ def text(argument: str, value: object, takes: str = "a name") -> str:
 
 
 def one_of(argument: str, value: object, takes: Iterable[str]) -> str:
-    """One of some words.
+    """Checks one of several words.
 
     >>> one_of("mode", "overwrite", ["create", "replace"])
     Traceback (most recent call last):
@@ -43,14 +43,14 @@ def one_of(argument: str, value: object, takes: Iterable[str]) -> str:
 
 
 def optional_text(argument: str, value: object, takes: str = "a name") -> str | None:
-    """A string, or ``None``."""
+    """Checks a string or ``None``."""
     return None if value is None else text(argument, value, takes)
 
 
 def whole(
     argument: str, value: object, least: int | None = None, takes: str | None = None, most: int | None = None
 ) -> int:
-    """A whole number, also one of NumPy's.
+    """Checks a whole number, also of NumPy.
 
     >>> whole("streams", "4", least=1)
     Traceback (most recent call last):
@@ -78,12 +78,12 @@ def whole(
 
 
 def optional_whole(argument: str, value: object, least: int | None = None) -> int | None:
-    """A whole number, or ``None``."""
+    """Checks a whole number or ``None``."""
     return None if value is None else whole(argument, value, least)
 
 
 def seconds(argument: str, value: object, *, zero: bool = False) -> float | None:
-    """A span of time; ``None``: without a limit.
+    """Checks a duration. ``None`` is no limit.
 
     >>> seconds("timeout", -1)
     Traceback (most recent call last):
@@ -104,16 +104,16 @@ def seconds(argument: str, value: object, *, zero: bool = False) -> float | None
 
 
 def truth(argument: str, value: object) -> bool | None:
-    """``True``, ``False``, also NumPy's, or ``None``."""
+    """Checks ``True``, ``False``, also of NumPy, or ``None``."""
     if value is None or isinstance(value, bool):
         return value
     if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
         return bool(value)
-    raise _type_error(argument, value, "True or False, or None for what holds by default")
+    raise _type_error(argument, value, "True or False, or None for the default")
 
 
 def names(argument: str, value: object, takes: str = 'a list of names, such as ["a", "b"]') -> list[str]:
-    """Several strings; one string is none of that kind, since its letters would pass for names.
+    """Checks several strings. Refuses a single string, because its letters would pass for names.
 
     >>> names("columns", "a")
     Traceback (most recent call last):
@@ -129,14 +129,14 @@ def names(argument: str, value: object, takes: str = 'a list of names, such as [
 
 
 def name_or_names(argument: str, value: object) -> list[str]:
-    """One string, or several."""
+    """Checks one string or several."""
     return (
         [value] if isinstance(value, str) else names(argument, value, 'a name, or a list of names such as ["a", "b"]')
     )
 
 
 def sets_of_names(argument: str, value: object) -> list[list[str]]:
-    """One string, several, or several sets of them."""
+    """Checks one string, several, or several sets of strings."""
     takes = 'a name, or a list of names and of lists of names, such as ["a", ["b", "c"]]'
     if isinstance(value, str):
         return [[value]]
@@ -146,14 +146,14 @@ def sets_of_names(argument: str, value: object) -> list[list[str]]:
 
 
 def progress(value: object) -> Any:
-    """What :data:`dovetail._progress.ProgressArgument` describes."""
+    """Checks a :data:`dovetail._progress.ProgressArgument`."""
     if value is None or isinstance(value, bool) or callable(value):
         return value
     raise _type_error("progress", value, "True for a bar on standard error, or a function to call with each state")
 
 
 def mapping(argument: str, value: object, takes: str) -> Mapping[str, Any]:
-    """A mapping that JSON can say."""
+    """Checks a mapping that can be written as JSON."""
     if not isinstance(value, Mapping):
         raise _type_error(argument, value, takes)
     try:
@@ -164,14 +164,14 @@ def mapping(argument: str, value: object, takes: str) -> Mapping[str, Any]:
 
 
 def mapping_of(argument: str, value: object, takes: str) -> Mapping[str, Any]:
-    """A mapping whose keys are strings."""
+    """Checks a mapping whose keys are strings."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _type_error(argument, value, takes)
     return value
 
 
 def pem(argument: str, value: object) -> bytes | None:
-    """The bytes of a certificate or key: given as they are, or as the path of a file."""
+    """Returns the bytes of a certificate or key, given directly or as the path of a file."""
     takes = "PEM, as bytes or str, or the path of a file of it"
     if value is None or isinstance(value, bytes):
         return value
@@ -188,12 +188,12 @@ def pem(argument: str, value: object) -> bytes | None:
 
 
 def is_pem(value: object) -> bool:
-    """Whether it is a certificate or key itself, and not the path of one."""
+    """True for a certificate or key itself, false for a path."""
     return isinstance(value, bytes) or (isinstance(value, str) and value.lstrip().startswith("-----BEGIN"))
 
 
 def private_key(argument: str, value: object) -> bytes | None:
-    """As :func:`pem`, of what holds a private key.
+    """Returns the bytes like :func:`pem`, and checks that they contain a private key.
 
     >>> private_key("key", b"-----BEGIN CERTIFICATE-----")
     Traceback (most recent call last):
@@ -210,7 +210,7 @@ def private_key(argument: str, value: object) -> bytes | None:
 
 
 def certificates(argument: str, value: object) -> bytes | None:
-    """As :func:`pem`, of what holds a certificate. TLS takes a file without any for a list of none.
+    """Returns the bytes like :func:`pem`, and checks for a certificate. TLS would accept a file without any.
 
     >>> certificates("cert", b"hello")
     Traceback (most recent call last):
@@ -228,7 +228,7 @@ def certificates(argument: str, value: object) -> bytes | None:
 
 
 def in_file(argument: str, value: str | None) -> str | None:
-    """The text itself, or that of the file that follows an ``@``, without the spaces around it."""
+    """Returns the text, or the stripped text of the file after an ``@``."""
     if value is None or not value.startswith("@"):
         return value
     try:
@@ -239,7 +239,7 @@ def in_file(argument: str, value: str | None) -> str | None:
 
 
 def file_failure(path: str | os.PathLike[str], error: Exception) -> str:
-    """Why the system refuses a file, in plain words and without its numbers.
+    """Returns in words why the system refuses a file.
 
     >>> file_failure("/proc/none/such", FileNotFoundError(2, "No such file or directory"))
     'there is no folder /proc/none'
@@ -268,9 +268,9 @@ def file_failure(path: str | os.PathLike[str], error: Exception) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as it is written among others: with quotes around it where it would be taken for several, or for none.
+    """Returns a name as written in a list, in quotes if it could be read as several names or none.
 
-    It is the server's rule, and that of the command line.
+    The server and the command line have the same rule.
 
     >>> print(*map(quoted, ["a", "it's", "b,c", "d e", 'say "x" now', "f(x", ""]))
     a it's "b,c" "d e" "say ""x"" now" "f(x" ""
@@ -286,7 +286,7 @@ _LISTED_MAX = 20
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first of some names, for a sentence.
+    """Lists the first names, for a sentence.
 
     >>> listed(["a", "b,c"]), listed(map(str, range(1000)))[-19:]
     ('a, "b,c"', '18, 19 and 980 more')
@@ -297,7 +297,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known, where exactly one of those that are is close to it.
+    """Returns the end of a sentence about an unknown name, if exactly one known name is similar.
 
     >>> did_you_mean("odrers", ["orders", "items"]), did_you_mean("G", ["a", "g"]), did_you_mean("q", ["a"])
     ('; did you mean "orders"?', '; did you mean "g"?', '')
@@ -313,7 +313,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _distance(one: str, other: str) -> int:
-    """Letters that are put in, left out, written for another, or in the other order."""
+    """Returns the number of inserted, deleted, replaced and swapped letters."""
     before, last, row = [0], [0], list(range(len(other) + 1))
     for at, letter in enumerate(one):
         before, last, row = last, row, [at + 1]
@@ -325,11 +325,11 @@ def _distance(one: str, other: str) -> int:
 
 
 def known(function: str, options: Mapping[str, Any], takes: Iterable[str]) -> None:
-    """Refuses options that a function does not have."""
+    """Refuses unknown options of a function."""
     takes = list(takes)
     for option in options:
         if option not in takes:
-            raise TypeError(f"{function}() has no argument {option!r}; besides the tables it takes {', '.join(takes)}")
+            raise TypeError(f"{function}() has no argument {option!r}; it takes tables and {', '.join(takes)}")
 
 
 def _type_error(argument: str, value: object, takes: str) -> TypeError:
@@ -337,7 +337,7 @@ def _type_error(argument: str, value: object, takes: str) -> TypeError:
 
 
 def _shown(value: object) -> str:
-    """A value and its type, on one line of bearable length."""
+    """Formats a value and its type on one line of limited length."""
     if value is None:
         return "None"
     shown = repr(value).split("\n", 1)[0]

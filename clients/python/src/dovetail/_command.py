@@ -10,17 +10,17 @@ from typing import Any, Literal, TypeAlias, get_args
 from . import _arguments
 
 IntoMode = Literal["create", "replace"]
-"""What a join does with a table whose name its result is to have."""
+"""Action of a join if a table with the name of its result exists."""
 
 
 @dataclass(frozen=True)
 class On:
-    """A pair of columns that must be equal, where a name or two do not say enough.
+    """Pair of columns that must be equal, with its own null equality.
 
     Attributes:
         left: Column of the left table.
-        right: Column of the right table; ``None`` when it has the same name.
-        nulls_equal: Whether a null matches a null in this pair. ``None``: as the join says.
+        right: Column of the right table. ``None`` if it has the same name.
+        nulls_equal: True if a null matches a null in this pair. ``None``: as set for the join.
 
     Example:
         >>> import dovetail
@@ -41,8 +41,8 @@ class On:
 
 
 OnArgument: TypeAlias = "str | On | Mapping[str, str] | Sequence[str | tuple[str, str] | On]"
-"""Which columns must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}`` or ``[("l1", "r1"), "b"]``; in
-place of a name or pair also an :class:`On`."""
+"""Columns that must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}`` or ``[("l1", "r1"), "b"]``. An
+:class:`On` may stand for a name or pair."""
 
 
 def key_pairs(on: OnArgument) -> list[dict[str, Any]]:
@@ -63,8 +63,8 @@ def key_pairs(on: OnArgument) -> list[dict[str, Any]]:
         return [_key_pair(pair) for pair in on.items()]
     if isinstance(on, bytes) or not isinstance(on, Iterable):
         raise TypeError(
-            f"on is {on!r} ({type(on).__name__}); it takes the name of a column, a list of names and of pairs of them, "
-            'or a mapping of names of the left table to those of the right: {"o_orderkey": "l_orderkey"}'
+            f"on is {on!r} ({type(on).__name__}); it takes the name of a column, a list of names or pairs of names, "
+            'or a mapping from names of the left table to names of the right: {"o_orderkey": "l_orderkey"}'
         )
     return [_key_pair(item) for item in on]
 
@@ -96,15 +96,15 @@ def keys_of(on: OnArgument | None, left_on: object, right_on: object) -> list[di
     [{'left': 'a', 'right': 'c'}, {'left': 'b', 'right': 'd'}]
     >>> keys_of("k", "a", None)
     Traceback (most recent call last):
-    TypeError: a join takes on, or left_on together with right_on
+    TypeError: a join takes either on, or left_on with right_on
     """
     if (on is None) == (left_on is None) or (left_on is None) != (right_on is None):
-        raise TypeError("a join takes on, or left_on together with right_on")
+        raise TypeError("a join takes either on, or left_on with right_on")
     if on is not None:
         return key_pairs(on)
     lefts, rights = (_arguments.name_or_names(*said) for said in (("left_on", left_on), ("right_on", right_on)))
     if len(lefts) != len(rights):
-        raise ValueError(f"left_on names {len(lefts)} columns, and right_on {len(rights)}; they go together in pairs")
+        raise ValueError(f"left_on names {len(lefts)} columns, and right_on {len(rights)}; name equally many")
     return [{"left": left, "right": right} for left, right in zip(lefts, rights, strict=True)]
 
 
@@ -164,11 +164,11 @@ def _columns(columns: object) -> list[str]:
 
     >>> _columns([])
     Traceback (most recent call last):
-    ValueError: columns is empty; name at least one, or leave it out to have all of them
+    ValueError: columns is empty; name at least one, or omit it for all columns
     """
     names = _arguments.names("columns", columns)
     if not names:
-        raise ValueError("columns is empty; name at least one, or leave it out to have all of them")
+        raise ValueError("columns is empty; name at least one, or omit it for all columns")
     return names
 
 
@@ -185,7 +185,7 @@ OPTIONS = (
     "how", "columns", "strategy", "nulls_equal", "into", "into_mode", "devices", "priority", "retain_seconds",
     "batch_rows", "left_on", "right_on",
 )  # fmt: skip
-"""What a join takes beside its tables and its keys."""
+"""Options of a join, in addition to its tables and keys."""
 
 
 def encode(command: Mapping[str, Any]) -> bytes:

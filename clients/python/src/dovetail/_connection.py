@@ -1,6 +1,6 @@
-"""Connections: one to ask on, and more for streams that run side by side.
+"""Connections: one for requests, and more for parallel streams.
 
-One TCP connection is served by one core at each end and tops out near 3 GB/s, so every parallel stream gets its own.
+One TCP connection uses one core at each end and reaches about 3 GB/s, so each parallel stream has its own.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _SCHEMES = {
 DEFAULT_PORT = 8815
 
 KEEPALIVE_SECONDS = 30
-"""How often the server is asked for a sign of life while a call waits for it.
+"""Interval of keep-alive pings while a call waits for the server.
 
-A join may say nothing for hours and be well; a host that has lost its power, or a firewall that has forgotten the
-connection, says nothing either."""
+A healthy join may send nothing for hours. A host that lost its power, or a firewall that forgot the connection, sends
+nothing either."""
 
 KEEPALIVE_TIMEOUT_SECONDS = 20
-"""How long that sign may take."""
+"""Time limit for the answer to a keep-alive ping."""
 
 # How long a server that has just refused a connection may take to say whether it speaks TLS.
 _PROBE_SECONDS = 5.0
@@ -49,7 +49,7 @@ _REUSE = "arrow-flight-reuse-connection"
 
 
 def location_of(uri: str) -> str:
-    """The URI in the form that pyarrow takes.
+    """Returns the URI in the form that pyarrow accepts.
 
     >>> location_of("grpc://127.0.0.1:8815")
     'grpc+tcp://127.0.0.1:8815'
@@ -80,7 +80,7 @@ def location_of(uri: str) -> str:
 
 @contextmanager
 def _shaking_hands(host: str, port: int | None, context: ssl.SSLContext | None = None) -> Iterator[ssl.SSLSocket]:
-    """A connection with TLS, to find out what listens there. Nothing is sent; who it is matters only to `context`."""
+    """Opens a TLS connection as a probe. Nothing is sent. Only `context` checks the certificate of the server."""
     if context is None:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -92,7 +92,7 @@ def _shaking_hands(host: str, port: int | None, context: ssl.SSLContext | None =
 
 
 def _speaks_tls(location: str) -> bool:
-    """Whether what listens at a location that is without TLS would speak with TLS."""
+    """True if the server at a location without TLS speaks TLS."""
     parts = urlsplit(location)
     if parts.scheme != "grpc+tcp" or parts.hostname is None:
         return False
@@ -104,7 +104,7 @@ def _speaks_tls(location: str) -> bool:
 
 
 def _wants_certificate(location: str) -> bool:
-    """Whether what listens at a location with TLS turns away those who show no certificate."""
+    """True if the server at a location with TLS refuses clients without a certificate."""
     parts = urlsplit(location)
     if parts.scheme != "grpc+tls" or parts.hostname is None:
         return False
@@ -120,7 +120,7 @@ def _wants_certificate(location: str) -> bool:
 
 
 def _is_trusted(location: str, roots: bytes | None) -> bool:
-    """Whether the server's certificate is of an authority that is known here: of `roots`, or else the system's."""
+    """True if the server's certificate has a known authority: of `roots`, or else of the system."""
     parts = urlsplit(location)
     context = ssl.create_default_context(cadata=None if roots is None else roots.decode("ascii", "replace"))
     try:
@@ -137,9 +137,9 @@ _UNKNOWN_AUTHORITY = {18, 19, 20, 21}
 
 
 def _check_pair(cert: Pem, key: Pem) -> None:
-    """Refuses files of a certificate and of a key that do not belong together; grpc would name neither.
+    """Refuses a certificate and a key that do not belong together. grpc would name neither file.
 
-    The handshake tells it later where this cannot: of keys in memory, on systems without files in memory.
+    On systems without in-memory files, a mismatch of keys in memory shows only in the handshake.
     """
     if not hasattr(os, "memfd_create") and (_arguments.is_pem(cert) or _arguments.is_pem(key)):
         return
@@ -155,7 +155,7 @@ def _check_pair(cert: Pem, key: Pem) -> None:
 
 @contextmanager
 def _as_file(pem: Pem) -> Iterator[str]:
-    """The path of a file of some PEM. One of what is no file yet is in memory, since keys should not lie on disks."""
+    """Returns the path of a PEM file. PEM that is not in a file goes to memory, because keys must not go to disk."""
     if not _arguments.is_pem(pem):
         yield os.fspath(cast("str", pem))
         return
@@ -166,15 +166,14 @@ def _as_file(pem: Pem) -> Iterator[str]:
 
 
 def _named(pem: Pem) -> str:
-    """The file that some PEM is from, behind the name of its argument."""
+    """Returns the file of a PEM argument in parentheses, if it has one."""
     return "" if _arguments.is_pem(pem) else f" ({os.fspath(cast('str', pem))})"
 
 
 class Connections:
-    """Opens connections to one server, all with the same credentials.
+    """Connections to one server, all with the same credentials.
 
-    Connections that were used for a stream are kept for the next one, so that a client opens as many as it ever uses at
-    once.
+    Connections of finished streams are reused, so that a client opens at most as many as it uses at once.
     """
 
     def __init__(
@@ -216,7 +215,7 @@ class Connections:
             self._options["private_key"] = _arguments.private_key("key", key)
             _check_pair(cert, cast("Pem", key))
         self.message_limit: int | None = None
-        """Bytes of the largest message that the server takes, once it has said that."""
+        """Largest message that the server accepts, in bytes, once known."""
         self._lock = threading.Lock()
         self._idle: dict[str, list[flight.FlightClient]] = {}
         self._closed = False
@@ -224,14 +223,14 @@ class Connections:
 
     @property
     def main(self) -> flight.FlightClient:
-        """The connection on which everything is asked."""
+        """Connection for all requests."""
         if self._closed:
             raise Unavailable("this client is closed; connect again")
         return self._main
 
     @contextmanager
     def stream(self, locations: Sequence[flight.Location] = ()) -> Iterator[flight.FlightClient]:
-        """A connection for one stream, to the first of `locations` that can be reached, or to the server."""
+        """Provides a connection for one stream, to the first reachable of `locations` or to the server."""
         location, client = self._take(locations)
         try:
             yield client
@@ -241,19 +240,19 @@ class Connections:
     def options(
         self, timeout: float | None = None, headers: Sequence[tuple[bytes, bytes]] = ()
     ) -> flight.FlightCallOptions:
-        """What every call carries."""
+        """Returns the options of every call."""
         return flight.FlightCallOptions(
             timeout=self.call_timeout if timeout is None else timeout, headers=[*self._headers, *headers]
         )
 
     def calling(self, call: str) -> AbstractContextManager[None]:
-        """Around a call: raises what goes wrong as an :class:`Error`, which names the call when it took too long."""
+        """Converts exceptions of a call to :class:`Error`, which names the call if it took too long."""
         return translated(call, self.call_timeout)
 
     def greet(self, timeout: float | None) -> None:
-        """Makes sure that a server answers within so many seconds.
+        """Checks that a server answers within `timeout` seconds.
 
-        Something that takes connections and says nothing would otherwise be waited for by the first call, for ever.
+        Otherwise the first call would wait for ever for a peer that accepts connections and never answers.
         """
         try:
             info = self.action("server_info", timeout=timeout)
@@ -300,13 +299,13 @@ class Connections:
             ) from None
 
     def _gives_pem(self) -> bool:
-        """Whether TLS was asked for, with more than the authorities that the system knows."""
+        """True for TLS with certificates or keys other than those of the system."""
         return self.location.startswith("grpc+tls:") and any(
             option in self._options for option in ("tls_root_certs", "cert_chain")
         )
 
     def action(self, kind: str, body: Any = None, timeout: float | None = None) -> list[Any]:
-        """The answers of an action, read as JSON. `body` is sent as JSON, or as it is when it is bytes."""
+        """Returns the answers of an action, parsed as JSON. `body` is sent as JSON, or unchanged if it is bytes."""
         encoded = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         limit = self.call_timeout if timeout is None else timeout
         with translated(f"the action {kind!r}", limit):

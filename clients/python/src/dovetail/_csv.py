@@ -1,7 +1,6 @@
-"""CSV. pyarrow splits the text into columns of text, and its casts bring each column to its type.
+"""CSV. pyarrow splits the text into columns of text, and its casts convert each column to its type.
 
-The command line reads CSV by the same rules, which ``src/cli/files/csv/mod.rs`` says; ``tests/csv/cases.json`` tests
-both.
+The command line reads CSV by the same rules (``src/cli/files/csv/mod.rs``); ``tests/csv/cases.json`` tests both.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from . import _arguments
 from ._types import INFERRED, NOT_READ, form, name_of, named
 
 EMPTY = "it is empty, and a table needs columns"
-"""What is wrong with a file that has nothing in it."""
+"""Error for an empty file."""
 
 INFER_ROWS = 10_000
-"""Rows from which types are inferred by default."""
+"""Default number of rows from which types are inferred."""
 
 GZIP_MAGIC = b"\x1f\x8b"
-"""What a file that gzip has compressed begins with."""
+"""First bytes of a gzip file."""
 
 _BLOCK_BYTES = 8 << 20
-"""Read at a time; a row must fit."""
+"""Bytes read at a time. A row must fit."""
 
 
 @dataclass(frozen=True)
 class CsvOptions:
-    """How CSV is read."""
+    """Options for reading CSV."""
 
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     delimiter: str | None = None
@@ -45,13 +44,13 @@ class CsvOptions:
     infer_rows: int = INFER_ROWS
     null_values: Sequence[str] = ()
     given: Sequence[str] = ()
-    """The arguments that the caller gave."""
+    """Names of the arguments that the caller gave."""
 
     @classmethod
     def of_arguments(
         cls, types: object, delimiter: object, header: object, infer_rows: object, null_values: object
     ) -> CsvOptions:
-        """Checks what a caller gave; ``None`` is what was not given."""
+        """Checks the arguments of a caller. ``None``: not given."""
         said: dict[str, Any] = {}
         if types is not None:
             said["types"] = _types(types)
@@ -67,7 +66,7 @@ class CsvOptions:
 
 
 def _delimiter(given: str) -> str:
-    r"""The character between fields.
+    r"""Checks the character between fields.
 
     >>> _delimiter(";"), _delimiter("\\t")
     (';', '\t')
@@ -81,7 +80,7 @@ def _delimiter(given: str) -> str:
 
 
 def _words(words: object) -> list[str]:
-    """Words for null: several in one string stand with commas between them, as on the command line.
+    """Returns the words for null. One string may have several with commas, as on the command line.
 
     >>> _words("NA,NULL"), _words(["N,A"]), _words(("NA", "NULL"))
     (['NA', 'NULL'], ['N,A'], ['NA', 'NULL'])
@@ -97,20 +96,20 @@ def _types(types: object) -> dict[str, pa.DataType]:
     for name, given in _arguments.mapping_of("types", types, takes).items():
         data_type = given if isinstance(given, pa.DataType) else named(str(given))
         if data_type is None or form(data_type) is None:
-            raise ValueError(f"types says {given!r} of column {name!r}, which {NOT_READ}")
+            raise ValueError(f"types gives {given!r} for column {name!r}, which {NOT_READ}")
         found[name] = data_type
     return found
 
 
 def read(path: str, options: CsvOptions) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The columns of a file, and its rows."""
+    """Returns the columns and the rows of a file."""
     file = _File(path, options)
     schema, batches = file.open()
     return schema, file.typed(schema, batches)
 
 
 class _File:
-    """One file while it is read."""
+    """File that is being read."""
 
     def __init__(self, path: str, options: CsvOptions) -> None:
         self._path = path
@@ -121,7 +120,7 @@ class _File:
         self._delimiter = options.delimiter or ("\t" if name.endswith(".tsv") else ",")
 
     def open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The columns, and the batches of their text."""
+        """Returns the columns, and the batches of their text."""
         names = self._names()
         said = self._options.types
         if unknown := [name for name in said if name not in names]:
@@ -142,7 +141,7 @@ class _File:
         return pa.schema(zip(names, types, strict=True)), itertools.chain(first, batches)
 
     def typed(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches, with the types of the schema."""
+        """Converts the batches to the types of the schema."""
         done = 0
         for batch in batches:
             try:
@@ -190,7 +189,7 @@ class _File:
             raise self._unread(error) from None
 
     def _with_closed_quotes(self, batches: Iterator[pa.RecordBatch], heading: str) -> Iterator[pa.RecordBatch]:
-        """The batches; refuses a quote that is not closed, where pyarrow takes all that follows for one value."""
+        """Returns the batches. Refuses an open quote, after which pyarrow reads the rest as one value."""
         rows, last = 0, heading
         for batch in batches:
             if batch.num_rows:
@@ -211,7 +210,7 @@ class _File:
         return ValueError(f"reading {self._path}: {sentence}")
 
     def _unread(self, error: Exception) -> ValueError:
-        """Why no more can be read."""
+        """Returns the error for input that cannot be read further."""
         if getattr(error, "errno", None) is not None or not self._is_gzip:
             return self._error(_arguments.file_failure(self._path, error))
         return self._error(
@@ -219,7 +218,7 @@ class _File:
         )
 
     def _unfit(self, schema: pa.Schema, batch: pa.RecordBatch, done: int) -> ValueError:
-        """The first value of a batch that is not of its column's type; `done` rows are before the batch."""
+        """Returns the error for the first value that does not fit its column. `done` rows precede the batch."""
         row, index = min((_first_unfit(batch.column(index), field.type), index) for index, field in enumerate(schema))
         name, value = schema.field(index).name, batch.column(index)[row].as_py()
         line = self._line_of(done + row + int(self._options.header))
@@ -230,7 +229,7 @@ class _File:
         )
 
     def _malformed(self, columns: int, error: Exception) -> ValueError:
-        """What pyarrow cannot split into fields: it does not say on which line."""
+        """Returns the error for text that pyarrow cannot split into fields. pyarrow does not name the line."""
         if other := self._not_utf8():
             return other
         try:

@@ -1,4 +1,4 @@
-"""How objects show themselves: text for a prompt, HTML for a notebook."""
+"""Display of objects: text for a prompt, HTML for a notebook."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ._progress import human_bytes, human_count
 from ._types import name_of
 
 COLUMNS_WIDTH = 72
-"""Characters that the columns of a table may take in a line of text."""
+"""Maximum characters for the columns of a table in a line of text."""
 
 
 def counted(count: int, thing: str) -> str:
-    """A number of things.
+    """Formats a number of things.
 
     >>> counted(1, "row"), counted(1200, "row")
     ('1 row', '1,200 rows')
@@ -25,7 +25,7 @@ def counted(count: int, thing: str) -> str:
 
 
 def columns(schema: pa.Schema, width: int | None = COLUMNS_WIDTH) -> str:
-    """The columns and their types, as many as fit.
+    """Formats the columns and their types, as many as fit.
 
     >>> columns(pa.schema([("k", pa.int64()), ("v", pa.string())]))
     'k: int64, v: string'
@@ -41,7 +41,7 @@ def columns(schema: pa.Schema, width: int | None = COLUMNS_WIDTH) -> str:
 
 
 def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Rows under a heading; the columns of these numbers are aligned to the right.
+    """Formats rows under a heading. The columns with the indices in `right` are right-aligned.
 
     >>> print(text_table(["table", "rows"], [["orders", "15"], ["items", "1,500"]], right=[1]))
     table    rows
@@ -61,7 +61,7 @@ def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
 
 
 def html_table(heading: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """As :func:`text_table`, for notebooks."""
+    """Formats rows like :func:`text_table`, for notebooks."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
         sides = ("right" if index in right else "left" for index in range(len(cells)))
@@ -73,20 +73,20 @@ def html_table(heading: Sequence[str], rows: Iterable[Sequence[str]], right: Seq
 
 
 def html_schema(title: str, schema: pa.Schema) -> str:
-    """A title, and a line for each column."""
+    """Formats a title, and a line for each column."""
     rows = [(column.name, name_of(column.type)) for column in schema]
     return f"<p>{html.escape(title)}</p>{html_table(['column', 'type'], rows)}"
 
 
 class Described(Mapping[str, Any]):
-    """What the server says about something: a mapping of its details, which shows itself as text."""
+    """Description from the server: a mapping of details, which displays as text."""
 
     def __init__(self, details: Mapping[str, Any]) -> None:
         self._details = details
 
     @property
     def text(self) -> str:
-        """For people: the server's own words where it has some, else each of the details."""
+        """Text of the server if it has one, else each detail."""
         return str(self._details.get("text") or "\n".join(_lines(self._details))).rstrip()
 
     def __getitem__(self, key: str) -> Any:

@@ -48,13 +48,13 @@ class Source:
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
     rows: int | None
-    """How many, when that is known before they are read."""
+    """Number of rows, if known before the read."""
     is_inferred: bool = False
-    """Whether nothing but the first rows says what the types are."""
+    """True if the types are inferred from the first rows."""
 
 
 def open_files(given: Path | Sequence[Path], options: _csv.CsvOptions) -> Source:
-    """The rows of a file, of a folder of files, or of several files with the same columns, in this order."""
+    """Opens a file, a folder of files, or several files with the same columns, in this order."""
     paths = [path for one in ([given] if isinstance(given, (str, os.PathLike)) else given) for path in _matching(one)]
     sources = [_open(path, options) for path in paths]
     first = sources[0].schema
@@ -69,7 +69,7 @@ def open_files(given: Path | Sequence[Path], options: _csv.CsvOptions) -> Source
 
 
 def _matching(given: Path) -> list[str]:
-    """The path itself, or those that it stands for when it is a pattern such as ``"parts/*.parquet"``."""
+    """Returns the path, or the paths that match a pattern such as ``"parts/*.parquet"``."""
     path = os.fspath(given)
     if os.path.isdir(path):
         return _in_folder(path)
@@ -91,9 +91,9 @@ def _matching(given: Path) -> list[str]:
 
 
 def _in_folder(folder: str) -> list[str]:
-    """The folder itself where all of its files are Parquet, else its files by their names.
+    """Returns the folder if all its files are Parquet, or else its files, sorted by name.
 
-    What begins with a dot or an underscore is of those who wrote the others, and no part of the table.
+    Names that begin with a dot or an underscore belong to the writers of the files, and are skipped.
     """
     found = []
     for place, folders, names in os.walk(folder):
@@ -131,7 +131,7 @@ def _open(path: str, options: _csv.CsvOptions) -> Source:
 
 
 def _names_in(path: str, kind: str) -> list[str]:
-    """The columns of a file that pyarrow's datasets do not take."""
+    """Returns the columns of a file that pyarrow's datasets refuse."""
     if kind == "parquet" and os.path.isfile(path):
         import pyarrow.parquet as pq
 
@@ -141,7 +141,7 @@ def _names_in(path: str, kind: str) -> list[str]:
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
-    """Refuses columns that share a name, before the server does, which does not know the file."""
+    """Refuses columns that share a name. The server would refuse them too, but does not know the file."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -152,7 +152,7 @@ def _check_names(path: str, names: Sequence[str]) -> None:
 
 
 def _is_cut_short(path: str, kind: str) -> bool:
-    """Whether a file begins as its kind does, and has another end: what says where its rows lie is there."""
+    """True if a file begins as its kind but does not end so. The index of its rows is at the end."""
     mark = next((mark for mark, known in _BY_MAGIC.items() if known == kind), None)
     if mark is None or kind == "stream":
         return False
@@ -185,19 +185,19 @@ def _checked(batches: Iterator[pa.RecordBatch], path: str, kind: str) -> Iterato
 
 
 def of_dataset(data: Any) -> Source:
-    """The rows of a pyarrow Dataset."""
+    """Returns the rows of a pyarrow Dataset."""
     reader = data.scanner(use_threads=True, batch_readahead=4).to_reader()
     return Source(reader.schema, iter(reader), data.count_rows())
 
 
 def refuse_csv_options(options: _csv.CsvOptions, but: str) -> None:
-    """Refuses what is said of CSV where there is none: whoever says it expects it to hold."""
+    """Refuses CSV options for other data, because the caller expects them to take effect."""
     for name in options.given:
         raise ValueError(f"{name} applies to CSV only, and {but}; leave {name} out")
 
 
 def _kind_of(path: str) -> str:
-    """The format of a file: its first bytes know better than its name."""
+    """Returns the format of a file. Its first bytes are more reliable than its name."""
     try:
         with open(path, "rb") as file:
             start = file.read(max(map(len, _BY_MAGIC)))

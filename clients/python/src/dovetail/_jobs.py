@@ -1,4 +1,4 @@
-"""What a server tells about jobs."""
+"""Status of jobs, as the server reports it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _JOB_RIGHT = [0, 2, 5, 6, 7]
 
 @dataclass(frozen=True, repr=False)
 class JobStatus:
-    """What the server tells about a job at one moment.
+    """Status of a job at one moment.
 
     Attributes:
-        id: The job's number.
+        id: Number of the job.
         state: ``"queued"``, ``"running"``, ``"complete"``, ``"failed"`` or ``"cancelled"``.
-        progress: The share of its work that is done, 0 to 1.
-        queue_position: Jobs that start before it, while it is queued.
-        predicted_start: When it is expected to start, while it is queued.
-        waiting_for: What keeps it from starting, while it is queued: a device, or memory.
-        seconds: How long it has run, or ran.
+        progress: Share of the work that is done, 0 to 1.
+        queue_position: Number of jobs that start before a queued job.
+        predicted_start: Time when a queued job is expected to start.
+        waiting_for: What a queued job waits for: a device, or memory.
+        seconds: Seconds that the job has run.
         rows: Rows of the result so far.
         bytes: Bytes of the result so far.
-        error: Why it failed.
-        raw: Everything that the server said, as it said it.
+        error: Error message of a failed job.
+        raw: The whole answer of the server.
     """
 
     id: int
@@ -68,36 +68,36 @@ class JobStatus:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True if the job has ended, successfully or not."""
         return self.state in _ENDED
 
     @property
     def counts(self) -> bool:
-        """Whether it tells how many rows there would be, instead of making them; the one that it has is that."""
+        """True if the job counts rows instead of making them. Its one row is then the count."""
         return bool(self.raw.get("count"))
 
     @property
     def fraction(self) -> float:
-        """The share that is done, for a progress bar."""
+        """Share of the work that is done, for a progress bar."""
         return 1.0 if self.state == "complete" else self.progress
 
     @property
     def seconds_left(self) -> float | None:
-        """Until it is done, judged by what it took so far; ``None`` when nobody can tell."""
+        """Estimated seconds until the job is done, from its progress so far. ``None`` if unknown."""
         if self.state != "running" or not 0.0 < self.progress <= 1.0:
             return None
         return self.seconds * (1 - self.progress) / self.progress
 
     @property
     def start_in(self) -> float | None:
-        """Seconds from now until it is expected to start, while it is queued."""
+        """Seconds until a queued job is expected to start."""
         if self.predicted_start is None:
             return None
         return max(0.0, (self.predicted_start - datetime.now(timezone.utc)).total_seconds())
 
     @property
     def summary(self) -> str:
-        """State and rows, for people; with rates and times as far as they are known."""
+        """State and rows in words, with rates and times if known."""
         if self.state == "queued":
             behind = {None: "queued", 0: "next in the queue"}.get(self.queue_position)
             words = [behind or f"queued behind {self.queue_position}"]
@@ -120,7 +120,7 @@ class JobStatus:
 
 
 class Jobs(Sequence[JobStatus]):
-    """Jobs of a server, oldest first; shows itself as a table."""
+    """Jobs of a server, oldest first. Displays as a table."""
 
     def __init__(self, jobs: Sequence[JobStatus]) -> None:
         self._jobs = list(jobs)

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 from . import _arguments
 
 ProgressArgument: TypeAlias = "bool | Callable[[Any], None] | None"
-"""``True`` draws a bar on standard error; a function is called with each new state; ``None`` keeps quiet."""
+"""``True`` for a bar on standard error, a function to call with each new state, or ``None`` for no output."""
 
 
 def reporter(progress: ProgressArgument, title: str) -> Callable[[Any], None]:
-    """The function to call with each new state (which has a ``fraction`` and a ``summary``)."""
+    """Returns the function to call with each new state, which has a ``fraction`` and a ``summary``."""
     progress = _arguments.progress(progress)
     if callable(progress):
         return progress
@@ -24,9 +24,9 @@ def reporter(progress: ProgressArgument, title: str) -> Callable[[Any], None]:
 
 
 class Bar:
-    """One line on standard error that redraws itself, at most ten times a second.
+    """Line on standard error that is redrawn at most ten times a second.
 
-    Where standard error is no terminal it prints nothing but the last state.
+    If standard error is not a terminal, it prints only the last state.
     """
 
     def __init__(self, title: str) -> None:
@@ -51,7 +51,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Rows on their way, one direction or the other."""
+    """Progress of a transfer of rows, up or down."""
 
     rows: int
     bytes: int
@@ -61,14 +61,14 @@ class Transfer:
 
     @property
     def fraction(self) -> float | None:
-        """The share that is done, 0 to 1; ``None`` when the total is not known."""
+        """Share that is done, 0 to 1. ``None`` if the total is unknown."""
         if self.done:
             return 1.0
         return None if not self.rows_total else min(1.0, self.rows / self.rows_total)
 
     @property
     def summary(self) -> str:
-        """Rows, bytes and rate, for people."""
+        """Rows, bytes and rate in words."""
         rate = f", {human_bytes(self.bytes / self.seconds)}/s" if self.seconds > 0 else ""
         left = ""
         if not self.done and self.fraction and self.seconds > 1:
@@ -77,7 +77,7 @@ class Transfer:
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes for people.
+    """Formats a number of bytes.
 
     >>> human_bytes(1536)
     '1.5 KiB'
@@ -90,7 +90,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A span of time for people, to the second.
+    """Formats a duration, in whole seconds.
 
     >>> human_seconds(6.2), human_seconds(200), human_seconds(7500)
     ('7 s', '3 min 20 s', '2 h 5 min')
@@ -104,7 +104,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_count(count: int) -> str:
-    """A number for people.
+    """Formats a count.
 
     >>> human_count(1234567)
     '1,234,567'

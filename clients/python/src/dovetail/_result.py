@@ -33,16 +33,16 @@ _ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
 
 
 class Explanation(Described):
-    """How a join runs, and why: the plan, its predicted and measured times, the alternatives and why they lost.
+    """Explanation of a join: the plan, its predicted and measured times, and the rejected alternatives with reasons.
 
-    Printing it gives the server's text; it also is a mapping of the details.
+    Prints as the text of the server. It is also a mapping of the details.
     """
 
 
 class Job:
-    """A join that the server runs, or has run.
+    """Join that the server runs or has run.
 
-    :meth:`dovetail.Client.submit` gives one, and :meth:`dovetail.Client.jobs` all of them.
+    :meth:`dovetail.Client.submit` returns a job, and :meth:`dovetail.Client.jobs` lists all jobs.
     """
 
     def __init__(
@@ -59,26 +59,26 @@ class Job:
         self.id = identity
 
     def status(self) -> JobStatus:
-        """Where it stands now."""
+        """Returns the current status."""
         return JobStatus.from_json(_one(self._connections.action("job", {"job": self.id}), "job"))
 
     def progress(self) -> float:
-        """The share of its work that is done, 0 to 1."""
+        """Returns the share of the work that is done, 0 to 1."""
         return self.status().fraction
 
     def wait(self, timeout: float | None = None, progress: ProgressArgument = None) -> JobStatus:
-        """Waits until it has ended.
+        """Waits until the job has ended.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Maximum seconds to wait. Default: no limit.
             progress: ``True`` for a bar on standard error, or a function that is called with each :class:`JobStatus`.
 
         Raises:
-            Error: What the job failed with.
-            Cancelled: When somebody stopped it.
-            DeadlineExceeded: When it is not done in time, which is a ``TimeoutError``. The job goes on.
-            KeyboardInterrupt: When Ctrl-C ends the waiting. The join goes on, except with ``retain_seconds=0``: nobody
-                would read its result, so it is cancelled.
+            Error: The error of a failed job.
+            Cancelled: If the job was cancelled.
+            DeadlineExceeded: If the job does not end in time. This is also a ``TimeoutError``. The job continues.
+            KeyboardInterrupt: If Ctrl-C ends the wait. The join continues, except with ``retain_seconds=0``: its result
+                would have no reader, so the join is cancelled.
         """
         timeout = _arguments.seconds("timeout", timeout, zero=True)
         report = reporter(progress, f"job {self.id}")
@@ -87,7 +87,7 @@ class Job:
 
     @contextmanager
     def _of_use_while_read(self) -> Iterator[None]:
-        """Cancels the job when Ctrl-C ends what is done here, and nobody could read its result any more."""
+        """Cancels the job if Ctrl-C ends the work here and its result can no longer be read."""
         try:
             yield
         except KeyboardInterrupt:
@@ -106,7 +106,8 @@ class Job:
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceeded(
-                    f"job {self.id} is {status.summary} after {timeout:g} s, as wait(timeout=...) says; it goes on"
+                    f"job {self.id} is {status.summary} after {timeout:g} s, the limit of wait(timeout=...); the job "
+                    "continues"
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.25)
@@ -117,23 +118,23 @@ class Job:
         return status
 
     def explain(self) -> Explanation:
-        """The plan and why it won, with what was measured so far beside what was predicted."""
+        """Returns the plan and the reasons for it, with predicted and measured times."""
         return Explanation(_one(self._connections.action("explain", {"job": self.id}), "explain"))
 
     def cancel(self) -> None:
-        """Stops it and releases its result. Cancelling a job that has ended only releases the result."""
+        """Stops the job and releases its result. For a job that has ended, it only releases the result."""
         self._connections.action("cancel_job", {"job": self.id})
 
     def result(self) -> Result:
-        """Its result.
+        """Returns the result of the job.
 
         Raises:
-            NotFound: When the server has released it.
+            NotFound: If the server has released the result.
         """
         return Result(self._connections, self._info or self._find_info(), self)
 
     def _find_info(self) -> flight.FlightInfo:
-        """A job that somebody else submitted, or this client earlier: the listing has its endpoints."""
+        """Finds the endpoints in the list of flights, for a job that this object did not submit."""
         with self._connections.calling(f"looking for the result of job {self.id} in the list of flights"):
             for info in self._connections.main.list_flights(options=self._connections.options()):
                 if metadata(info).get("job") == self.id:
@@ -145,7 +146,7 @@ class Job:
         return f"<Job {self.id}: {self._standing()}>"
 
     def _standing(self) -> str:
-        """Where it stands, or why that is not known: showing a job must not fail."""
+        """Returns the status, or the reason why it is unknown: showing a job must not fail."""
         try:
             status = self.status()
         except (Error, *_ARROW_FAILURES) as error:
@@ -164,14 +165,15 @@ def _failure(status: JobStatus) -> Error:
 
 
 class Result:
-    """The result of a join: fetched as a table, or read as it comes.
+    """Result of a join, to fetch as a table or read batch by batch.
 
-    The server keeps it for its lease, so it can be fetched more than once. The lease is as long as the server's
-    ``--retain-seconds`` says, or the join's own ``retain_seconds``, and begins again with every read. Closing it, or
-    leaving its ``with`` block, releases it at once, and stops a join that still runs; but not one that makes a table
-    (``into``), which goes on unless it is cancelled.
+    The server keeps the result for its lease, so that it can be fetched several times. The lease is the
+    ``--retain-seconds`` of the server or the ``retain_seconds`` of the join, and restarts with every read. Closing the
+    result, or leaving its ``with`` block, releases it at once and stops a join that still runs. A join that makes a
+    table (``into``) continues unless it is cancelled.
 
-    It speaks the Arrow stream interface, so ``pl.DataFrame(result)``, ``pa.table(result)`` and DuckDB read it directly.
+    It has the Arrow stream interface, so that ``pl.DataFrame(result)``, ``pa.table(result)`` and DuckDB read it
+    directly.
     """
 
     def __init__(self, connections: Connections, info: flight.FlightInfo, job: Job | None) -> None:
@@ -188,60 +190,60 @@ class Result:
 
     @property
     def job(self) -> Job:
-        """The job that makes it."""
+        """Job that makes the result."""
         if self._job is None:
-            raise InternalError("this is the contents of a table, which no job makes")
+            raise InternalError("this result is the contents of a table, and has no job")
         return self._job
 
     @property
     def job_id(self) -> int:
-        """The number of the job that makes it."""
+        """Number of the job that makes the result."""
         return self.job.id
 
     @property
     def expiration_time(self) -> Any:
-        """When the endpoints of the result expire, as far as the server has said; it may be extended by reading."""
+        """Time when the endpoints of the result expire, if the server has set it. Reading may extend it."""
         times = [endpoint.expiration_time for endpoint in self._info.endpoints if endpoint.expiration_time is not None]
         return min(times) if times else None
 
     def status(self) -> JobStatus:
-        """Where the job stands now."""
+        """Returns the current status of the job."""
         return self.job.status()
 
     def progress(self) -> float:
-        """The share of the job's work that is done, 0 to 1."""
+        """Returns the share of the work that is done, 0 to 1."""
         return self.job.progress()
 
     def wait(self, timeout: float | None = None, progress: ProgressArgument = None) -> Result:
-        """Waits until the result is complete, as :meth:`Job.wait`, and returns itself."""
+        """Waits until the result is complete, like :meth:`Job.wait`, and returns the result itself."""
         self.job.wait(timeout, progress)
         return self
 
     @property
     def num_rows(self) -> int:
-        """How many rows it has; waits until the join is done.
+        """Number of rows. Waits until the join is done.
 
-        Of a result with ``retain_seconds=0`` that does not fit into the server's memory it is known only when it was
-        read: count the rows of :meth:`reader`.
+        With ``retain_seconds=0``, and a result that does not fit into the memory of the server, the number is known
+        only after the read: count the rows of :meth:`reader`.
         """
         return self.job.wait().rows
 
     def explain(self) -> Explanation:
-        """How the join ran, and why."""
+        """Explains how the join ran, and why."""
         return self.job.explain()
 
     def table(self, progress: ProgressArgument = None) -> pa.Table:
-        """The whole result as a pyarrow Table, fetched over one connection per endpoint.
+        """Fetches the whole result as a pyarrow Table, over one connection per endpoint.
 
-        The order of its rows is not defined. :meth:`to_pandas` and :meth:`to_polars` give data frames.
+        The order of the rows is undefined. :meth:`to_pandas` and :meth:`to_polars` return data frames.
 
         Args:
             progress: ``True`` for a bar on standard error, or a function that is called with each
-                :class:`FetchProgress`. How many rows there will be is known of a result that is complete; so
-                ``result.wait(progress=True).table(progress=True)`` shows first how far the join is, then the rows.
+                :class:`FetchProgress`. The total is known once the result is complete.
+                ``result.wait(progress=True).table(progress=True)`` shows the progress of the join, then of the rows.
 
         Raises:
-            KeyboardInterrupt: When Ctrl-C ends the fetching. With ``retain_seconds=0`` the join is cancelled, too.
+            KeyboardInterrupt: If Ctrl-C ends the fetch. With ``retain_seconds=0``, the join is also cancelled.
         """
         if self._job is None:
             return fetch(self._connections, self._info)
@@ -253,12 +255,11 @@ class Result:
             return fetch(self._connections, self._info, report, status.rows if status.state == "complete" else None)
 
     def reader(self) -> pa.RecordBatchReader:
-        """The result as it is made, batch by batch, over one connection per endpoint.
+        """Reads the result while it is made, batch by batch, over one connection per endpoint.
 
-        The server keeps what was not read yet, so a reader may pause. Only with ``retain_seconds=0`` and a result that
-        has filled the server's memory does the join wait for its reader; it fails when nothing is read for half a
-        minute, or when it has waited for five minutes in all; sooner when other joins wait for its device. The order of
-        the rows is not defined.
+        The server keeps unread rows, so a reader may pause. With ``retain_seconds=0`` and full server memory, the join
+        waits for its reader. It fails if nothing is read for 30 seconds, if it has waited five minutes in total, or
+        sooner if other joins wait for its device. The order of the rows is undefined.
         """
         if self._job is not None:
             # A job that somebody asks about is not taken to be abandoned when a reader stops before the end.
@@ -268,11 +269,11 @@ class Result:
         return pa.RecordBatchReader.from_batches(self.schema, parallel.batches())
 
     def to_pandas(self, **options: Any) -> pandas.DataFrame:
-        """The whole result as a pandas DataFrame; options are those of ``pyarrow.Table.to_pandas``."""
+        """Fetches the whole result as a pandas DataFrame. Options are those of ``pyarrow.Table.to_pandas``."""
         return self.table().to_pandas(**options)
 
     def to_polars(self) -> polars.DataFrame:
-        """The whole result as a Polars DataFrame."""
+        """Fetches the whole result as a Polars DataFrame."""
         import polars
 
         frame = polars.from_arrow(self.table())
@@ -280,20 +281,20 @@ class Result:
         return frame
 
     def cancel(self) -> None:
-        """Stops the job and releases the result; who reads it gets :class:`Cancelled`."""
+        """Stops the job and releases the result. Its readers get :class:`Cancelled`."""
         self._released = True
         self._stop_readers("was cancelled")
         body = length_delimited(1, self._info.serialize())
         self._connections.action("CancelFlightInfo", body)
 
     def close(self) -> None:
-        """Releases the result. Closing twice does nothing, nor does closing what the server has released already."""
+        """Releases the result. Does nothing if it is already closed or released."""
         if self._released:
             return
         if metadata(self._info).get("into"):
             # Its table is what was asked for, and what the join keeps for it is the table's own memory.
             self._released = True
-            self._stop_readers("goes on, and its result was closed")
+            self._stop_readers("continues, and its result was closed")
             return
         with suppress(Error):
             self.cancel()
@@ -325,14 +326,14 @@ class Result:
 
 
 class FetchProgress(Transfer):
-    """How far the fetching of a table or a result is.
+    """Progress of fetching a table or a result.
 
     Attributes:
-        rows: Rows that are here.
-        bytes: Bytes of their buffers.
-        rows_total: Rows to fetch, when that is known: of a result, once its join is complete.
-        seconds: Since the fetching began.
-        done: Whether these are all.
+        rows: Rows received.
+        bytes: Bytes of the buffers of these rows.
+        rows_total: Total rows to fetch, if known. For a result, it is known once the join is complete.
+        seconds: Seconds since the start of the fetch.
+        done: True if all rows are received.
     """
 
 
@@ -342,9 +343,9 @@ def fetch(
     report: Callable[[FetchProgress], None] | None = None,
     rows_total: int | None = None,
 ) -> pa.Table:
-    """All endpoints at once, each on its own connection; their batches in the order of the endpoints.
+    """Fetches all endpoints in parallel, each over its own connection. Batches are in the order of the endpoints.
 
-    The caller's thread only waits, so that Ctrl-C ends all of it, as a failure of one endpoint does.
+    The thread of the caller only waits, so that Ctrl-C or a failed endpoint ends the whole fetch.
     """
     start, lock, rows, size = time.monotonic(), threading.Lock(), 0, 0
     total = rows_total if info.total_records < 0 else info.total_records
@@ -394,10 +395,10 @@ def fetch(
 
 
 _LOOK_SECONDS = 0.1
-"""How long the caller's thread waits at a time: with Polars imported, Ctrl-C is seen at a wait's end."""
+"""Seconds that the thread of the caller waits at a time. With Polars imported, Ctrl-C is seen only after a wait."""
 
 _TRIES = 5
-"""How often a table is begun again that somebody else replaces while it is fetched."""
+"""Maximum number of attempts to fetch a table that is replaced during the fetch."""
 
 # The end of the server's sentence on an endpoint of a table that is another one by now.
 _CALL_AGAIN = "call GetFlightInfo again"
@@ -406,9 +407,10 @@ _CALL_AGAIN = "call GetFlightInfo again"
 def fetch_table(
     connections: Connections, ask: Callable[[], flight.FlightInfo], report: Callable[[FetchProgress], None]
 ) -> pa.Table:
-    """As :func:`fetch`, of a table, whose endpoints `ask` asks for.
+    """Fetches a table like :func:`fetch`. `ask` requests its endpoints.
 
-    They are of one version of it, so where somebody replaces it meanwhile, all of them are asked for and fetched again.
+    The endpoints are of one version of the table. If the table is replaced during the fetch, all endpoints are
+    requested and fetched again.
     """
     for tries in itertools.count(1):
         try:
@@ -420,7 +422,7 @@ def fetch_table(
 
 
 def read_table(connections: Connections, ask: Callable[[], flight.FlightInfo]) -> pa.RecordBatchReader:
-    """As :meth:`Result.reader`, of a table; as :func:`fetch_table`, as long as no batch was handed out."""
+    """Reads a table like :meth:`Result.reader`. Starts again like :func:`fetch_table` if no batch was returned yet."""
     first = ask()
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -443,12 +445,12 @@ def read_table(connections: Connections, ask: Callable[[], flight.FlightInfo]) -
 
 
 def _in_words_of(call: str, error: FailedPrecondition) -> FailedPrecondition:
-    """The error as the caller of this client's call takes it."""
+    """Returns the error with the name of the call that the caller made."""
     return FailedPrecondition(error.message.replace(_CALL_AGAIN, f"call {call} again"))
 
 
 def _fetching(info: flight.FlightInfo) -> str:
-    """What is being fetched, for an error."""
+    """Names the fetched object, for an error."""
     job = metadata(info).get("job")
     if job is not None:
         return f"fetching the result of job {job}"
@@ -464,10 +466,10 @@ def _next(reader: flight.FlightStreamReader) -> pa.RecordBatch | None:
 
 
 class _ParallelReader:
-    """Reads all endpoints side by side and hands on whatever comes first, a few batches ahead of its consumer.
+    """Reads all endpoints in parallel and returns batches as they arrive, a few batches ahead of the consumer.
 
-    All endpoints must be read at the same time: a result that is released while it is read goes on only when none of
-    its streams is left waiting.
+    All endpoints must be read at the same time: a result that is released during the read continues only if none of its
+    streams waits.
     """
 
     _AHEAD_PER_ENDPOINT = 2
@@ -482,7 +484,7 @@ class _ParallelReader:
         self._why: Exception | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The batches; raises what a stream failed with, or what somebody else has stopped it with."""
+        """Returns the batches. Raises the error of a failed stream, or the error given to :meth:`stop`."""
         threads = [
             threading.Thread(target=self._read, args=(endpoint,), name="dovetail-read", daemon=True)
             for endpoint in self._endpoints
@@ -508,9 +510,9 @@ class _ParallelReader:
             self.stop()
 
     def stop(self, why: Exception | None = None) -> None:
-        """Ends the streams, wherever they are; a consumer who wants more gets `why`.
+        """Ends all streams. The consumer gets `why` on its next read.
 
-        From here on the streams hand on nothing, not even their ends.
+        After this call, the streams pass on nothing, not even their ends.
         """
         self._why = self._why or why
         self._stopped.set()
@@ -549,7 +551,7 @@ class _ParallelReader:
 
 
 def metadata(info: flight.FlightInfo) -> dict[str, Any]:
-    """What the server says about a table or job beside its endpoints."""
+    """Returns the server's description of a table or job."""
     answer = json.loads(info.app_metadata or b"{}")
     return answer if isinstance(answer, dict) else {}
 

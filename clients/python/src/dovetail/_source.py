@@ -1,4 +1,4 @@
-"""What can be uploaded, brought into one shape: a schema, batches of a good size, and the number of rows when known."""
+"""Conversion of uploadable data to one form: a schema, batches of suitable size, and the number of rows if known."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MESSAGE_BYTES = 4 << 20
 """Batches are cut to messages of about this size: small enough for caches, large enough to be worth a message."""
 
 _FIELDS_BYTES = 256
-"""What a message takes beside what Arrow writes of a batch, at most."""
+"""Maximum bytes of a message in addition to the Arrow encoding of its batch."""
 
 _LIMIT_BYTES_LOW = 4 * MESSAGE_BYTES
-"""Where a server takes less than this, a message is measured before it is sent: rows of a batch may differ in size."""
+"""Message limit below which a message is measured before it is sent, because rows of a batch may differ in size."""
 
 _SMALL_BYTES = 256 << 10
-"""Batches below this size are put together: each costs a message, and later a step of the join."""
+"""Batches below this size are concatenated: each costs a message, and later a step of the join."""
 
 
 __all__ = ["Source", "source"]
@@ -30,7 +30,7 @@ __all__ = ["Source", "source"]
 def source(data: Any, csv: CsvOptions | None = None, message_limit: int | None = None) -> Source:
     """Reads any of the forms that :meth:`dovetail.Client.put` documents.
 
-    The batches fit into messages of so many bytes.
+    The batches fit into messages of `message_limit` bytes.
     """
     csv = csv or CsvOptions()
     if _is_path(data) or (isinstance(data, (list, tuple)) and data and all(map(_is_path, data))):
@@ -58,12 +58,12 @@ def _find(data: Any) -> Source:
         return Source(data.schema, iter(data), None)
     if isinstance(data, (pa.Array, pa.ChunkedArray)) or hasattr(type(data), "dtype"):
         raise TypeError(
-            f"{_kind(data)} is one column, and a table has names for its columns; give a dictionary of them, such as "
+            f"{_kind(data)} is one column without a name; give a dictionary of columns, such as "
             '{"k": values}'
         )
     if hasattr(type(data), "read"):
         raise TypeError(
-            f"{_kind(data)} is an open file; give its path, or what is in it, as with pyarrow.parquet.read_table(file)"
+            f"{_kind(data)} is an open file; give its path, or its contents, as with pyarrow.parquet.read_table(file)"
         )
     module = type(data).__module__.split(".")[0]
     if module == "pandas" and hasattr(data, "columns") and hasattr(data, "to_dict"):
@@ -83,7 +83,7 @@ def _find(data: Any) -> Source:
     raise TypeError(
         f"{_kind(data)} cannot be uploaded; give a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, a pandas "
         "or Polars DataFrame, the path of a Parquet, Arrow or CSV file, a list of paths, a sequence of record batches, "
-        "a dictionary of columns, or a list of rows that are dictionaries"
+        "a dictionary of columns, or a list of rows as dictionaries"
     )
 
 
@@ -95,7 +95,7 @@ def _table_of_columns(columns: dict[Any, Any]) -> pa.Table:
     for name, values in columns.items():
         if not isinstance(name, str) or isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise TypeError(
-                f"a dictionary to upload has names of columns and their values, such as {{'k': [1, 2]}}; this one has "
+                f"a dictionary to upload maps column names to values, such as {{'k': [1, 2]}}; this one has "
                 f"{_kind(values)} under {name!r}"
             )
     return pa.table(columns)
@@ -109,8 +109,8 @@ def _find_in_iterable(items: Iterator[Any]) -> Source:
     if not isinstance(first, pa.RecordBatch):
         begins = "is empty" if first is None else f"begins with {_kind(first)}"
         raise TypeError(
-            "a sequence to upload holds pyarrow RecordBatches, rows that are dictionaries, or paths of files, and at "
-            f"least one of them, since the first tells the columns; this one {begins}"
+            "a sequence to upload has at least one item, each a pyarrow RecordBatch, a row as a dictionary, or the "
+            f"path of a file; this one {begins}"
         )
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -121,7 +121,7 @@ def _find_in_iterable(items: Iterator[Any]) -> Source:
 
 
 def _sized(schema: pa.Schema, batches: Iterable[pa.RecordBatch], message_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order: large batches cut, small ones put together."""
+    """Returns the same rows in the same order, with large batches split and small ones concatenated."""
     together_bytes = min(_SMALL_BYTES, message_bytes)
     small: list[pa.RecordBatch] = []
     small_bytes = 0
@@ -149,7 +149,7 @@ def _sized(schema: pa.Schema, batches: Iterable[pa.RecordBatch], message_bytes: 
 
 
 def _fitting(batch: pa.RecordBatch, limit_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The batch in parts that are not larger than a message may be. Of a row that is, the server says so."""
+    """Splits the batch into parts that fit into a message. The server refuses a single row that does not fit."""
     if batch.num_rows <= 1 or pa.ipc.get_record_batch_size(batch) <= limit_bytes:
         yield batch
         return

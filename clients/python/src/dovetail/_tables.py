@@ -1,4 +1,4 @@
-"""What a server holds, and what it is."""
+"""Tables, devices and description of a server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TABLE_RIGHT = [1, 2]
 
 @dataclass(frozen=True, repr=False)
 class TableInfo:
-    """A table that the server holds.
+    """Table on the server.
 
     Attributes:
-        name: Its name.
+        name: Name of the table.
         rows: Number of rows.
-        bytes: Bytes of its buffers in the server's memory.
+        bytes: Bytes of the buffers in the memory of the server.
         schema: Columns and their types.
-        details: Everything else that the server says, such as ``sorted_by``.
+        details: Other properties from the server, such as ``sorted_by``.
     """
 
     name: str
@@ -46,7 +46,7 @@ class TableInfo:
 
 
 class Tables(Sequence[TableInfo]):
-    """The tables of a server, by name; shows itself as a table.
+    """Tables of a server, by name. Displays as a table.
 
     Example:
         >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
@@ -74,13 +74,13 @@ class Tables(Sequence[TableInfo]):
                 names = [table.name for table in self._tables]
                 meant = _arguments.did_you_mean(index, names)
                 raise NotFound(
-                    f"there is no table {index!r} among these; there are {_arguments.listed(names) or 'none'}{meant}"
+                    f"there is no table {index!r} in this list; there are {_arguments.listed(names) or 'none'}{meant}"
                 )
             return found
         return Tables(self._tables[index]) if isinstance(index, slice) else self._tables[index]
 
     def __contains__(self, table: object) -> bool:
-        """Whether a table is among them: one of them, or its name."""
+        """True if the list has this table or a table of this name."""
         return any(table in (known, known.name) for known in self._tables)
 
     def __len__(self) -> int:
@@ -100,8 +100,8 @@ class Tables(Sequence[TableInfo]):
 
 
 class Topology(Described):
-    """The devices of a server, their memory and their links; prints as the server draws it."""
+    """Devices of a server, their memory and their links. Prints as the diagram of the server."""
 
 
 class ServerInfo(Described):
-    """Version, devices, memory and limits of a server; prints a line for each."""
+    """Version, devices, memory and limits of a server. Prints one line for each."""

@@ -1,4 +1,4 @@
-"""Types by the names that people give them and are told: those of the command line (``src/cli/files/csv/types.rs``)."""
+"""Names of types, the same as those of the command line (``src/cli/files/csv/types.rs``)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NOT_READ = (
     "is not a type that CSV is read as; write one such as int64, float64, bool, string, date, timestamp, "
     '"timestamp(us, UTC)" with a known zone, or decimal(15,2) with at most 38 digits'
 )
-"""What is wrong with a type."""
+"""End of the error for a type that CSV does not have."""
 
 INFERRED = [pa.bool_(), pa.int64(), pa.float64(), pa.date32()]
 INFERRED += [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")]
-"""Types that are inferred, the narrower first. A column that none of them fits is text."""
+"""Inferred types, narrower types first. A column that fits none of them is text."""
 
 _SPELLED = {
     "halffloat": "float16",
@@ -25,18 +25,18 @@ _SPELLED = {
     "date64[ms]": "date64",
     "timestamp[us]": "timestamp",
 }
-"""Names that are not pyarrow's, by pyarrow's."""
+"""Names that differ from those of pyarrow, by the names of pyarrow."""
 
 _DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _NEAR_DATE = "(1(6(7[89]|[89][0-9])|[7-9][0-9]{2})|2([01][0-9]{2}|2([0-5][0-9]|6[01])))-[0-9]{2}-[0-9]{2}"
-"""Of the years that nanoseconds reach from their first day to their last: pyarrow before 23 wraps around beyond."""
+"""Dates in the years that nanoseconds cover completely. pyarrow before 23 wraps around beyond them."""
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _FRACTION = {"s": "", "ms": r"(\.[0-9]{1,3})?", "us": r"(\.[0-9]{1,6})?", "ns": r"(\.[0-9]{1,9})?"}
 _ZONE = "(Z|[+-]([01][0-9]|2[0-3])(:?[0-5][0-9])?)"
 
 
 def named(name: str) -> pa.DataType | None:
-    """A type by the name that :func:`name_of` gives it, of those that CSV is read as.
+    """Returns the type with a name of :func:`name_of`, if CSV is read as this type.
 
     >>> named("decimal(15, 2)"), named("timestamp"), named("integerish"), named("decimal(40,2)")
     (Decimal128Type(decimal128(15, 2)), TimestampType(timestamp[us]), None, None)
@@ -83,7 +83,7 @@ def form(data_type: pa.DataType) -> str | None:
 
 
 def name_of(data_type: pa.DataType) -> str:
-    """The name by which people are told a type: the one by which ``types`` knows it, if CSV is read as it.
+    """Returns the name of a type. For a type that CSV is read as, ``types`` accepts this name.
 
     >>> name_of(pa.timestamp("us")), name_of(pa.timestamp("ns", "UTC")), name_of(pa.decimal256(40, 2))
     ('timestamp', 'timestamp(ns, UTC)', 'decimal256(40,2)')
@@ -134,7 +134,7 @@ def name_of(data_type: pa.DataType) -> str:
 
 
 def wider(one: pa.DataType, other: pa.DataType) -> str:
-    """A type of CSV, by its name, that has the values of both.
+    """Returns the name of a CSV type that fits the values of both types.
 
     >>> wider(pa.float64(), pa.int64()), wider(pa.int64(), pa.date32())
     ('float64', 'string')

@@ -1,4 +1,4 @@
-"""Uploads: one stream, or several into one table that appears when all of them are through."""
+"""Uploads: one stream, or several into one table that appears when all of them are complete."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ._source import Source
 from .errors import Error
 
 OPTIONS_HEADER = b"dovetail-upload-options"
-"""pyarrow cannot put metadata on the first message of an upload, so the options travel as a header of the call."""
+"""Header of the options. pyarrow cannot add metadata to the first message of an upload."""
 
 _ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
 
 
 class UploadProgress(Transfer):
-    """How far an upload is, as the server has acknowledged it.
+    """Progress of an upload that the server has acknowledged.
 
     Attributes:
-        rows: Rows that the server has taken.
-        bytes: Bytes of their buffers.
-        rows_total: Rows to upload, when that is known.
-        seconds: Since the upload began.
-        done: Whether the table is there.
+        rows: Rows that the server has received.
+        bytes: Bytes of the buffers of these rows.
+        rows_total: Total rows to upload, if known.
+        seconds: Seconds since the start of the upload.
+        done: True if the table exists.
     """
 
 
@@ -44,10 +44,10 @@ def upload(
     streams: int,
     report: Callable[[UploadProgress], None],
 ) -> UploadProgress:
-    """Uploads `data` over `streams` connections and returns what the server took.
+    """Uploads `data` over `streams` connections and returns the rows and bytes that the server received.
 
-    A stream that pyarrow gives up looks to the server like one that ended well, whatever the reason. So even a single
-    stream goes under an upload ID, and the table appears when we say that all of it is there.
+    A stream that pyarrow aborts looks to the server like a complete one. So even a single stream has an upload ID, and
+    the table appears when the client commits it.
     """
     identity = uuid.uuid4().hex
     options = {**options, "upload": identity}
@@ -85,7 +85,7 @@ def upload(
 
 
 def _cause(failures: Sequence[Exception]) -> Exception:
-    """The failure that the server or the data gave a reason for, before those that only followed from it."""
+    """Returns the failure with a reason from the server or the data, rather than its consequences."""
     return next((failure for failure in failures if isinstance(failure, Error)), failures[0])
 
 
@@ -128,7 +128,7 @@ def _listen(acks: flight.FlightMetadataReader, stream: _Stream) -> None:
 
 
 class _Tally:
-    """Adds up what the streams of one upload have had acknowledged."""
+    """Sums the acknowledgements of all streams of an upload."""
 
     def __init__(self, rows_total: int | None, report: Callable[[UploadProgress], None]) -> None:
         self._rows_total = rows_total
@@ -170,13 +170,13 @@ class _Stream:
         self.bytes = 0
 
     def taken(self, rows: int, size_bytes: int) -> None:
-        """The server says how much of this stream it has taken, from its beginning."""
+        """Records the total rows and bytes of this stream that the server has received."""
         self.rows, self.bytes = max(self.rows, rows), max(self.bytes, size_bytes)
         self._tally.changed()
 
 
 class _Shared(Iterator[pa.RecordBatch]):
-    """One iterator that several threads draw from."""
+    """Iterator that several threads share."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -190,5 +190,5 @@ class _Shared(Iterator[pa.RecordBatch]):
             return next(self._batches)
 
     def stop(self) -> None:
-        """Nothing more comes."""
+        """Ends the iteration."""
         self._stopped = True

@@ -1,4 +1,4 @@
-"""The client: tables up, joins asked for, results down."""
+"""The client: uploads tables, requests joins and fetches results."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from ._upload import UploadProgress, upload
 from .errors import Error, InternalError
 
 How = Literal["inner", "left", "right", "full", "left_semi", "left_anti", "right_semi", "right_anti"]
-"""Which rows of a join survive."""
+"""Kind of a join."""
 
 Strategy = Literal["auto", "hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"]
-"""How a join is composed; ``"auto"`` lets the planner choose. The server may know more than these."""
+"""Strategy of a join. With ``"auto"``, the planner chooses. The server may know other strategies."""
 
 Mode = Literal["create", "replace", "append", "create_if_missing"]
-"""What an upload does with a table of that name."""
+"""Action of an upload if a table of that name exists."""
 
 DEFAULT_URI = "grpc://127.0.0.1:8815"
 
 STREAMS_MAX = 64
-"""Connections that an upload may go over, as ``dovetail put --streams`` has it."""
+"""Maximum number of connections of an upload, as for ``dovetail put --streams``."""
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds that connecting may take where nobody says: far longer than a server needs, no longer than a person waits."""
+"""Default time limit for connecting, in seconds: far longer than a server needs, and no longer than a person waits."""
 
 
 def connect(
@@ -51,23 +51,23 @@ def connect(
     timeout: float | None = CONNECT_TIMEOUT,
     call_timeout: float | None = None,
 ) -> Client:
-    """Connects to a server, and makes sure that it answers.
+    """Connects to a server, and checks that it answers.
 
     Args:
-        uri: Its address, such as ``"grpc://127.0.0.1:8815"``, or ``"grpc+tls://host:8815"`` with TLS. Default: the
-            environment variable ``DOVETAIL_SERVER``, else the address on which a server listens by default.
-        token: The bearer token, or ``@FILE`` for the one that a file holds. Default: the environment variable
-            ``DOVETAIL_TOKEN``.
-        tls_root_certs: Certificates of the authorities to trust (PEM, or the path of a file). Default: the system's.
-        cert: The client's certificate chain, for mutual TLS.
-        key: Its private key.
-        timeout: Seconds within which the server must be reached and must answer. ``None``: as long as it takes.
-        call_timeout: Seconds that each later call may take, transfers included. Default: no limit, since a join may
-            take long; a server that is gone is noticed all the same.
+        uri: Address of the server, such as ``"grpc://127.0.0.1:8815"``, or ``"grpc+tls://host:8815"`` with TLS.
+            Default: the environment variable ``DOVETAIL_SERVER``, or else ``"grpc://127.0.0.1:8815"``.
+        token: Bearer token, or ``@FILE`` to read it from a file. Default: the environment variable ``DOVETAIL_TOKEN``.
+        tls_root_certs: Certificates of the trusted authorities (PEM, or the path of a file). Default: those of the
+            system.
+        cert: Certificate chain of the client, for mutual TLS (PEM, or the path of a file).
+        key: Private key of the client (PEM, or the path of a file).
+        timeout: Seconds for the server to accept a connection and answer. ``None``: no limit.
+        call_timeout: Maximum seconds of each later call, including transfers. Default: no limit, because a join may
+            take long. The client still notices a lost server.
 
     Raises:
-        Unavailable: When nothing answers there, or not in time.
-        Unauthenticated: When the server wants a token, or another one.
+        Unavailable: If no server answers there in time.
+        Unauthenticated: If the server needs a token or does not accept this one.
 
     Example:
         >>> import dovetail
@@ -91,9 +91,9 @@ def connect(
 
 
 class Client:
-    """A connection to a Dovetail server. :func:`connect` makes one.
+    """Connection to a Dovetail server. :func:`connect` creates one.
 
-    It may be used from several threads at once. Example:
+    Several threads may use it at once. Example:
 
         >>> import pyarrow as pa
         >>> client.put("orders", pa.table({"id": [1, 2, 3], "customer": ["ann", "bob", "ann"]}))
@@ -129,44 +129,45 @@ class Client:
         infer_rows: int | None = None,
         null_values: str | Sequence[str] | None = None,
     ) -> int:
-        """Uploads a table, which appears in whole when all of it is there, or not at all.
+        """Uploads a table. The table appears when the upload is complete, or not at all.
 
         Args:
-            name: The table's name.
-            data: A pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a pandas or Polars DataFrame, or anything
-                else with the Arrow stream interface; a sequence of record batches; a dictionary of columns, or a list
-                of rows that are dictionaries, with a null where one has no value for a column. Or the path
-                of a file (Parquet, Arrow IPC file or stream, ORC, CSV, CSV that gzip has compressed) or of a folder
-                of such files, in the order of their names; a pattern such as ``"parts/*.parquet"``, or a list of paths:
-                files with the same columns, whose rows become one table in this order.
-            mode: ``"create"`` (the name must be free), ``"replace"``, ``"append"`` (the table must be there) or
+            name: Name of the table.
+            data: A pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a pandas or Polars DataFrame, or another
+                object with the Arrow stream interface; a sequence of record batches; a dictionary of columns; or a list
+                of rows as dictionaries, where a missing value is null. Or the path of a file (Parquet, Arrow IPC file
+                or stream, ORC, CSV, CSV compressed by gzip) or of a folder of such files, in the order of their names;
+                a pattern such as ``"parts/*.parquet"``; or a list of paths. Several files must have the same columns,
+                and their rows become one table in this order.
+            mode: ``"create"`` (the table must not exist), ``"replace"``, ``"append"`` (the table must exist) or
                 ``"create_if_missing"`` (append, or create).
-            sorted_by: Columns by which the rows are sorted, ascending, nulls first. The server checks it, and saves the
-                sorting in joins.
-            unique: Columns (or sets of columns) whose values are distinct. Nobody checks: the planner predicts by it,
-                and where it does not hold, results are right all the same.
-            streams: How many connections to send over at once, up to 64. One tops out near 3 GB/s; with more, the
-                order of the rows is not kept.
+            sorted_by: Columns by which the rows are sorted, ascending, nulls first. The server checks the order, and
+                joins need not sort.
+            unique: Columns (or sets of columns) whose values are distinct. The planner predicts with it. The server
+                does not check it, and results are correct even if it is wrong.
+            streams: Number of connections to send over in parallel, up to 64. One reaches about 3 GB/s. With more than
+                one, the order of the rows is lost.
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`UploadProgress`.
-            types: Of CSV: types of columns, in place of those that are inferred, such as
-                ``{"id": "int64", "price": "decimal(9,2)"}``; names as ``dovetail put --types`` takes them, or
-                ``pyarrow`` types.
-            delimiter: Of CSV: the ASCII character between fields; by default a comma, and a tab in files named .tsv.
-            header: Of CSV: whether the first line names the columns, as it does by default; else they are column_1, ...
-            infer_rows: Of CSV: rows from which types are inferred; 10,000 by default.
-            null_values: Of CSV: words that stand for null, in addition to the empty field: a sequence of them such as
-                ``["NA", "NULL"]``, or a string with commas between them, ``"NA,NULL"``, as ``--null-values`` takes it.
+            types: For CSV: types of columns, instead of inferred ones, such as
+                ``{"id": "int64", "price": "decimal(9,2)"}``. Names are those of ``dovetail put --types``. ``pyarrow``
+                types also work.
+            delimiter: For CSV: ASCII character between fields. The default is a comma, and a tab in files named .tsv.
+            header: For CSV: true if the first line names the columns, which is the default. Otherwise they are
+                column_1, ...
+            infer_rows: For CSV: number of rows from which types are inferred, 10,000 by default.
+            null_values: For CSV: words that mean null, in addition to the empty field: a sequence such as
+                ``["NA", "NULL"]``, or a string with commas, ``"NA,NULL"``, as for ``--null-values``.
 
         Returns:
-            The number of rows that the server took.
+            The number of rows that the server accepted.
 
         Raises:
-            AlreadyExists: In mode ``"create"``, when there is a table of that name.
-            NotFound: In mode ``"append"``, when there is none.
+            AlreadyExists: In mode ``"create"``, if a table of that name exists.
+            NotFound: In mode ``"append"``, if no table of that name exists.
             InvalidRequest: For a type or option that the server does not accept.
-            Exhausted: When the server has no room for it.
-            ValueError: When a file is not what it seems, with the line where that is known.
+            Exhausted: If the server has too little memory for the table.
+            ValueError: If a file is not valid, with the line number if it is known.
 
         Example:
             >>> client.put("letters", {"letter": ["a", "b"], "n": [1, 2]}, mode="replace", sorted_by="letter")
@@ -193,17 +194,17 @@ class Client:
         return upload(self._connections, name, rows, options, streams, report).rows
 
     def get(self, name: str, progress: ProgressArgument = None) -> pa.Table:
-        """A whole table, fetched over several connections; rows in the order in which they were uploaded.
+        """Fetches a whole table over several connections. The rows are in the order of the upload.
 
         Args:
-            name: The table's name.
+            name: Name of the table.
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`FetchProgress`.
 
         Returns:
-            A pyarrow Table: ``.to_pandas()`` makes a pandas DataFrame of it, and ``polars.from_arrow(table)`` a Polars
-            one without copying. Where somebody replaces the table meanwhile, it is fetched again from its beginning, so
-            that all rows are of one version.
+            A pyarrow Table. ``.to_pandas()`` converts it to a pandas DataFrame, and ``polars.from_arrow(table)`` to a
+            Polars one without copying. If the table is replaced during the fetch, the client fetches it again from the
+            start, so that all rows are of one version.
 
         Example:
             >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
@@ -217,21 +218,21 @@ class Client:
         return fetch_table(self._connections, lambda: self._table_info(name), report)
 
     def reader(self, name: str) -> pa.RecordBatchReader:
-        """A table batch by batch, over several connections; the order of the batches is not kept.
+        """Reads a table batch by batch, over several connections. The order of the batches is lost.
 
         Raises:
-            FailedPrecondition: When somebody replaces the table meanwhile, and some of its batches were handed out.
+            FailedPrecondition: If the table is replaced after some of its batches were returned.
         """
         return read_table(self._connections, lambda: self._table_info(name))
 
     def schema(self, name: str) -> pa.Schema:
-        """The columns of a table."""
+        """Returns the columns of a table."""
         descriptor = flight.FlightDescriptor.for_path(_arguments.text("name", name, "the name of a table"))
         with self._connections.calling(f"asking for the columns of table {name!r}"):
             return self._connections.main.get_schema(descriptor, self._connections.options()).schema
 
     def tables(self) -> Tables:
-        """All tables, by name.
+        """Lists all tables, by name.
 
         Example:
             >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
@@ -252,7 +253,7 @@ class Client:
         return Tables(sorted(found, key=lambda table: table.name))
 
     def drop(self, name: str) -> int:
-        """Removes a table and returns how many rows it had. Whoever reads it at the moment finishes."""
+        """Drops a table and returns its number of rows. Running reads of the table finish."""
         answer = self._answer("drop_table", {"name": _arguments.text("name", name, "the name of a table")})
         return int(answer.get("rows", 0))
 
@@ -278,41 +279,43 @@ class Client:
         batch_rows: int | None = None,
         progress: ProgressArgument = None,
     ) -> Result:
-        """Joins two tables of the server. Returns as soon as the join is queued; fetching the result waits for it.
+        """Joins two tables of the server. Returns when the join is queued. Fetching the result waits for the join.
 
-        Strategy, priority, retain_seconds and nulls_equal may be options of the session too: what is given here holds,
-        also when it is what the default would be.
+        The options strategy, priority, retain_seconds and nulls_equal may also be set on the session. A value given
+        here overrides the session, even if it equals the default.
 
         Args:
             left: Name of the left table.
             right: Name of the right table.
             on: Columns that must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}``, or a list of
-                names, pairs, and :class:`On`, which says for one pair whether its nulls are equal.
-            left_on: In place of ``on``: a column of the left table, or several.
-            right_on: The columns of the right table that go with ``left_on``.
-            how: Which rows survive: ``"inner"``, ``"left"``, ``"right"``, ``"full"``, ``"left_semi"``, ``"left_anti"``,
+                names, pairs and :class:`On`. :class:`On` sets for one pair whether nulls match.
+            left_on: Instead of ``on``: one or several columns of the left table.
+            right_on: Columns of the right table, paired with ``left_on``.
+            how: Kind of join: ``"inner"``, ``"left"``, ``"right"``, ``"full"``, ``"left_semi"``, ``"left_anti"``,
                 ``"right_semi"`` or ``"right_anti"``.
-            columns: Columns of the result, in order: ``"column"``, ``"left.column"`` or ``"right.column"``. Default:
-                the keys once, the rest of left, the rest of right, with the suffix ``_right`` where a name clashes.
-            strategy: How it is done; ``"auto"``, the default, lets the planner choose. :meth:`explain` shows what
-                it chose.
-            nulls_equal: Whether a null key matches a null key, in all pairs that do not say; by default it does not.
-            into: Keeps the result as a table of this name.
-            into_mode: What to do with a table of that name: ``"create"``, the default, refuses to touch it;
-                ``"replace"`` puts the result in its place once it is complete, in whole.
-            devices: How many devices may run it, the name of one, or a list of names.
-            priority: -100 to 100, by default 0; jobs of higher priority start first.
-            retain_seconds: How long the result is kept once it is complete. 0: released as it is read, by one reader,
-                so that it may be larger than the server's memory.
-            batch_rows: Rows per batch of the result, at most.
-            progress: ``True`` for a bar on standard error, or a function that is called with each :class:`JobStatus`;
-                waits until the result is complete.
+            columns: Columns of the result, in this order: ``"column"``, ``"left.column"`` or ``"right.column"``.
+                Default: the keys once, the rest of left, then the rest of right, with the suffix ``_right`` for a name
+                that is taken.
+            strategy: Strategy of the join. With ``"auto"``, the default, the planner chooses. :meth:`explain` shows the
+                choice.
+            nulls_equal: ``True`` to match null keys with null keys, in all pairs that do not set it themselves.
+                Default: ``False``.
+            into: Name of a table to keep the result in.
+            into_mode: Action if a table of that name exists: ``"create"``, the default, fails. ``"replace"`` replaces
+                it when the result is complete.
+            devices: Number of devices that may run the join, the name of one, or a list of names.
+            priority: Priority of the job, -100 to 100, 0 by default. Jobs of higher priority start first.
+            retain_seconds: Seconds that the server keeps the complete result. 0: the server releases rows as one reader
+                reads them, so the result may be larger than its memory.
+            batch_rows: Maximum number of rows per batch of the result.
+            progress: ``True`` for a bar on standard error, or a function that is called with each :class:`JobStatus`.
+                With either, the call waits until the result is complete.
 
         Raises:
-            NotFound: When there is no such table.
-            AlreadyExists: When there is a table named ``into``, unless it is to be replaced.
-            InvalidRequest: When a column is missing, types do not fit, or an option has no such value.
-            Exhausted: When the queue is full, or no strategy fits into the devices' memory.
+            NotFound: If a table does not exist.
+            AlreadyExists: If a table named ``into`` exists and ``into_mode`` is not ``"replace"``.
+            InvalidRequest: If a column is missing, key types do not match, or an option has an invalid value.
+            Exhausted: If the queue is full, or no strategy fits into the memory of the devices.
         """
         progress = _arguments.progress(progress)
         command = join_command(
@@ -344,7 +347,7 @@ class Client:
         return result
 
     def submit(self, left: str, right: str, on: OnArgument | None = None, how: How = "inner", **options: Any) -> Job:
-        """As :meth:`join`, for those who come back later: the job, to wait for, look at or cancel.
+        """Submits a join like :meth:`join`, and returns its job, to wait for, inspect or cancel.
 
         Example:
             >>> client.put("a", {"k": [1, 2]}), client.put("b", {"k": [2, 3]})
@@ -379,9 +382,9 @@ class Client:
         devices: int | str | Sequence[str] | None = None,
         priority: int | None = None,
     ) -> int:
-        """How many rows a join has. No row of it is made, and no column beyond the keys is read.
+        """Counts the rows of a join. The server makes no rows and reads the key columns only.
 
-        Takes and raises what :meth:`join` does; waits for the number.
+        Takes the arguments and raises the errors of :meth:`join`. Waits for the number.
 
         Example:
             >>> client.put("a", {"k": [1, 2, 3]})
@@ -412,23 +415,24 @@ class Client:
     def explain(
         self, left: str, right: str, on: OnArgument | None = None, how: How = "inner", **options: Any
     ) -> Explanation:
-        """How a join would run, and why, without running it. Takes what :meth:`join` takes.
+        """Explains how a join would run, and why, without running it. Takes the arguments of :meth:`join`.
 
-        Of a join that would be refused because it fits on no device, it tells that too: the detail ``refusal`` says
-        what is too small and what would help, and is ``None`` for a join that may run.
+        For a join that fits on no device, the detail ``refusal`` says what is too small and what would help. It is
+        ``None`` for a join that may run.
         """
         _arguments.known("explain", options, OPTIONS)
         return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
 
     def jobs(self) -> Jobs:
-        """What runs, waits, or has ended and is remembered: yours, or everybody's for an admin; oldest first."""
+        """Lists jobs that run, wait or have ended and are still known, oldest first. An admin gets all jobs, others
+        theirs."""
         return Jobs([JobStatus.from_json(answer) for answer in self._connections.action("list_jobs")])
 
     def job(self, identity: int) -> Job:
-        """The job of that number.
+        """Returns the job with this number.
 
         Raises:
-            NotFound: When the server does not know it (any more).
+            NotFound: If the server does not know the job, or no longer.
         """
         job = Job(self._connections, _arguments.whole("identity", identity, least=0))
         job.status()
@@ -437,11 +441,11 @@ class Client:
     # The server
 
     def topology(self) -> Topology:
-        """The devices of the server, their memory, and the links between them."""
+        """Returns the devices of the server, their memory, and the links between them."""
         return Topology(self._answer("topology"))
 
     def server_info(self) -> ServerInfo:
-        """Version, devices, memory and the limits that a client meets.
+        """Returns version, devices, memory and client limits of the server.
 
         Example:
             >>> client.server_info()["name"]

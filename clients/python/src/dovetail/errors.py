@@ -1,7 +1,7 @@
-"""What can go wrong, by who can act on it.
+"""Errors, by the remedy that they need.
 
-Every failure that the server reports is a subclass of :class:`Error` whose text is exactly the server's sentence,
-without what gRPC and pyarrow put around it. The classes follow the gRPC status codes.
+Every error of the server is a subclass of :class:`Error` whose text is exactly the message of the server, without the
+additions of gRPC and pyarrow. The classes follow the gRPC status codes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 
 
 class Error(Exception):
-    """Something that the server, or the way to it, refused.
+    """Error of the server, or of the connection to it.
 
     Attributes:
         code: The gRPC status code in capitals, such as ``"NOT_FOUND"``.
@@ -33,43 +33,43 @@ class Error(Exception):
 
 
 class InvalidRequest(Error, ValueError):
-    """The request is wrong as it stands; sending it again changes nothing."""
+    """The request is invalid. Sending it again does not help."""
 
     code = "INVALID_ARGUMENT"
 
 
 class NotFound(Error, LookupError):
-    """A table, job, upload or ticket of that name does not exist (any more)."""
+    """A table, job, upload or ticket of that name does not exist, or no longer."""
 
     code = "NOT_FOUND"
 
 
 class AlreadyExists(Error):
-    """The name is taken: choose another, or ``mode="replace"``."""
+    """The name is taken. Choose another, or ``mode="replace"``."""
 
     code = "ALREADY_EXISTS"
 
 
 class FailedPrecondition(Error):
-    """The thing that the request names is in the wrong state for it."""
+    """The object that the request names is in the wrong state."""
 
     code = "FAILED_PRECONDITION"
 
 
 class Unauthenticated(Error):
-    """There is no token, or it is not known to the server."""
+    """The token is missing, or the server does not know it."""
 
     code = "UNAUTHENTICATED"
 
 
 class PermissionDenied(Error):
-    """The server knows the caller, who may not do this."""
+    """The server knows the caller, but the caller may not do this."""
 
     code = "PERMISSION_DENIED"
 
 
 class Exhausted(Error):
-    """Memory, a quota or the queue is full: wait, ask for less, or raise the setting that the message names."""
+    """Memory, a quota or the queue is full. Wait, request less, or raise the setting that the message names."""
 
     code = "RESOURCE_EXHAUSTED"
 
@@ -81,25 +81,25 @@ class Unavailable(Error):
 
 
 class Cancelled(Error):
-    """Somebody stopped the work."""
+    """The work was cancelled."""
 
     code = "CANCELLED"
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """The timeout passed before the work was done: that of a call, or of :meth:`Job.wait`."""
+    """The work was not done within the timeout of a call or of :meth:`Job.wait`."""
 
     code = "DEADLINE_EXCEEDED"
 
 
 class Unsupported(Error, NotImplementedError):
-    """The protocol allows it and this server does not do it."""
+    """The protocol allows the request, but this server does not support it."""
 
     code = "UNIMPLEMENTED"
 
 
 class InternalError(Error):
-    """A defect of the server. Please report it, with the server's log."""
+    """Defect of the server. Please report it with the log of the server."""
 
     code = "INTERNAL"
 
@@ -143,10 +143,10 @@ _DEBUG_CONTEXT = ". gRPC client debug context: "
 
 
 def from_arrow(error: BaseException) -> Error | None:
-    """The error of this package for an exception of pyarrow's Flight client; ``None`` when it is not one.
+    """Returns the error of this package for an exception of pyarrow's Flight client, or ``None`` for other exceptions.
 
-    An exception that pyarrow raises by itself, without the server, such as one about the caller's data, has no wrapping
-    to take off and stays as it is.
+    An exception that pyarrow raises without the server, such as one about the caller's data, has no wrapping to remove
+    and stays unchanged.
     """
     if isinstance(error, Error):
         return error
@@ -219,7 +219,7 @@ _BROKEN = re.compile(
 
 
 def _of_the_connection(message: str) -> Unavailable | None:
-    """What gRPC itself, and not the server, says of the way to the server, with what to do about it.
+    """Returns the error that gRPC itself reports about the connection to the server, with a remedy.
 
     >>> failed = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:8815: "
     >>> _of_the_connection(failed + "Failed to connect to remote host: Connection refused")
@@ -258,10 +258,10 @@ def _of_the_connection(message: str) -> Unavailable | None:
 
 @contextmanager
 def translated(call: str = "the call", limit: float | None = None) -> Iterator[None]:
-    """Raises what pyarrow raises inside as an :class:`Error`.
+    """Converts pyarrow's exceptions to :class:`Error`.
 
-    `call` says what was being done, and `limit` for how many seconds it might go on: pyarrow itself only says that a
-    deadline was exceeded.
+    `call` describes the work, and `limit` is its time limit in seconds. pyarrow itself reports only that a deadline was
+    exceeded.
     """
     try:
         yield
@@ -271,7 +271,7 @@ def translated(call: str = "the call", limit: float | None = None) -> Iterator[N
             raise
         if limit is not None and isinstance(ours, DeadlineExceeded):
             ours = DeadlineExceeded(
-                f"{call} was not done within {limit:g} s, the limit of each call of this client, transfers included: "
-                "dovetail.connect(call_timeout=...) takes a longer one, or None for no limit"
+                f"{call} was not done within {limit:g} s, the limit of each call of this client, including transfers; "
+                "set a longer limit with dovetail.connect(call_timeout=...), or None for no limit"
             )
         raise ours from None
