@@ -261,7 +261,7 @@ fn main() {
     let device = &*device;
     if options.cached {
         device.enable_cache(device.memory().limit_bytes() / 2).unwrap();
-        assert!(device.cache_stats().is_some(), "{} reads host memory as it lies, and keeps no columns", device.id());
+        assert!(device.cache_stats().is_some(), "{} reads host memory in place, and caches no columns", device.id());
     }
     let strategy = |name: &String| match name.as_str() {
         "auto" => None,

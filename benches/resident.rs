@@ -195,7 +195,7 @@ impl Bench<'_> {
             assert_eq!(
                 Expected::sum(&keys, &self.numbers(column, false)),
                 sum,
-                "the probe side's payload is not what it was"
+                "the payload of the probe side has changed"
             );
         }
     }

@@ -175,7 +175,7 @@ def _cut_short(path: str, kind: str) -> ValueError:
 
 
 def _checked(batches: Iterator[pa.RecordBatch], path: str, kind: str) -> Iterator[pa.RecordBatch]:
-    """The batches; what goes wrong with the file between them is told with its name."""
+    """Returns the batches. Errors of the file between them name the file."""
     try:
         yield from batches
     except (pa.ArrowInvalid, OSError) as error:
