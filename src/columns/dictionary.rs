@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_wider_only_where_the_different_values_are_too_many() {
+    fn keys_are_widened_only_if_the_distinct_values_exceed_their_range() {
         use DataType as T;
         let (low, high, same) = (texts(0..100), texts(100..200), texts(0..100));
         assert_eq!(key_type(T::Int8, &[]), T::Int8);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_every_type_become_a_dictionary_and_are_the_same() {
+    fn values_of_every_type_become_a_dictionary_unchanged() {
         let numbers = [Some(3), None, Some(3), Some(5), Some(3), None];
         let lists = numbers.map(|number| number.map(|number| vec![Some(number), None]));
         let bytes = numbers.map(|number| number.map(|number| [number as u8; 4]));

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_meet_without_a_seam() {
+    fn the_rows_of_several_tasks_are_gathered_without_gaps() {
         let values: Vec<String> = (0..3 * TASK_ROWS + 5).map(|row| format!("value {}", row % 1013)).collect();
         let rows = rows_of(vec![Arc::new(StringArray::from_iter_values(&values))]);
         let numbers: Vec<u32> = (0..values.len() as u32).rev().collect();
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_follow_each_other_are_gathered_like_any_others() {
+    fn consecutive_rows_are_gathered_like_any_others() {
         // Two batches without a null and one with a null, as slices whose first bytes belong to
         // other rows.
         let batch = |start: usize, len: usize, null_at: Option<usize>| -> ArrayRef {
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_every_type_are_what_arrow_gathers_and_lie_in_the_arena() {
+    fn values_of_every_type_are_gathered_as_by_arrow_and_stored_in_the_arena() {
         let random = &mut StdRng::seed_from_u64(crate::testing::seed());
         for parts in batches_of_every_type() {
             let data_type = parts[0].data_type().clone();
@@ -571,7 +571,7 @@ mod tests {
     /// Guards against gathering views with all buffers of the table, which once made each batch of
     /// a result that large.
     #[test]
-    fn views_come_with_the_values_of_their_rows_only_and_share_those_that_rows_share() {
+    fn gathered_views_have_only_the_values_of_their_rows_and_share_repeated_values() {
         let long = |row: usize| format!("a string that is too long for a view, number {row:06}");
         let part =
             |start: usize| Arc::new(StringViewArray::from_iter_values((start..start + 1000).map(long))) as ArrayRef;
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_several_dictionaries_get_one_with_each_of_their_values_once() {
+    fn rows_of_several_dictionaries_are_gathered_with_one_without_duplicate_values() {
         let first = dictionary(vec![Some(1), Some(0), None], vec![Some("green"), Some("red"), Some("unused")]);
         let second = dictionary(vec![Some(0), Some(1), Some(2)], vec![Some("blue"), Some("green"), None]);
         let rows = rows_of(vec![first.clone(), first, second]);
@@ -626,7 +626,7 @@ mod tests {
     /// Guards against gathering such rows as plain values on the heap: here that took 3 GB,
     /// whatever the budget.
     #[test]
-    fn a_value_that_many_rows_share_is_paid_for_once_and_never_gathered_for_each() {
+    fn a_value_shared_by_many_rows_is_gathered_and_charged_once() {
         const VALUE_BYTES: usize = 1 << 20;
         let long = ["a", "b", "c"].map(|text| text.repeat(VALUE_BYTES));
         let own = |at: usize| dictionary(vec![Some(0); 1000], vec![Some(long[at].as_str())]);

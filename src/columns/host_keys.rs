@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strings_of_different_length_never_pack_alike() {
+    fn strings_of_different_lengths_never_pack_to_equal_keys() {
         // In ascending order, so that a longer string packs neither as nor below a string that it
         // begins with.
         let packed: Vec<u128> = [&b""[..], b"\0", b"\0\0", b"a", b"a\0", b"ab", b"b", b"\xff"]

@@ -97,7 +97,7 @@ mod tests {
 
     /// Checks the table of README.md.
     #[test]
-    fn types_match_those_that_the_readme_says() {
+    fn key_types_match_as_the_readme_lists_them() {
         use DataType as T;
         let classes = [
             vec![T::Int8, T::UInt64, T::Decimal32(5, 0), T::Decimal128(20, 0), T::Decimal256(60, 0)],

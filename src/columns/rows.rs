@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn one_huge_batch_does_not_make_tiny_ones_slow_to_find() {
+    fn one_huge_batch_does_not_make_tiny_batches_slow_to_find() {
         // All tiny batches fall into one bucket.
         let (tiny, huge) = (4000, 10_000_000);
         for lengths in [vec![vec![1; tiny], vec![huge]], vec![vec![huge], vec![1; tiny]]] {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_views_unions_and_runs_lie_anywhere() {
+    fn types_with_list_views_are_not_stored_by_row() {
         let field = |data_type| Arc::new(Field::new("item", data_type, true));
         let view = DataType::ListView(field(DataType::Int64));
         for data_type in [view.clone(), DataType::Struct(vec![field(view.clone())].into()), DataType::List(field(view))]
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_sixteen_bits_bound_the_rows_of_an_array() {
+    fn run_ends_of_16_bits_bound_the_rows_of_an_array() {
         let field = |name: &str, data_type| Arc::new(Field::new(name, data_type, name != "run_ends"));
         let runs = |ends| DataType::RunEndEncoded(field("run_ends", ends), field("values", DataType::Utf8));
         assert_eq!(rows_max(&runs(DataType::Int16)), 32_767);
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn dictionaries_move_by_key_when_all_batches_share_one() {
+    fn dictionary_columns_move_as_keys_if_all_batches_share_the_dictionary() {
         let values = Arc::new(StringArray::from(vec!["a", "b"]));
         let shared = |keys: Vec<i8>, values: &Arc<StringArray>| {
             let array = DictionaryArray::<Int8Type>::try_new(keys.into(), values.clone()).unwrap();

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn other_rows_are_put_together_of_what_is_there() {
+    fn other_row_ranges_are_assembled_from_cached_parts() {
         let bench = bench(1000, 500);
         let table = Arc::new("t".to_string());
         // Ten bytes a row.
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_were_put_together_are_evicted_before_the_whole() {
+    fn assembled_parts_are_evicted_before_the_whole() {
         let bench = bench(1000, 500);
         let table = Arc::new("t".to_string());
         for range in [0..10, 10..20] {
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_part_is_read_out_of_counts_as_used() {
+    fn a_column_counts_as_used_when_a_part_of_it_is_read() {
         let bench = bench(1000, 200);
         let table = Arc::new("t".to_string());
         for column in 0..2 {
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_column_is_evicted_but_not_one_in_use() {
+    fn the_least_recently_used_columns_are_evicted_except_those_in_use() {
         let bench = bench(1000, 300);
         let table = Arc::new("t".to_string());
         let column = |at: usize| rows(&table, at, 0..10);
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_get_the_memory_that_columns_keep() {
+    fn jobs_get_the_memory_of_cached_columns() {
         let bench = bench(1000, 900);
         let table = Arc::new("t".to_string());
         let held = bench.copy_in(&rows(&table, 0, 0..10), 300);
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn several_jobs_that_ask_at_once_all_get_what_columns_keep() {
+    fn concurrent_jobs_all_get_the_memory_of_cached_columns() {
         for _ in 0..20 {
             let bench = bench(1000, 1000);
             let table = Arc::new("t".to_string());
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_of_a_table_that_is_gone_are_evicted_first() {
+    fn columns_of_a_dropped_table_are_evicted_first() {
         let bench = bench(1000, 300);
         let (stays, goes) = (Arc::new("t".to_string()), Arc::new("t".to_string()));
         bench.copy_in(&rows(&stays, 0, 0..10), 100);
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_given_back_is_known_whoever_uses_what() {
+    fn reclaimable_bytes_exclude_columns_with_any_user() {
         let bench = bench(1000, 900);
         let table = Arc::new("t".to_string());
         let column = |at: usize| rows(&table, at, 0..10);
@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_the_cache_is_not_kept() {
+    fn columns_larger_than_the_cache_are_not_cached() {
         let bench = bench(1000, 300);
         let table = Arc::new("t".to_string());
         bench.copy_in(&rows(&table, 0, 0..10), 100);

@@ -154,7 +154,7 @@ mod tests {
     use crate::device::DeviceKind;
 
     #[test]
-    fn a_cpu_pool_works_on_while_another_is_held_up_and_is_used_again() {
+    fn a_blocked_cpu_pool_does_not_block_another_and_is_reused() {
         let id = DeviceId { kind: DeviceKind::Host, index: 0 };
         let device = CpuPools::new(id, 1).cpu_pool().unwrap();
         let job = device.another().unwrap();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_keeps_a_cpu_pool_that_it_is_one_of() {
+    fn a_thread_keeps_the_cpu_pool_that_it_belongs_to() {
         let cpu_pools = |index| CpuPools::new(DeviceId { kind: DeviceKind::Host, index }, 2);
         let who = || std::thread::current().id();
         // The spawned thread stays in that pool for its life. The test's own thread should not.

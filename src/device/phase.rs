@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn phases_end_with_their_work_however_it_ends() {
+    fn a_phase_ends_with_its_work_even_after_a_panic() {
         assert_eq!(current(), None);
         in_phase(Phase::Match, || {
             assert_eq!(in_phase(Phase::Gather, current), Some(Phase::Gather));

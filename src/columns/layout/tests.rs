@@ -72,7 +72,7 @@ fn wide_and_unbounded_keys_are_hashed() {
 }
 
 #[test]
-fn devices_hash_what_they_can_read() {
+fn devices_hash_the_key_types_that_they_can_read() {
     use DataType as T;
     let long = |class: KeyClass, build: DataType, probe: DataType, bytes: usize| KeyFacts {
         bytes_max: Some(bytes),
@@ -128,7 +128,7 @@ fn devices_hash_what_they_can_read() {
 }
 
 #[test]
-fn integers_and_wide_decimals_have_equal_hashes_where_they_are_equal() {
+fn equal_integers_and_wide_decimals_have_equal_hashes() {
     let rows_of = |column: ArrayRef| {
         let batch = RecordBatch::try_from_iter([("k", column)]).unwrap();
         Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..batch.num_rows() as u64)

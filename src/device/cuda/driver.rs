@@ -625,7 +625,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_errors_that_end_a_context_cost_a_gpu() {
+    fn a_gpu_is_lost_only_by_errors_that_end_its_context() {
         use sys::CUresult as Code;
         let class = |code: Code| Class::of(code as c_int);
         assert_eq!(class(Code::CUDA_ERROR_OUT_OF_MEMORY), Class::Capacity);

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partitions_that_are_far_larger_than_others_are_divided() {
+    fn partitions_far_larger_than_others_are_divided() {
         let of = |build: usize, probe: usize, partitions: usize| {
             let UnitRows { whole, unit } = UnitRows::new(build, probe, partitions);
             (whole, unit)

@@ -283,7 +283,7 @@ fn for_every_case_of(widths: &[KeyWidth], seed: u64, mut test: impl FnMut(&[u32]
 }
 
 #[test]
-fn bytes_and_bits_go_in_and_come_back() {
+fn bytes_and_bits_are_copied_in_and_back_out() {
     let Some(sides) = both() else { return };
     let mut random = random(201);
     for _ in 0..50 {
@@ -462,7 +462,7 @@ impl LongKeys {
 }
 
 #[test]
-fn short_text_becomes_numbers_that_tell_values_apart_and_keep_their_order() {
+fn short_text_is_encoded_as_distinct_numbers_in_the_same_order() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let mut random = random(232);
     for rows in sizes() {
@@ -582,7 +582,7 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
 /// Two rows whose concatenated values are the same words, unless the hash includes which values are
 /// null.
 #[test]
-fn where_a_null_is_tells_keys_apart() {
+fn keys_with_nulls_in_different_places_have_different_hashes() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let rows = 2;
     let bits = BooleanBuffer::from(vec![false, true]).into_inner();
@@ -618,7 +618,7 @@ fn where_a_null_is_tells_keys_apart() {
 }
 
 #[test]
-fn long_values_in_many_parts_differ_in_their_last_byte() {
+fn long_values_in_many_parts_are_distinguished_by_their_last_byte() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     // More parts than fit in a call's arguments, and than a block has rows.
     let text = |row: usize| format!("{}{row:03}", "x".repeat(1000 + row % 9)).into_bytes();
@@ -742,7 +742,7 @@ fn many_columns_move_together() {
 }
 
 #[test]
-fn keys_are_sorted_and_found_to_be() {
+fn keys_are_sorted_and_their_order_is_detected() {
     let Some(sides) = both() else { return };
     for_every_case(204, |numbers, width, story, _| {
         let values = values_of(numbers, width);
@@ -878,7 +878,7 @@ fn hold(stream: &Stream) -> mpsc::Sender<()> {
 /// Tests keys that still cross the link: they are entered piece by piece, and pieces end within
 /// batches and within keys.
 #[test]
-fn keys_that_are_still_arriving_are_all_entered() {
+fn keys_that_are_still_being_copied_in_are_all_inserted() {
     const MIN: u32 = 1000;
     const ROWS: usize = 200_000;
     let _alone = ALONE.write();
@@ -1184,7 +1184,7 @@ fn skewed_partitions_are_joined_in_one_go() {
 /// One partition has most probe rows and is divided. Others have fewer or more rows than a unit and
 /// are not divided.
 #[test]
-fn partitions_that_are_divided_lie_among_others() {
+fn divided_partitions_are_matched_among_undivided_ones() {
     let Some([gpu, _]) = both() else { return };
     let keys = 500u32;
     let build: Vec<u32> = (0..keys).chain(0..keys / 10).collect();
@@ -1244,7 +1244,7 @@ fn partitioned(
 /// Tests rows of a warp that go to one partition, which are numbered together, unlike the others.
 /// Half of the rows, or all, have one key.
 #[test]
-fn partitions_of_half_of_all_rows_are_as_on_the_host() {
+fn partitions_with_half_of_all_rows_are_made_as_on_the_host() {
     let Some([gpu, host]) = both() else { return };
     let mut random = random(215);
     let heavy = 12_345;
@@ -1417,7 +1417,7 @@ fn random_matches(side: &Side, runs: &[(u32, u32)], start: usize) -> Matches {
 }
 
 #[test]
-fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
+fn matches_become_the_same_pairs_selections_and_marks_as_on_the_host() {
     let Some(sides) = both() else { return };
     let mut random = random(207);
     let build_rows = rows_max().min(50_000) as u32;
@@ -1479,7 +1479,7 @@ fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
 }
 
 #[test]
-fn pairs_are_divided_by_their_build_rows() {
+fn pairs_are_partitioned_by_their_build_rows() {
     let Some(sides) = both() else { return };
     let mut random = random(209);
     for rows in sizes() {
@@ -1564,7 +1564,7 @@ fn columns_are_gathered_as_on_the_host() {
 }
 
 #[test]
-fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
+fn columns_gathered_together_equal_columns_gathered_alone() {
     let Some([gpu, _]) = both() else { return };
     let mut random = random(209);
     for rows in sizes().filter(|&rows| rows > 0) {
@@ -1707,7 +1707,7 @@ fn a_cancelled_stream_runs_nothing() {
 }
 
 #[test]
-fn observers_are_told_of_fills_as_of_copies() {
+fn observers_are_notified_of_fills_and_copies() {
     let Some(_other) = gpu_with(1 << 30) else { return };
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
     let device = CudaDevice::open_observed(0, 2, "times", budget).unwrap();
@@ -1733,7 +1733,7 @@ fn observers_are_told_of_fills_as_of_copies() {
 }
 
 #[test]
-fn a_silent_gpu_adds_up_times_while_it_is_asked_to() {
+fn kernel_times_are_added_up_only_while_timing_is_on() {
     let Some(_other) = gpu_with(1 << 30) else { return };
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
     let device = CudaDevice::open_observed(0, 2, "silent", budget).unwrap();
@@ -1757,7 +1757,7 @@ fn work_of_another_stream_waits_for_an_event() {
 }
 
 #[test]
-fn lists_of_positions_are_put_together_in_their_order() {
+fn lists_of_positions_are_concatenated_in_order() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     for rows in sizes().filter(|&rows| rows >= 31) {
         let lists = [(0..rows as u32).rev().collect::<Vec<_>>(), vec![7, 8, 9]].map(|list| gpu.list(&list, false));
@@ -1771,7 +1771,7 @@ fn lists_of_positions_are_put_together_in_their_order() {
 /// Tests the order of frees. Memory freed in the order of its first stream would be reused at once,
 /// even if a second stream has yet to read it.
 #[test]
-fn a_recorded_buffer_is_freed_after_the_work_that_reads_it() {
+fn a_buffer_recorded_on_a_stream_is_freed_after_the_work_that_reads_it() {
     let rows = rows_max().min(1 << 20);
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let other = gpu.device.stream(CancelFlag::new()).unwrap();

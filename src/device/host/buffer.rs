@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_taken_again_for_the_size_it_was_made_for() {
+    fn a_freed_block_is_reused_for_an_allocation_of_the_same_size() {
         for bytes in [KEPT_BLOCK_BYTES_MIN, 100_000, (2 << 20) - 64, 2 << 20, (2 << 20) + 1, 4_880_000, 20_000_000] {
             let pool = Pool::new(Budget::new("device memory", "--device-memory", 1 << 30));
             drop(pool.values::<u8>(bytes, "a test").unwrap());

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn any_range_of_pairs_is_that_range_of_all() {
+    fn any_range_of_pairs_equals_that_range_of_all_pairs() {
         let mut random = random(71);
         for threads in THREADS {
             let bench = Bench::new(threads);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn one_match_each_gives_probe_rows_as_a_range_and_build_rows_as_they_are() {
+    fn one_match_per_row_gives_a_range_of_probe_rows_and_the_unchanged_build_list() {
         let bench = Bench::new(2);
         let (matches, _) = matches_of(&bench, &[1; 1000], Unmatched::Skip);
         let found = bench.device.expand(&matches, 0..1000, Unmatched::Skip, &bench.stream).unwrap();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_beyond_32_bits_are_reached() {
+    fn pairs_at_positions_beyond_32_bits_are_expanded() {
         let bench = Bench::new(2);
         // Every row has the same run of 2^31 rows.
         let (rows, run) = (10usize, 1u64 << 31);

@@ -88,7 +88,7 @@ mod tests {
     use crate::device::DeviceKind;
 
     #[test]
-    fn a_file_makes_one_call_of_the_device_that_it_names_fail() {
+    fn a_fault_file_fails_one_call_of_the_device_that_it_names() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("fault");
         let [one, other] = [0, 1].map(|index| {

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_that_matches_passes_and_few_others_do() {
+    fn every_matching_key_passes_the_filter_and_few_others_do() {
         for_every_key!(passes_all_that_match);
     }
 
@@ -316,12 +316,12 @@ mod tests {
     }
 
     #[test]
-    fn as_many_keys_pass_wrongly_as_is_reckoned_with() {
+    fn the_false_positive_rate_is_the_predicted_one() {
         for_every_key!(false_positives);
     }
 
     #[test]
-    fn keys_beyond_the_smallest_and_the_largest_pass_never() {
+    fn keys_outside_the_range_of_the_build_keys_never_pass() {
         let bench = Bench::new(2);
         let keys = |values: Vec<u64>| Keys { data: bench.buffer(&values), width: KeyWidth::W8, rows: values.len() };
         let build = keys((1000..2000).collect());
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_takes_the_memory_that_was_reckoned_with() {
+    fn a_filter_takes_the_predicted_memory() {
         for_every_key!(takes_what_was_reckoned);
     }
 }

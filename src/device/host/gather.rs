@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_are_aligned_to_nothing_are_gathered() {
+    fn unaligned_columns_are_gathered() {
         let bench = Bench::new(2);
         let bytes: Vec<u8> = (0..=255).collect();
         let part: Buffer = buffer_of(&bytes).slice(3);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_put_together_in_their_order() {
+    fn lists_are_concatenated_in_order() {
         let bench = Bench::new(2);
         let lists =
             [vec![5u32, 6, 7], vec![], (0..100_000).rev().collect()].map(|list: Vec<u32>| bench.list(&list, false));

@@ -292,12 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_group_together_give_the_order_of_one() {
+    fn grouping_by_several_threads_gives_the_order_of_one_thread() {
         for_every_key!(parts_give_the_order_of_the_whole);
     }
 
     #[test]
-    fn a_heavy_partition_is_grouped_alike_by_any_number_of_threads_in_any_memory() {
+    fn a_heavy_partition_is_grouped_equally_by_any_number_of_threads_in_any_memory() {
         // Half of the rows have one key.
         let rows = 4 * HEAVY_ROWS_MIN;
         let numbers: Vec<u32> = (0..rows as u32).map(|row| if row % 2 == 0 { 7 } else { row / 3 }).collect();

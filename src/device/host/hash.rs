@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn mixing_maps_no_two_keys_to_one() {
+    fn mixing_maps_different_keys_to_different_values() {
         let keys = || (0..100_000u128).map(|i| i.wrapping_mul(0x9e37_79b9) ^ (i << 90));
         let distinct = |mixed: Vec<u128>| mixed.into_iter().collect::<HashSet<_>>().len();
         assert_eq!(distinct(keys().map(Key::mix).collect()), 100_000);

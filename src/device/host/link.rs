@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cancelled_transfer_leaves_its_time_to_others() {
+    fn a_cancelled_transfer_frees_its_time_on_the_link() {
         let lanes = [Lane::new(1.0).unwrap(), Lane::new(10.0).unwrap()];
         let hour = Duration::from_secs(3600);
         let busy = |lane: &Lane| lane.free_at.lock().saturating_duration_since(Instant::now());

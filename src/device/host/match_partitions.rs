@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heavy_key_needs_no_table_for_each_of_its_rows() {
+    fn the_table_of_a_heavy_key_does_not_grow_with_its_rows() {
         for_every_key!(heavy_keys_take_little);
     }
 

@@ -156,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn sorted_sides_find_each_other() {
+    fn sorted_sides_are_matched() {
         for_every_key!(merges);
     }
 
     #[test]
-    fn cuts_take_as_many_rows_as_their_diagonal_and_leave_smaller_build_rows_before() {
+    fn a_cut_has_the_rows_of_its_diagonal_and_all_smaller_build_rows_are_before_it() {
         let (probe, build) = ([1u32, 1, 4, 4, 4, 9], [0u32, 1, 1, 1, 4, 5, 10]);
         for diagonal in 0..=probe.len() + build.len() {
             let (probes, builds) = cut(&probe, &build, diagonal);

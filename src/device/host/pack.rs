@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn one_unsigned_column_of_the_keys_width_is_taken_as_it_is() {
+    fn an_unsigned_column_of_the_key_width_is_used_without_a_copy() {
         let bench = Bench::new(2);
         let values = column(&bench, &[3u32, 1, u32::MAX]);
         let data = values.data.clone();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_become_their_distance_from_the_minimum() {
+    fn integers_are_packed_as_their_distance_from_the_minimum() {
         let bench = Bench::new(1);
         let key = |column: Column, encoding, bits, width| packed(&bench, &[field(column, encoding, 0, bits)], width).0;
         let signed = |min| KeyEncoding::Signed { min };
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_keep_their_order_and_one_zero_and_one_nan() {
+    fn packed_floats_keep_their_order_and_have_one_zero_and_one_nan() {
         let bench = Bench::new(1);
         let ascending = [f64::NEG_INFINITY, -1e30, -1.0, -1e-40, 0.0, 1e-40, 1.0, 1e30, f64::INFINITY, f64::NAN];
         let wide: Vec<f64> = ascending.to_vec();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_null_leaves_its_row_out_unless_nulls_have_a_bit() {
+    fn rows_with_nulls_are_left_out_unless_nulls_have_a_bit() {
         let mut random = random(95);
         for threads in THREADS {
             let bench = Bench::new(threads);

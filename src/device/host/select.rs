@@ -117,7 +117,7 @@ mod tests {
     use crate::device::host::testing::{Bench, SIZES, THREADS, numbers, random};
 
     #[test]
-    fn selected_rows_are_those_with_a_match_or_those_without() {
+    fn rows_with_a_match_or_rows_without_a_match_are_selected() {
         let mut random = random(81);
         for threads in THREADS {
             let bench = Bench::new(threads);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_remember_every_row_that_was_marked() {
+    fn flags_are_set_for_every_marked_row() {
         let mut random = random(82);
         for threads in THREADS {
             let bench = Bench::new(threads);

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heavy_key_has_a_range_of_its_own() {
+    fn a_heavy_key_has_its_own_range() {
         // A third of the rows have one key, and its neighbours a few rows each. In one range, a
         // single thread would sort all of them, with a copy of their keys and row numbers.
         let rows = 1_000_000u32;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn one_row_out_of_order_is_found_wherever_it_is() {
+    fn one_row_out_of_order_is_detected_at_any_position() {
         let bench = Bench::new(3);
         let rows = 2 * MORSEL_ROWS + 10;
         for place in [1, 2, MORSEL_ROWS - 1, MORSEL_ROWS, MORSEL_ROWS + 1, 2 * MORSEL_ROWS, rows - 1] {

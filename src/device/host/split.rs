@@ -78,7 +78,7 @@ mod tests {
     use crate::device::host::testing::{Bench, SIZES, THREADS, numbers, random};
 
     #[test]
-    fn pairs_are_divided_by_their_build_rows() {
+    fn pairs_are_partitioned_by_their_build_rows() {
         let mut random = random(83);
         for threads in THREADS {
             let bench = Bench::new(threads);

@@ -76,7 +76,7 @@ fn a_cancelled_stream_runs_nothing() {
 }
 
 #[test]
-fn a_flag_raised_in_the_middle_stops_the_work_and_frees_its_memory() {
+fn a_flag_raised_during_the_work_stops_it_and_frees_its_memory() {
     let bench = Bench::new(2);
     for pause_ms in [0, 1, 3, 10, 30, 100] {
         let stream = bench.device.stream(CancelFlag::new()).unwrap();
@@ -103,7 +103,7 @@ fn a_flag_raised_in_the_middle_stops_the_work_and_frees_its_memory() {
 }
 
 #[test]
-fn a_link_makes_transfers_copies_that_take_their_time() {
+fn transfers_over_an_emulated_link_take_the_time_of_its_rates() {
     let link = EmulatedLink { to_device_bytes_per_second: 10e6, from_device_bytes_per_second: 20e6 };
     let memory = Budget::new("memory of device host:0", "--device-memory", 1 << 30);
     let device = HostDevice::new(0, 2, memory, Some(link)).unwrap();

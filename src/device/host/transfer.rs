@@ -123,7 +123,7 @@ mod tests {
     use crate::device::host::testing::{Bench, random};
 
     #[test]
-    fn a_single_part_is_taken_without_a_copy_and_several_are_joined() {
+    fn a_single_part_is_used_without_a_copy_and_several_are_concatenated() {
         let bench = Bench::new(2);
         let part = Buffer::from_vec((0..100_000u32).collect::<Vec<_>>());
         let one = bench.device.copy_in(std::slice::from_ref(&part), &bench.stream).unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_on_the_device_has_memory_of_its_own() {
+    fn a_copy_on_the_device_has_its_own_memory() {
         let bench = Bench::new(2);
         let values = Buffer::from_vec((0..2 * COPY_BYTES as u32 / 4 + 5).collect::<Vec<_>>());
         let original = bench.device.copy_in(std::slice::from_ref(&values), &bench.stream).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_of_any_offset_are_joined() {
+    fn bits_at_any_offset_are_concatenated() {
         let bench = Bench::new(2);
         let mut random = random(11);
         use rand::Rng;

@@ -29,7 +29,7 @@ fn values_of(found: &HostBytes, offset_width: Width) -> Text {
 }
 
 #[test]
-fn text_is_gathered_whatever_its_length_and_wherever_it_lies() {
+fn text_of_any_length_and_position_is_gathered() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let mut random = random(911);
     for (at, rows) in sizes().enumerate() {
@@ -78,7 +78,7 @@ fn text_is_gathered_whatever_its_length_and_wherever_it_lies() {
 /// Tests that a thread that finds no byte in a value jumps to the next nonempty one, instead of
 /// visiting each.
 #[test]
-fn text_is_found_behind_any_number_of_empty_values() {
+fn text_after_any_number_of_empty_values_is_gathered() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let rows = rows_max().clamp(100, 1_000_000);
     let mut values: Text = vec![Some(Vec::new()); rows];
@@ -99,7 +99,7 @@ fn text_is_found_behind_any_number_of_empty_values() {
 }
 
 #[test]
-fn text_beyond_the_offsets_of_its_type_is_refused_and_leaves_nothing() {
+fn text_too_long_for_the_offsets_of_its_type_is_refused_and_uses_no_memory() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let values: Text = vec![Some(vec![b'x'; 1 << 20])];
     let column = put(&gpu, &values, Width::W4, &mut random(913));

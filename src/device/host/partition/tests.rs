@@ -40,7 +40,7 @@ fn every_row_arrives_in_its_partition_with_its_payload() {
 }
 
 #[test]
-fn a_pass_more_changes_no_partition() {
+fn the_number_of_passes_does_not_change_the_partitions() {
     // Bits around the limits of one, two and three passes, with enough rows that most partitions
     // have some.
     let bench = Bench::new(2);

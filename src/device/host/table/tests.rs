@@ -36,7 +36,7 @@ fn finds_all<K: Key>() {
 }
 
 #[test]
-fn a_table_finds_all_that_it_holds_and_nothing_else() {
+fn a_table_finds_all_of_its_keys_and_no_others() {
     for_every_key!(finds_all);
 }
 
@@ -73,12 +73,12 @@ fn dense<K: Key>() {
 }
 
 #[test]
-fn a_dense_table_is_built_of_distinct_keys_in_range_only() {
+fn a_dense_table_is_built_only_of_distinct_keys_in_range() {
     for_every_key!(dense);
 }
 
 #[test]
-fn keys_that_all_fall_into_one_region_are_found() {
+fn keys_that_all_hash_to_one_region_are_found() {
     // The lowest bits of the mixed keys agree except for a few, so one region of the table gets all
     // keys. By chance this would hardly happen.
     let bench = Bench::new(2);
@@ -123,6 +123,6 @@ fn takes_what_was_reckoned<K: Key>() {
 const PIECES_ROUNDED_UP: u64 = 64 * 64;
 
 #[test]
-fn a_table_takes_the_memory_that_was_reckoned_with() {
+fn a_table_takes_the_predicted_memory() {
     for_every_key!(takes_what_was_reckoned);
 }
