@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_find_the_queue_full_are_counted_and_told_of_in_their_place() {
+    fn lines_dropped_by_a_full_queue_are_counted_and_reported_where_they_are_missing() {
         let (reader, writer) = io::pipe().unwrap();
         let lines = Lines::to(File::from(OwnedFd::from(writer)), "test").unwrap();
         let line = |number: usize| format!("{number:0>99}\n").into_bytes();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_off_is_told_of_on_a_line_of_its_own() {
+    fn a_truncated_line_is_reported_on_a_separate_line() {
         let fails = |kind: ErrorKind| Err(kind.into());
         let answers = [
             fails(ErrorKind::Interrupted),

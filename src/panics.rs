@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_caught_says_why() {
+    fn a_caught_panic_has_its_reason() {
         assert_eq!(caught(|| 1), Ok(1));
         assert_eq!(caught(|| panic!("a {} reason", "good")), Err::<(), _>("a good reason".into()));
         assert_eq!(caught(|| caught(|| panic!("inside"))), Ok(Err::<(), _>("inside".into())));

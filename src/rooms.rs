@@ -73,7 +73,7 @@ fn names(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn no_room_knows_of_one_above_it() {
+fn no_room_uses_a_room_above_it() {
     let rooms = rooms();
     let mut arrows = 0;
     for (at, room) in rooms.iter().enumerate() {
@@ -91,7 +91,7 @@ fn no_room_knows_of_one_above_it() {
 }
 
 #[test]
-fn names_are_found_in_paths_and_groups() {
+fn used_names_are_found_in_paths_and_groups() {
     let source = "use crate::{Error, a::b, c::{d, crate_e}, f as g}; // crate::no\nlet x = crate::h::i();\nuse crate::j;\n\
                   #[cfg(test)]\nmod tests {\nuse crate::k;\n}";
     assert_eq!(names(source), ["Error", "a", "c", "f", "h", "j"]);

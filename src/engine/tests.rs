@@ -140,7 +140,7 @@ fn sorted(task: &Task, batches: &[RecordBatch]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn joins_give_the_same_rows_as_in_this_process_and_all_memory_back() {
+fn joins_in_a_child_process_give_the_same_rows_and_return_all_memory() {
     let stage = Stage::new();
     let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
     let before = stage.catalog.arena().budget().used_bytes();
@@ -156,7 +156,7 @@ fn joins_give_the_same_rows_as_in_this_process_and_all_memory_back() {
 }
 
 #[test]
-fn what_a_batch_has_of_the_arena_is_not_sent() {
+fn buffers_of_a_batch_in_the_arena_are_not_sent() {
     let stage = Stage::new();
     let batches = stage.run(&stage.engine, &stage.task(JoinKind::Inner, Strategy::Hash)).unwrap();
     let arena = stage.catalog.arena();
@@ -171,7 +171,7 @@ fn what_a_batch_has_of_the_arena_is_not_sent() {
 }
 
 #[test]
-fn a_job_tells_of_itself_and_stops_when_it_is_told_to() {
+fn a_job_reports_its_progress_and_stops_when_it_is_cancelled() {
     let stage = Stage::new();
     let task = stage.task(JoinKind::Inner, Strategy::RadixHash);
     let monitor = Monitor::default();
@@ -190,7 +190,7 @@ fn a_job_tells_of_itself_and_stops_when_it_is_told_to() {
 }
 
 #[test]
-fn errors_of_the_sink_and_of_memory_reach_the_job_as_they_are() {
+fn errors_of_the_sink_and_of_memory_reach_the_job_unchanged() {
     struct Refuses;
     impl BatchSink for Refuses {
         fn push(&self, _: RecordBatch) -> Result<()> {
@@ -212,7 +212,7 @@ fn errors_of_the_sink_and_of_memory_reach_the_job_as_they_are() {
 
 /// A job sends batches before earlier ones are pushed.
 #[test]
-fn nothing_is_pushed_after_a_batch_that_was_refused() {
+fn no_batch_is_pushed_after_a_refused_batch() {
     struct Takes(Mutex<usize>);
     impl BatchSink for Takes {
         fn push(&self, _: RecordBatch) -> Result<()> {
@@ -231,7 +231,7 @@ fn nothing_is_pushed_after_a_batch_that_was_refused() {
 }
 
 #[test]
-fn batches_that_a_slow_sink_keeps_are_those_that_were_made() {
+fn batches_in_a_slow_sink_are_not_overwritten() {
     struct Slow(Batches);
     impl BatchSink for Slow {
         fn push(&self, batch: RecordBatch) -> Result<()> {
@@ -254,7 +254,7 @@ fn batches_that_a_slow_sink_keeps_are_those_that_were_made() {
 }
 
 #[test]
-fn a_process_that_ends_fails_its_jobs_and_gives_back_what_it_had() {
+fn a_process_that_ends_fails_its_jobs_and_returns_its_memory() {
     struct Cuts<'a>(&'a UnixStream);
     impl BatchSink for Cuts<'_> {
         fn push(&self, _: RecordBatch) -> Result<()> {
@@ -279,7 +279,7 @@ fn a_process_that_ends_fails_its_jobs_and_gives_back_what_it_had() {
 }
 
 #[test]
-fn slabs_that_come_later_are_seen_and_tables_that_go_are_forgotten() {
+fn the_child_process_sees_new_slabs_and_forgets_dropped_tables() {
     let stage = Stage::new();
     let name = "later";
     for round in 0..3 {
@@ -298,7 +298,7 @@ fn slabs_that_come_later_are_seen_and_tables_that_go_are_forgotten() {
 }
 
 #[test]
-fn a_sink_that_panics_is_the_failure_of_its_job_alone() {
+fn a_panic_of_a_sink_fails_only_its_own_job() {
     struct Panics;
     impl BatchSink for Panics {
         fn push(&self, _: RecordBatch) -> Result<()> {
@@ -313,7 +313,7 @@ fn a_sink_that_panics_is_the_failure_of_its_job_alone() {
 }
 
 #[test]
-fn a_job_is_stopped_in_the_middle() {
+fn a_running_job_is_stopped() {
     struct Stops<'a>(&'a CancelFlag);
     impl BatchSink for Stops<'_> {
         fn push(&self, _: RecordBatch) -> Result<()> {
@@ -335,7 +335,7 @@ fn a_job_is_stopped_in_the_middle() {
 }
 
 #[test]
-fn a_process_that_ends_while_it_has_nothing_to_do_is_lost_too() {
+fn an_idle_process_that_ends_is_reported_as_lost() {
     let stage = Stage::new();
     stage.engine.check().unwrap();
     stage.line.shutdown(Shutdown::Both).unwrap();
@@ -343,7 +343,7 @@ fn a_process_that_ends_while_it_has_nothing_to_do_is_lost_too() {
 }
 
 #[test]
-fn a_process_that_ends_before_it_has_opened_its_device_is_an_error() {
+fn a_process_that_ends_before_its_device_is_open_is_an_error() {
     let (here, there) = UnixStream::pair().unwrap();
     drop(there);
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
@@ -352,7 +352,7 @@ fn a_process_that_ends_before_it_has_opened_its_device_is_an_error() {
 }
 
 #[test]
-fn a_buffer_is_found_in_a_table_where_another_table_has_a_part_of_it() {
+fn a_buffer_is_found_in_its_table_even_if_another_table_has_a_part_of_it() {
     let stage = Stage::new();
     let mut task = stage.task(JoinKind::Inner, Strategy::Hash);
     let batch = &task.build.table.batches[0];
@@ -366,7 +366,7 @@ fn a_buffer_is_found_in_a_table_where_another_table_has_a_part_of_it() {
 }
 
 #[test]
-fn of_a_slice_of_the_heap_only_the_slice_is_sent() {
+fn only_the_slice_of_a_heap_buffer_is_sent() {
     let words: StringArray = (0..10_000).map(|at| Some(format!("word {at}"))).collect();
     let column: ArrayRef = Arc::new(words.slice(5_000, 10));
     let schema = Arc::new(Schema::new(vec![Field::new("w", DataType::Utf8, true)]));
@@ -382,7 +382,7 @@ fn of_a_slice_of_the_heap_only_the_slice_is_sent() {
 }
 
 #[test]
-fn a_device_that_cannot_be_opened_says_why() {
+fn a_device_that_cannot_be_opened_reports_the_reason() {
     let (here, there) = UnixStream::pair().unwrap();
     let process = std::thread::spawn(move || process::serve(there));
     let opening = Opening { id: DeviceId { kind: DeviceKind::Cuda, index: 999 }, ..opening() };
@@ -422,7 +422,7 @@ impl Starts {
 }
 
 #[test]
-fn a_device_whose_process_has_ended_is_opened_anew() {
+fn a_device_whose_process_has_ended_is_reopened() {
     let (catalog, slabs) = tables();
     let starts = Starts::default();
     let engine = SupervisedEngine::new(starts.of(&catalog, &slabs), Some(Duration::from_millis(1))).unwrap();
@@ -445,7 +445,7 @@ fn a_device_whose_process_has_ended_is_opened_anew() {
 }
 
 #[test]
-fn a_device_that_is_not_opened_anew_says_so_and_whether_it_will_be() {
+fn a_lost_device_reports_whether_it_will_be_reopened() {
     let (catalog, slabs) = tables();
     let starts = Starts::default();
     let engine = SupervisedEngine::new(starts.of(&catalog, &slabs), None).unwrap();
@@ -467,7 +467,7 @@ fn a_device_that_is_not_opened_anew_says_so_and_whether_it_will_be() {
 }
 
 #[test]
-fn a_server_that_ends_waits_for_no_delay() {
+fn a_server_that_ends_does_not_wait_for_the_restart_delay() {
     let (catalog, slabs) = tables();
     let starts = Starts::default();
     let engine = SupervisedEngine::new(starts.of(&catalog, &slabs), Some(Duration::from_secs(3600))).unwrap();

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_has_against_a_file_is_said_without_its_numbers() {
+    fn file_errors_are_reported_without_the_numbers_of_the_system() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         std::fs::write(at("file"), [0xff, 0xfe]).unwrap();

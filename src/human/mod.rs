@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_have_their_thousands_apart() {
+    fn counts_are_written_with_thousands_separators() {
         let counts = [
             (0, "0"),
             (999, "999"),
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_in_the_unit_a_person_would_choose() {
+    fn time_spans_are_written_in_a_readable_unit() {
         let spans = [
             (0.0, "0 s"),
             (1e-9, "1 µs"),

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_a_list_are_told_apart() {
+    fn names_in_a_list_are_quoted_if_they_would_be_ambiguous() {
         let names = ["k", "größe", "it's", "a,b", "c d", "e=f", "f(x", "5\" disk", ""];
         let expected = r#"k, größe, it's, "a,b", "c d", "e=f", "f(x", "5"" disk", """#;
         assert_eq!(listed(names.iter()), expected);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn one_name_that_is_close_is_meant() {
+    fn the_only_similar_name_is_suggested() {
         for (name, known, meant) in [
             ("orders", &["order", "lineitem"][..], "; did you mean \"order\"?"),
             ("odrers", &["orders"], "; did you mean \"orders\"?"),

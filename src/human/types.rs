@@ -70,7 +70,7 @@ mod tests {
 
     /// The Python client uses the same names; the examples of its `name_of` contain them too.
     #[test]
-    fn types_have_names_of_their_kind() {
+    fn every_kind_of_type_has_a_name() {
         let list = DataType::new_list(DataType::Struct(vec![Field::new("a", DataType::Date32, true)].into()), true);
         let dictionary = DataType::Dictionary(DataType::Int32.into(), DataType::Utf8.into());
         let field = |name: &str, data_type: DataType| Arc::new(Field::new(name, data_type, true));

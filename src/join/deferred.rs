@@ -462,7 +462,7 @@ mod tests {
     use super::part_bits;
 
     #[test]
-    fn parts_are_as_many_as_there_is_room_for() {
+    fn deferred_payload_is_divided_into_a_bounded_number_of_parts() {
         for (rows, bits) in [(0, 0), (1, 0), (16, 0), (17, 1), (32, 1), (33, 2), (1 << 27, 23), ((1 << 27) + 1, 24)] {
             assert_eq!(part_bits(rows, 1), bits, "{rows} rows");
             assert_eq!(part_bits(rows, 1000), bits.max(10), "{rows} rows");

@@ -177,14 +177,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back() {
+    fn kind_names_parse_back() {
         for kind in JoinKind::ALL {
             assert_eq!(kind.name().parse::<JoinKind>().unwrap(), kind);
         }
     }
 
     #[test]
-    fn a_name_from_elsewhere_or_misspelt_is_answered_with_ours() {
+    fn an_unknown_kind_of_join_is_refused_with_the_name_that_is_meant() {
         for (given, meant) in [
             ("outer", Some("full")),
             ("FULL OUTER", Some("full")),

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_queued_that_wait_for_nothing() {
+    fn only_chunks_that_wait_for_nothing_are_prefetched() {
         // A fiftieth of the rows would be too few for a chunk.
         assert_eq!(next_row(Strategy::Hash, false, 5, 1 << 30), 2 << 12);
         assert_eq!(

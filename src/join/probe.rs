@@ -377,7 +377,7 @@ mod tests {
     use super::chunks_per_stream;
 
     #[test]
-    fn chunks_are_as_many_as_their_copies_are_worth() {
+    fn the_number_of_chunks_follows_the_cost_of_their_copies() {
         const ROWS: u64 = 1 << 27;
         let chunks =
             [(ROWS, 4, true), (ROWS, 8, true), (ROWS, 16, true), (ROWS, 8, false), (1 << 20, 8, true), (0, 4, true)];

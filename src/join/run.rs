@@ -330,7 +330,7 @@ mod tests {
 
     /// One build row has far longer text than the others, and all probe rows match it.
     #[test]
-    fn text_that_is_far_longer_than_most_is_gathered_in_smaller_pieces() {
+    fn text_far_longer_than_the_mean_is_gathered_in_smaller_slices() {
         const ROWS: usize = 500;
         if gpu_count().unwrap() == 0 {
             println!("no GPU: nothing was tested");
@@ -366,7 +366,7 @@ mod tests {
 
     /// Text of the build side arrives part by part, with and without columns of a fixed width.
     #[test]
-    fn text_of_the_build_side_comes_last_as_other_columns_do() {
+    fn text_of_the_build_side_is_deferred_like_other_columns() {
         const ROWS: i32 = 3000;
         if gpu_count().unwrap() == 0 {
             println!("no GPU: nothing was tested");

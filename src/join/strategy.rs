@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back() {
+    fn strategy_names_parse_back() {
         for strategy in Strategy::ALL {
             assert_eq!(strategy.name().parse::<Strategy>().unwrap(), strategy);
         }

@@ -84,7 +84,7 @@ impl<F: Fn(RecordBatch) -> Result<()> + Sync> BatchSink for Each<F> {
 }
 
 #[test]
-fn results_of_any_size_leave_through_little_memory() {
+fn results_of_any_size_are_delivered_with_little_memory() {
     const ROWS: i32 = 20_000;
     let text = |row: i32| format!("{row:0>1000}");
     let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..ROWS).map(text)));
@@ -166,7 +166,7 @@ fn joins_of_every_kind_of_key(rows: i32) -> Vec<(&'static str, Bench, JoinSpec)>
 /// Counts looks at the flag, which shows on any machine which stage ignores it. Times would show
 /// only stages that take long, and only on an idle machine.
 #[test]
-fn every_stage_of_every_strategy_looks_at_the_flag_all_the_time() {
+fn every_stage_of_every_strategy_checks_the_cancel_flag_regularly() {
     const ROWS: i32 = 1 << 20;
     /// A few morsels.
     const ROWS_PER_LOOK: i32 = 1 << 16;
@@ -193,7 +193,7 @@ fn every_stage_of_every_strategy_looks_at_the_flag_all_the_time() {
 }
 
 #[test]
-fn a_join_that_is_stopped_anywhere_does_next_to_nothing_more() {
+fn a_join_stopped_at_any_point_does_almost_no_further_work() {
     const ROWS: i32 = 1 << 19;
     /// Number of points at which the join is stopped.
     const PLACES: u64 = 8;
@@ -301,7 +301,7 @@ fn keys_of_dictionaries_and_plain_values_join() {
 }
 
 #[test]
-fn float_keys_show_the_bits_of_the_left_side() {
+fn float_keys_in_the_result_have_the_bits_of_the_left_side() {
     let other_nan = f64::from_bits(f64::NAN.to_bits() | 5 | 1 << 63);
     let left: ArrayRef = Arc::new(Float64Array::from(vec![-0.0, f64::NAN, 1.5, 7.0]));
     let right: ArrayRef = Arc::new(Float64Array::from(vec![0.0, other_nan, 1.5, 8.0, 9.0]));
@@ -310,7 +310,7 @@ fn float_keys_show_the_bits_of_the_left_side() {
 }
 
 #[test]
-fn progress_only_grows_and_is_complete_at_the_very_end() {
+fn progress_never_decreases_and_is_complete_only_at_the_end() {
     let left = batch(vec![("k", numbers((0..3000).map(|row| row % 2500))), ("a", numbers(0..3000))]);
     let right = batch(vec![("k", numbers(1000..9000)), ("b", numbers(0..8000))]);
     let bench = Bench::new(64 << 20, left, right);
@@ -339,7 +339,7 @@ fn progress_only_grows_and_is_complete_at_the_very_end() {
 }
 
 #[test]
-fn a_filter_changes_no_row_of_any_kind_of_join_and_is_used_where_unmatched_rows_are_dropped() {
+fn a_filter_changes_no_row_of_any_join_and_is_used_only_if_unmatched_rows_are_dropped() {
     // One probe row in ten matches; keys repeat on both sides, and some are null.
     let keys = |rows: i32, of: fn(i32) -> i32| -> ArrayRef {
         Arc::new((0..rows).map(|row| (row % 17 > 0).then_some(of(row))).collect::<Int32Array>())
@@ -380,7 +380,7 @@ fn a_filter_changes_no_row_of_any_kind_of_join_and_is_used_where_unmatched_rows_
 
 /// Regression test: columns that had stayed on the device were reported as copied, in no time.
 #[test]
-fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
+fn cached_columns_and_columns_read_in_place_are_not_reported_as_copied() {
     const ROWS: i32 = 4000;
     let left = batch(vec![("k", numbers(0..ROWS)), ("a", numbers(0..ROWS))]);
     // One row has no match. Otherwise the result would share the columns of the right table.
@@ -450,7 +450,7 @@ fn keys_of_matched_rows_have_no_bitmap_unless_nulls_match() {
 /// keys. Without memory held back for grouping, a chunk takes half of free memory and leaves too
 /// little. The device has one thread, so that memory use is the same in every run.
 #[test]
-fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
+fn a_build_side_can_be_grouped_late_with_a_probe_side_of_any_size() {
     // One key in a hundred repeats.
     const ROWS: i32 = 40_000;
     let left_keys = numbers((0..ROWS).map(|row| row - i32::from(row % 100 == 99)));

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_takes_nothing_and_names_the_setting() {
+    fn a_refused_reservation_takes_no_bytes_and_names_the_setting() {
         let budget = Budget::new("test memory", "--test-memory", 100);
         let _held = budget.reserve(60, "a").unwrap();
         let refusal = budget.reserve(41, "the probe side").unwrap_err();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_holds_the_memory_where_somebody_knows() {
+    fn a_refusal_names_the_holders_of_the_memory_if_they_are_known() {
         let budget = Budget::new("test memory", "--test-memory", 100);
         let _held = budget.reserve(60, "a").unwrap();
         let refused = || budget.reserve(41, "b").unwrap_err().message().to_owned();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_budget_is_bounded_by_itself_and_goes_back_with_its_last_user() {
+    fn a_part_of_a_budget_has_its_own_limit_and_is_returned_by_its_last_user() {
         let whole = Budget::new("test memory", "--test-memory", 100);
         let part = Budget::within(whole.reserve(60, "a job").unwrap());
         assert_eq!((part.limit_bytes(), part.free_bytes(), whole.used_bytes()), (60, 60, 60));

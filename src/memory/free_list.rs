@@ -104,7 +104,7 @@ mod tests {
 
     /// The model is a flag per unit of each slab: taken or free.
     #[test]
-    fn random_takes_and_returns_agree_with_a_map_of_units() {
+    fn random_allocations_and_frees_agree_with_a_map_of_units() {
         const SLABS: [usize; 3] = [40, 64, 128];
         let mut random = StdRng::seed_from_u64(crate::testing::seed());
         for _ in 0..50 {

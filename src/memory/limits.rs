@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_of_control_groups_is_read_too() {
+    fn the_first_version_of_control_groups_is_read() {
         let group = ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n0::/\n");
         let visible = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824\n");
         assert_eq!(limit_with(&[group, visible]), Some(GIB));
@@ -132,12 +132,12 @@ mod tests {
     }
 
     #[test]
-    fn this_process_may_use_some_memory() {
+    fn the_memory_limit_of_this_process_is_above_zero() {
         assert!(process_memory_limit().unwrap() > 1 << 20);
     }
 
     #[test]
-    fn settings_are_shares_or_sizes_that_fit() {
+    fn memory_settings_are_shares_or_sizes_that_fit() {
         assert_eq!(parse_memory_setting("50%", 1000).unwrap(), 500);
         assert_eq!(parse_memory_setting(" 12.5 % ", 1000).unwrap(), 125);
         assert_eq!(parse_memory_setting("100%", 1000).unwrap(), 1000);

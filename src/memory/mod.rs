@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_back_what_people_write() {
+    fn sizes_parse_from_common_notations() {
         assert_eq!(parse_bytes("64MiB").unwrap(), 64 << 20);
         assert_eq!(parse_bytes(" 1.5 GiB ").unwrap(), 3 << 29);
         assert_eq!(parse_bytes("4096").unwrap(), 4096);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_is_too_small_may_lack_its_unit() {
+    fn a_size_that_is_too_small_is_refused_with_a_hint_at_a_missing_unit() {
         assert_eq!(check_at_least("64KiB", 64 << 10, 64 << 10), Ok(()));
         let bare = check_at_least(" 4 ", 4, 1 << 20).unwrap_err();
         for words in ["\"4\" is 4 B", "less than 1.0 MiB", "without a unit is bytes", "4GiB"] {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_in_the_unit_people_choose() {
+    fn sizes_are_written_in_a_readable_unit() {
         assert_eq!(human_bytes(0), "0 B");
         assert_eq!(human_bytes(1023), "1023 B");
         assert_eq!(human_bytes(64 << 20), "64.0 MiB");

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_promised_is_there_when_everything_else_is_taken() {
+    fn reserved_bytes_are_available_when_the_rest_of_the_budget_is_used() {
         let (budget, pool) = opened(100, 60);
         let _others = budget.reserve(40, "others").unwrap();
         let drawn = pool.reserve(60, "a piece").unwrap();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_promised_is_there_without_asking_the_budget() {
+    fn only_reserved_bytes_are_available_without_the_budget() {
         let (budget, pool) = opened(100, 60);
         let drawn = pool.reserve_promised(60).unwrap();
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 0));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_promised_comes_from_the_budget_and_goes_back_there_first() {
+    fn bytes_beyond_the_reservation_come_from_the_budget_and_are_returned_to_it_first() {
         let (budget, pool) = opened(100, 50);
         let mut piece = pool.reserve(70, "a piece").unwrap();
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (70, 0));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_outlive_the_promise_and_give_the_budget_what_they_held() {
+    fn pieces_outlive_the_reservation_and_return_their_bytes_to_the_budget() {
         let (budget, pool) = opened(100, 50);
         let piece = pool.reserve(20, "a result").unwrap();
         pool.close();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_piece_draws_nothing() {
+    fn a_refused_piece_draws_no_bytes() {
         let (budget, pool) = opened(100, 50);
         assert!(pool.reserve(101, "too much").is_err());
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (50, 50));

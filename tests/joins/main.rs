@@ -283,7 +283,7 @@ fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
 /// Once all rows of a column are on the device, any requested part comes from there, not over the
 /// link.
 #[test]
-fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
+fn a_cached_column_is_read_whole_and_in_any_part() {
     const ROWS: u64 = 3000;
     let values: Vec<u32> = (0..ROWS as u32).map(|row| row.wrapping_mul(0x9e37_79b9)).collect();
     let (host, table) = (Buffer::from_slice_ref(&values), Arc::new(String::from("t")));
@@ -331,7 +331,7 @@ fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
 }
 
 #[test]
-fn columns_that_stay_on_a_device_are_those_of_the_table_that_is_joined() {
+fn cached_columns_are_used_only_for_the_table_that_they_belong_to() {
     let mut rng = StdRng::seed_from_u64(seed() ^ 7);
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
     // Room for the columns of some tables, so that others are evicted.

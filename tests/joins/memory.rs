@@ -183,7 +183,7 @@ fn task_that_defers(plan: &Plan, defer_build_payload: bool) -> Task {
 }
 
 #[test]
-fn joins_run_in_the_memory_that_their_plans_ask_for() {
+fn joins_run_in_the_memory_that_their_plans_request() {
     let fast = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
     let spreads = [Spread::Distinct, Spread::InFours, Spread::Heavy, Spread::SomeNull];
     let kinds = [(Kind::Int32, 1), (Kind::Int64, 1), (Kind::Composite, 2), (Kind::LongString, 1)];
@@ -210,7 +210,7 @@ fn joins_run_in_the_memory_that_their_plans_ask_for() {
 /// Checks keys that a GPU makes from text, and text of the result that it gathers. The GPU holds
 /// all of the text while it makes keys, or for as long as it compares them.
 #[test]
-fn joins_with_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
+fn joins_with_text_run_in_the_gpu_memory_that_their_plans_request() {
     if !std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
         println!("no GPU: nothing was tested");
         return;
@@ -241,7 +241,7 @@ fn joins_with_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
 }
 
 #[test]
-fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
+fn filters_and_second_passes_take_the_predicted_memory() {
     let fast = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
     for (at, (kind, spread)) in
         [(Kind::Int32, Spread::Distinct), (Kind::Int64, Spread::SomeNull)].into_iter().enumerate()
@@ -293,7 +293,7 @@ impl BatchSink for CountRows {
 
 /// Forty rows of 64 MiB overflow the offsets of one batch, but each row alone fits.
 #[test]
-fn text_that_is_too_long_for_one_batch_leaves_in_several_although_columns_of_the_build_side_come_last() {
+fn text_too_long_for_one_batch_is_split_also_with_deferred_payload() {
     const ROWS: usize = 40;
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 16 << 30)));
     let of = |name: &str, columns: Vec<(&str, ArrayRef)>| {
@@ -319,7 +319,7 @@ fn text_that_is_too_long_for_one_batch_leaves_in_several_although_columns_of_the
 }
 
 #[test]
-fn a_result_that_is_larger_than_memory_leaves_although_columns_of_the_build_side_come_last() {
+fn a_result_larger_than_memory_is_delivered_also_with_deferred_payload() {
     let rows = 20_000;
     // Each build row is in the result four times.
     for (host_bytes, device_bytes) in [(64 << 20, 64 << 20), (4 << 20, 64 << 20), (64 << 20, 3 << 20)] {

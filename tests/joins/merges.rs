@@ -65,7 +65,7 @@ fn integers(values: impl IntoIterator<Item = i32>) -> ArrayRef {
 }
 
 #[test]
-fn sorted_tables_are_merged_as_they_lie() {
+fn sorted_tables_are_merged_without_sorting() {
     merges_without_sorting("negative numbers", vec![integers(-900..1100)], vec![integers((-500..700).map(|n| n * 3))]);
     let words = |from: i32, to: i32| {
         let mut words: Vec<String> =

@@ -57,7 +57,7 @@ fn names(shared: &[(String, usize)], rows: usize) -> Vec<&str> {
 }
 
 #[test]
-fn columns_of_rows_that_each_match_once_are_those_of_the_table() {
+fn columns_are_shared_with_the_table_if_each_row_matches_once() {
     // The batches of the right table end elsewhere, and one of them is empty.
     let bounds = [0, 54_000, 54_000, 120_001];
     let right: Vec<_> = bounds.windows(2).map(|bounds| rows_of(bounds[0]..bounds[1], "square")).collect();
@@ -101,7 +101,7 @@ fn columns_of_rows_that_each_match_once_are_those_of_the_table() {
 }
 
 #[test]
-fn a_side_that_is_kept_whole_at_the_end_is_shared() {
+fn a_side_whose_rows_are_all_in_the_result_is_shared() {
     for (how, right) in [(JoinKind::LeftSemi, 0..5000), (JoinKind::LeftAnti, 1000..5000)] {
         let bench = Bench::new(64 << 20, rows_of(0..1000, "square"), rows_of(right, "other"));
         let (_, shared) = joined(&bench, &bench.plan(spec(how, Strategy::Hash), Side::Left));
@@ -110,7 +110,7 @@ fn a_side_that_is_kept_whole_at_the_end_is_shared() {
 }
 
 #[test]
-fn dictionaries_that_differ_from_batch_to_batch_are_shared_as_they_are() {
+fn dictionaries_that_differ_between_batches_are_shared_unchanged() {
     let coded = |rows: Range<i32>| {
         let texts: Vec<String> = rows.clone().map(|row| format!("{}", row / 100)).collect();
         let coded: DictionaryArray<Int32Type> = texts.iter().map(String::as_str).collect();
@@ -128,7 +128,7 @@ fn dictionaries_that_differ_from_batch_to_batch_are_shared_as_they_are() {
 }
 
 #[test]
-fn columns_are_gathered_when_rows_are_left_out_or_come_twice_or_lie_in_fragments() {
+fn columns_are_gathered_if_rows_are_left_out_repeated_or_fragmented() {
     let left = rows_of(0..20_000, "square");
     let cases = [
         ("a row without a match", vec![rows_of(0..20_001, "other")]),
@@ -148,7 +148,7 @@ fn columns_are_gathered_when_rows_are_left_out_or_come_twice_or_lie_in_fragments
 }
 
 #[test]
-fn long_batches_are_shared_wherever_the_rows_that_are_gathered_at_once_end() {
+fn long_batches_are_shared_wherever_a_probe_batch_ends() {
     // The number of batches decides which batches have rows left over, and how many.
     for count in (1..60).step_by(7) {
         let right: Vec<_> = (0..count).map(|at| rows_of(2600 * at..2600 * (at + 1), "other")).collect();
@@ -160,7 +160,7 @@ fn long_batches_are_shared_wherever_the_rows_that_are_gathered_at_once_end() {
 }
 
 #[test]
-fn a_small_part_of_a_table_is_not_worth_keeping_all_of_it() {
+fn a_small_part_of_a_table_is_copied_so_that_the_table_can_be_freed() {
     let bench = Bench::new(64 << 20, rows_of(0..20_000, "square"), rows_of(0..20_000, "other"));
     for (columns, expected) in [(vec!["other"], vec![]), (vec!["other", "right.text"], vec!["other", "text"])] {
         let columns = columns.into_iter().map(String::from).collect();
@@ -171,7 +171,7 @@ fn a_small_part_of_a_table_is_not_worth_keeping_all_of_it() {
 }
 
 #[test]
-fn a_result_that_becomes_a_table_has_memory_of_its_own() {
+fn a_result_that_becomes_a_table_has_its_own_memory() {
     let bench = Bench::new(64 << 20, rows_of(0..20_000, "square"), rows_of(0..20_000, "other"));
     let spec = JoinSpec { into: Some("joined".into()), ..spec(JoinKind::Inner, Strategy::Hash) };
     let (batches, shared) = joined(&bench, &bench.plan(spec, Side::Left));
@@ -180,7 +180,7 @@ fn a_result_that_becomes_a_table_has_memory_of_its_own() {
 }
 
 #[test]
-fn columns_that_are_shared_do_not_cross_the_link() {
+fn shared_columns_do_not_cross_the_link() {
     let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
     let memory = Budget::new("memory of device host:0", "--device-memory", 64 << 20);
     let linked = HostDevice::new(0, 2, memory, Some(link)).unwrap();

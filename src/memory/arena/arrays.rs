@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_of_every_shape_come_back_from_their_parts() {
+    fn arrays_of_every_shape_are_rebuilt_from_their_parts() {
         for array in arrays() {
             let place_of = |buffer: &Buffer| Place::Bytes(buffer.to_vec());
             let find = |place: &Place| match place {

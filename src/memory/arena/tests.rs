@@ -70,7 +70,7 @@ fn interrupt_at(looks: usize) -> (Interrupt, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn an_interrupt_ends_the_making_of_a_slab_and_leaves_nothing() {
+fn an_interrupt_ends_the_mapping_of_a_slab_and_leaves_no_memory_in_use() {
     let arena = arena(1 << 30);
     for looks in [1, 2, 7] {
         let (interrupt, asked) = interrupt_at(looks);
@@ -87,7 +87,7 @@ fn an_interrupt_ends_the_making_of_a_slab_and_leaves_nothing() {
 }
 
 #[test]
-fn an_interrupt_ends_waiting_for_a_slab_that_another_makes() {
+fn an_interrupt_ends_the_wait_for_a_slab_that_another_thread_maps() {
     let arena = arena(1 << 30);
     let _made_by_another = arena.inner.growing.lock();
     let (interrupt, asked) = interrupt_at(3);
@@ -98,7 +98,7 @@ fn an_interrupt_ends_waiting_for_a_slab_that_another_makes() {
 }
 
 #[test]
-fn a_truncated_piece_gives_its_end_back() {
+fn a_truncated_piece_returns_its_end() {
     let arena = arena(1 << 20);
     let mut piece = arena.allocate(10_000, "test").unwrap();
     piece.fill(3);
@@ -122,7 +122,7 @@ fn a_piece_takes_no_more_of_a_reservation_than_it_needs() {
 }
 
 #[test]
-fn a_piece_at_once_takes_no_more_than_was_promised_and_no_new_slab() {
+fn an_immediate_allocation_takes_only_reserved_bytes_and_no_new_slab() {
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 64 << 20));
     let pool = ReservedPool::new(arena.budget().clone());
     let drawing = arena.drawing_on(pool.clone());
@@ -139,7 +139,7 @@ fn a_piece_at_once_takes_no_more_than_was_promised_and_no_new_slab() {
 }
 
 #[test]
-fn an_arena_draws_on_what_was_promised_and_its_pieces_outlive_the_promise() {
+fn an_arena_draws_on_a_reservation_and_its_pieces_outlive_the_reservation() {
     let arena = arena(1 << 20);
     let pool = ReservedPool::new(arena.budget().clone());
     pool.open(arena.budget().reserve(4096, "a join").unwrap());
@@ -157,7 +157,7 @@ fn an_arena_draws_on_what_was_promised_and_its_pieces_outlive_the_promise() {
 }
 
 #[test]
-fn empty_slabs_make_room_for_larger_ones_within_the_budget() {
+fn empty_slabs_are_unmapped_for_larger_ones_within_the_budget() {
     let limit = 4 * SLAB_BYTES as u64;
     let arena = arena(limit);
     // All of the budget in ordinary slabs, then in one piece, and again: twice the budget if slabs
@@ -170,7 +170,7 @@ fn empty_slabs_make_room_for_larger_ones_within_the_budget() {
 }
 
 #[test]
-fn memory_that_is_lost_between_pieces_is_not_mapped_again() {
+fn memory_lost_to_fragmentation_is_not_mapped_again() {
     let limit = 4 * SLAB_BYTES as u64;
     let arena = arena(limit);
     let mut pieces: Vec<_> = (0..16).map(|_| arena.allocate(SLAB_BYTES / 4, "test").unwrap()).collect();
@@ -200,7 +200,7 @@ fn an_arena_knows_its_own_addresses() {
 }
 
 #[test]
-fn both_kinds_of_memory_can_be_written_and_come_aligned_to_huge_pages() {
+fn both_kinds_of_memory_are_writable_and_aligned_to_huge_pages() {
     for backing in [Backing::Memfd, Backing::Anonymous] {
         let arena = Arena::with_backing(Budget::new("host memory", "--host-memory", 8 << 20), backing);
         let mut piece = arena.allocate(5 << 20, "test").unwrap();
@@ -211,7 +211,7 @@ fn both_kinds_of_memory_can_be_written_and_come_aligned_to_huge_pages() {
 }
 
 #[test]
-fn growth_ahead_keeps_bytes_free_within_the_budget_and_ends_when_dropped() {
+fn growth_in_advance_keeps_bytes_free_within_the_budget_and_ends_when_dropped() {
     let arena = arena(160 << 20);
     let growing = arena.grow_ahead(100 << 20);
     // Two slabs supply the wanted bytes; a third would exceed the budget.
@@ -222,7 +222,7 @@ fn growth_ahead_keeps_bytes_free_within_the_budget_and_ends_when_dropped() {
 }
 
 #[test]
-fn slabs_are_given_back_when_they_were_not_needed_for_a_while() {
+fn slabs_unused_for_a_while_are_unmapped() {
     let limit = 8 * SLAB_BYTES as u64;
     let arena = arena(limit);
     let kept = SLAB_BYTES;
@@ -248,7 +248,7 @@ fn slabs_are_given_back_when_they_were_not_needed_for_a_while() {
 /// Threads allocate, write, check and free. A thread that finds another's bytes has shared a piece
 /// with it.
 #[test]
-fn pieces_of_many_threads_never_overlap_and_all_come_back() {
+fn pieces_of_many_threads_never_overlap_and_are_all_returned() {
     let seed = crate::testing::seed();
     let arena = arena(256 << 20);
     std::thread::scope(|scope| {
