@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_is_not_there_under_its_name_is_pointed_to_where_it_is() {
+    fn an_unknown_column_is_refused_with_the_name_of_the_existing_column() {
         let refused = |column: &str, how| bound(how, &[column]).unwrap_err().message().to_owned();
         let said = refused("w_right", JoinKind::Inner);
         assert!(said.contains("has a, b, w; write \"right.w\", which the result calls \"w_right\" if"), "{said}");
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_named_is_the_key_of_the_result() {
+    fn a_named_key_is_the_key_of_the_result() {
         let source = |how, column: &str| bound(how, &[column]).unwrap().output.remove(0).source;
         for how in [JoinKind::Inner, JoinKind::Left, JoinKind::Right, JoinKind::Full] {
             assert_eq!(source(how, "k"), bound(how, &[]).unwrap().output[0].source, "{how}");
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_and_decimals_have_a_type_in_common() {
+    fn integers_and_decimals_have_a_common_type() {
         use DataType as T;
         for (left, right, common) in [
             (T::Int32, T::Int64, T::Int64),
@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dictionaries_of_a_table_come_to_is_found_once() {
+    fn the_type_of_the_merged_dictionaries_of_a_table_is_computed_once() {
         use arrow::array::{DictionaryArray, Int8Array, RecordBatch, StringArray};
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
         let batch = |part: i32| {

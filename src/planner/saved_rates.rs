@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_found_again_by_all_that_it_depends_on() {
+    fn saved_rates_are_found_by_all_parameters_that_they_depend_on() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new").join("rates.json");
         let mut file = RatesFile::open(&path);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_spoilt_or_of_another_version_is_not_used_and_written_over() {
+    fn a_damaged_file_or_one_of_another_version_is_ignored_and_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rates.json");
         let mut file = RatesFile::open(&path);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_is_neither_used_nor_written() {
+    fn a_file_of_another_user_is_neither_used_nor_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notes.json");
         for theirs in [b"[]" as &[u8], b"{}", b"{\"calibration\": 2}", b"k,v\n1,2\n", b"\0", b"\xff\xfe"] {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_stays_small_and_forgets_the_oldest() {
+    fn the_file_stays_small_by_forgetting_the_oldest_rates() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = RatesFile::open(&folder.path().join("rates.json"));
         for device in 0..=DEVICES_MAX {

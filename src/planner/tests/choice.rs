@@ -12,7 +12,7 @@ use crate::memory::{Arena, Budget, Interrupt};
 use crate::planner::{JoinSpec, KeyPair, bind};
 
 #[test]
-fn text_is_gathered_by_whoever_is_quicker() {
+fn text_is_gathered_by_the_faster_of_device_and_host() {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
     for name in ["l", "r"] {
         let key: ArrayRef = Arc::new(Int32Array::from_iter_values(0..10_000));
@@ -97,7 +97,7 @@ fn dense_distinct_keys_take_the_perfect_hash_path() {
 /// One build key in fifty is on two rows. A table of distinct keys does not hold such keys, so keys
 /// are sorted first.
 #[test]
-fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
+fn a_build_side_with_few_repeated_keys_is_priced_like_one_with_many() {
     let target = a100();
     let seconds = |repeats: bool| {
         let build = TableSpec { distinct: 9_800.0, ..TableSpec::primary(10_000, 1) };
@@ -119,7 +119,7 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
 
 /// Threads take morsels. One thread has all rows of a small side, whatever the others can do.
 #[test]
-fn what_is_one_morsel_is_no_quicker_with_more_threads() {
+fn a_side_of_one_morsel_is_not_predicted_faster_with_more_threads() {
     let seconds = |threads: usize, rows: u64, phase: Phase| {
         let target = Target { parallelism: threads, rates: Rates::host(threads), ..Target::default() };
         let join = bound(&TableSpec::primary(rows, 1), &TableSpec::primary(rows, 1), JoinKind::Inner);
@@ -146,7 +146,7 @@ fn every_kind_of_join_builds_on_the_smaller_side() {
 }
 
 #[test]
-fn a_strategy_that_is_asked_for_is_taken() {
+fn a_requested_strategy_is_used() {
     for strategy in Strategy::ALL {
         let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
         let plan = plan_on(join, Some(strategy), &Target::default()).unwrap();
@@ -168,7 +168,7 @@ fn one_in_sixteen(how: JoinKind) -> BoundJoin {
 }
 
 #[test]
-fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
+fn a_filter_is_used_if_few_probe_rows_match_and_unmatched_rows_are_dropped() {
     let target = Target::default();
     let few = plan_on(one_in_sixteen(JoinKind::Inner), None, &target).unwrap();
     let passing = few.filtered_rows.expect("one row in sixteen matches");
@@ -202,7 +202,7 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
 }
 
 #[test]
-fn overridden_decisions_are_planned_with_all_others_to_suit_them() {
+fn plan_overrides_are_combined_with_the_best_of_all_other_choices() {
     let target = Target::default();
     let of =
         |overrides: PlanOverrides| plan_with_overrides(one_in_sixteen(JoinKind::Inner), &overrides, &target).unwrap();
@@ -247,7 +247,7 @@ fn overridden_decisions_are_planned_with_all_others_to_suit_them() {
 }
 
 #[test]
-fn columns_are_moved_by_the_side_where_that_is_worth_it() {
+fn payload_is_moved_only_on_the_side_where_that_is_faster() {
     // Few rows of s match, but moving its columns with the keys would move all of them. Each row of
     // r matches one row of s.
     let (r, s) = (sparse(1 << 24, 2), sparse(1 << 28, 2));
@@ -295,7 +295,7 @@ fn columns_are_moved_by_the_side_where_that_is_worth_it() {
 }
 
 #[test]
-fn a_second_pass_is_made_where_partitions_outgrow_the_cache() {
+fn a_second_pass_is_planned_if_partitions_exceed_the_cache() {
     let bits = |build_rows: u64, target: &Target| {
         let join = bound(&sparse(build_rows, 1), &sparse(2 * build_rows, 1), JoinKind::Inner);
         plan_on(join, Some(Strategy::RadixHash), target).unwrap().composition.radix_bits().unwrap()
@@ -313,7 +313,7 @@ fn a_second_pass_is_made_where_partitions_outgrow_the_cache() {
 }
 
 #[test]
-fn without_statistics_a_plan_is_made_all_the_same() {
+fn a_plan_is_made_without_statistics() {
     let mut join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
     for table in [&mut join.left, &mut join.right] {
         let spec = if table.name == "r" { sparse(1 << 16, 1) } else { sparse(1 << 20, 1) };

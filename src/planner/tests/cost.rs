@@ -37,7 +37,7 @@ fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
 }
 
 #[test]
-fn a_probe_side_in_chunks_passes_over_the_build_side_once_for_each() {
+fn each_chunk_of_the_probe_side_is_priced_with_a_pass_over_the_build_side() {
     let join = bound(&sparse(1 << 22, 2), &sparse(1 << 26, 2), JoinKind::Inner);
     let match_seconds = |strategy, memory_bytes| {
         let target = Target { memory_bytes, ..Target::default() };
@@ -61,7 +61,7 @@ fn a_probe_side_in_chunks_passes_over_the_build_side_once_for_each() {
 }
 
 #[test]
-fn dictionary_columns_move_like_numbers_where_batches_share_the_dictionary() {
+fn dictionary_columns_move_like_numbers_if_batches_share_the_dictionary() {
     let payload = DataType::Dictionary(Box::new(DataType::Int16), Box::new(DataType::Utf8));
     let side = |payload: DataType| TableSpec { payload: vec![payload], ..sparse(1 << 20, 0) };
     let gather = |payload: DataType| {
@@ -91,7 +91,7 @@ fn predictions_are_finite_and_grow_with_the_tables() {
 }
 
 #[test]
-fn copies_that_run_beside_primitives_hide_them_the_better_the_more_chunks_are_under_way() {
+fn more_chunks_in_progress_overlap_copies_better_with_primitives() {
     let mut join = bound(&sparse(1 << 24, 2), &sparse(1 << 24, 2), JoinKind::Inner);
     // The result becomes a table with memory of its own. Otherwise it would share the columns of
     // the probe side.
@@ -120,7 +120,7 @@ fn copies_that_run_beside_primitives_hide_them_the_better_the_more_chunks_are_un
 }
 
 #[test]
-fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_more() {
+fn each_chunk_is_priced_with_one_more_pass_over_partitions_and_sorted_rows() {
     let join = bound(&sparse(1 << 26, 1), &sparse(1 << 26, 1), JoinKind::Inner);
     let match_seconds = |strategy, streams| {
         let mut target = Target { streams, ..two_pass(a100()) };
@@ -139,7 +139,7 @@ fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_m
 }
 
 #[test]
-fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
+fn chunks_are_planned_if_their_overlap_saves_more_than_their_calls_cost() {
     let is_at_once = |rows, call_seconds| {
         let mut join = bound(&sparse(1 << 20, 1), &sparse(rows, 1), JoinKind::Inner);
         join.spec.into = Some("kept".into());
@@ -155,7 +155,7 @@ fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
 }
 
 #[test]
-fn host_memory_is_reckoned_with_for_as_many_host_made_keys_as_are_worked_on_at_a_time() {
+fn host_memory_is_planned_for_the_host_made_keys_of_the_chunks_in_progress() {
     const ROWS: u64 = 8 << 20;
     // Text keys become hashes of 16 bytes, with a validity bit each.
     let side = TableSpec { key: DataType::Utf8, ..sparse(ROWS, 1) };
@@ -174,7 +174,7 @@ fn host_memory_is_reckoned_with_for_as_many_host_made_keys_as_are_worked_on_at_a
 }
 
 #[test]
-fn only_copies_that_transforming_does_not_wait_for_hide_it() {
+fn the_transform_overlaps_only_with_copies_that_it_does_not_wait_for() {
     // The columns of `r` take longer to copy than its keys to partition, and no result shares the
     // probe side's.
     let mut join = bound(&sparse(1 << 22, 4), &sparse(1 << 23, 0), JoinKind::Inner);
@@ -198,7 +198,7 @@ fn only_copies_that_transforming_does_not_wait_for_hide_it() {
 }
 
 #[test]
-fn calls_of_several_steps_take_their_time_however_few_the_rows() {
+fn calls_of_several_steps_are_priced_even_for_few_rows() {
     // Text keys are joined as hashes of 16 bytes.
     for (key, width) in [(DataType::Int32, 0), (DataType::Int64, 1), (DataType::Utf8, 2)] {
         // Keys repeat on both sides, so that neither side avoids grouping.
@@ -252,7 +252,7 @@ fn keys_on_many_rows_each_are_grouped_and_matched() {
 
 /// Equal keys are entered one after the other, so random reads spread over one slot per key.
 #[test]
-fn a_table_is_as_large_as_its_keys_are_many() {
+fn the_size_of_a_hash_table_follows_its_distinct_keys() {
     let seconds = |rows_of_key: u64| {
         let build = TableSpec { distinct: (1 << 26) as f64 / rows_of_key as f64, ..sparse(1 << 26, 1) };
         let join = bound(&build, &sparse(1 << 24, 1), JoinKind::Inner);
@@ -266,7 +266,7 @@ fn a_table_is_as_large_as_its_keys_are_many() {
 }
 
 #[test]
-fn what_a_device_has_kept_is_not_copied_again() {
+fn columns_cached_on_a_device_are_priced_without_a_copy() {
     let join = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
     let seconds = |copy_in: f64, kept: &[ColumnRows]| {
         let mut target = Target { kept: kept.to_vec(), ..two_pass(a100()) };
@@ -321,7 +321,7 @@ fn columns_that_the_result_shares_are_neither_copied_nor_gathered() {
 }
 
 #[test]
-fn a_count_is_made_of_keys_alone() {
+fn a_count_is_planned_with_keys_alone() {
     let mut join = bound(&sparse(1 << 10, 1), &sparse(1 << 16, 1), JoinKind::Inner);
     let names = |join: &BoundJoin| -> Vec<Phase> {
         let plan = plan_on(join.clone(), Some(Strategy::Hash), &two_pass(a100())).unwrap();
@@ -352,7 +352,7 @@ fn small_joins_are_priced_by_their_calls() {
 }
 
 #[test]
-fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
+fn an_explanation_shows_predicted_and_measured_values_side_by_side() {
     let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
     let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
     let phase = |phase: Phase, seconds, bytes, kept_bytes, in_place_bytes| PhaseRecord {
@@ -440,7 +440,7 @@ fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
 }
 
 #[test]
-fn of_several_rounds_of_measuring_the_best_counts_but_of_differences_the_middle() {
+fn calibration_takes_the_best_of_several_rounds_and_the_median_of_differences() {
     let round = |factor: f64| Rates {
         partition: 1e9 * factor,
         sort_rows: [1e6 * factor, 2e6, 3e6 / factor],

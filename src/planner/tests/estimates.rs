@@ -63,7 +63,7 @@ fn rows_are_estimated_from_distinct_keys_nulls_and_ranges() {
 }
 
 #[test]
-fn keys_of_many_values_and_those_in_common_are_counted() {
+fn distinct_keys_and_keys_of_both_sides_are_counted() {
     let random = &mut StdRng::seed_from_u64(3);
     let (users, clicks) = (400_000i64, 800_000);
     let mut ids: Vec<i64> = (0..users).collect();
@@ -82,7 +82,7 @@ fn keys_of_many_values_and_those_in_common_are_counted() {
 }
 
 #[test]
-fn values_that_are_all_among_the_others_are_met_however_roughly_they_are_counted() {
+fn probe_rows_all_match_if_all_their_values_are_build_keys_despite_rough_counts() {
     let mut random = StdRng::seed_from_u64(7);
     for build in [30_000, 50_000, 80_000] {
         for probe in [20_000, 60_000] {
@@ -98,7 +98,7 @@ fn values_that_are_all_among_the_others_are_met_however_roughly_they_are_counted
 }
 
 #[test]
-fn few_keys_that_repeat_are_told_from_none() {
+fn a_few_repeated_keys_are_detected() {
     let random = &mut StdRng::seed_from_u64(14);
     let repeats = |left: &ArrayRef, nulls_equal: bool| {
         Estimates::of(&join_of(left, &numbers(0..10), JoinKind::Inner, nulls_equal), &Interrupt::default())
@@ -260,7 +260,7 @@ fn values_that_are_heavy_on_both_sides_multiply() {
 }
 
 #[test]
-fn values_that_are_heavy_on_one_side_meet_few_rows_of_the_other() {
+fn values_that_are_heavy_on_one_side_match_few_rows_of_the_other() {
     let random = &mut StdRng::seed_from_u64(6);
     // A fifth of each side's rows have one value, which one row of the other side has.
     let heavy = |value: i64| (0..100_000).chain((0..25_000).map(move |_| value));
@@ -280,7 +280,7 @@ fn values_that_are_heavy_on_one_side_meet_few_rows_of_the_other() {
 /// Clicks by Zipf's law on known articles, and as many or many more on other articles, with few
 /// rows each.
 #[test]
-fn frequent_values_that_match_are_told_from_rare_ones_that_do_not() {
+fn matching_frequent_values_are_distinguished_from_unmatched_rare_values() {
     let random = &mut StdRng::seed_from_u64(16);
     let articles = 100_000i64;
     let known = shuffled(0..articles, random);
@@ -347,7 +347,7 @@ fn tables_filled_by_several_streams_are_estimated_as_well_as_by_one() {
 }
 
 #[test]
-fn nulls_that_match_are_one_more_value() {
+fn matching_nulls_count_as_one_more_value() {
     let random = &mut StdRng::seed_from_u64(7);
     let mut with_nulls = |rows: i32, null_share: f64| -> ArrayRef {
         Arc::new(Int32Array::from_iter((0..rows).map(|row| (!random.random_bool(null_share)).then_some(row))))
@@ -365,7 +365,7 @@ fn nulls_that_match_are_one_more_value() {
 }
 
 #[test]
-fn heavy_values_are_the_same_whatever_types_hold_them() {
+fn heavy_values_are_equal_across_key_types() {
     let random = &mut StdRng::seed_from_u64(8);
     let wide = zipf(50_000, 1000, random);
     let text: ArrayRef = {

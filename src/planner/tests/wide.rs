@@ -62,7 +62,7 @@ fn planned(spec: JoinSpec, catalog: &Catalog, target: &Target) -> Plan {
 }
 
 #[test]
-fn a_join_of_many_columns_is_planned_and_explained_in_proportion() {
+fn planning_and_explaining_a_join_of_many_columns_takes_proportional_time_and_text() {
     let catalog = catalog(|column| format!("c{column}"));
     for target in [Target::default(), gpu()] {
         let plan = planned(JoinSpec::inner("r", "s", names(0..1)), &catalog, &target);
@@ -75,7 +75,7 @@ fn a_join_of_many_columns_is_planned_and_explained_in_proportion() {
 }
 
 #[test]
-fn many_columns_that_are_named_and_many_keys_are_found_in_proportion() {
+fn finding_many_named_columns_and_keys_takes_proportional_time() {
     let catalog = catalog(|column| format!("c{column}"));
     let on_all = JoinSpec::inner("r", "s", names(0..COLUMNS));
     assert_eq!(planned(on_all.clone(), &catalog, &Target::default()).join.output.len(), COLUMNS);
@@ -89,7 +89,7 @@ fn many_columns_that_are_named_and_many_keys_are_found_in_proportion() {
 
 /// A table that was joined with itself repeatedly, each time on a result.
 #[test]
-fn suffixes_upon_suffixes_are_found_in_proportion() {
+fn finding_columns_with_repeated_suffixes_takes_proportional_time() {
     const SUFFIXES: usize = 1000;
     let name = |column: usize| match column {
         ..SUFFIXES => format!("c{}", "_right".repeat(column)),
@@ -104,7 +104,7 @@ fn suffixes_upon_suffixes_are_found_in_proportion() {
 }
 
 #[test]
-fn planning_ends_where_it_is_interrupted() {
+fn planning_ends_when_it_is_interrupted() {
     let catalog = catalog(|column| format!("c{column}"));
     let spec = JoinSpec::inner("r", "s", names(0..1));
     let stop = Interrupt::by(|| Err(Error::Cancelled("enough".into())));

@@ -31,7 +31,7 @@ fn wide_joins_with_many_matches_move_their_payload() {
 }
 
 #[test]
-fn wide_joins_with_few_matches_gather_from_where_columns_lie() {
+fn wide_joins_with_few_matches_gather_payload_by_row_number() {
     // Figure 13: below a quarter, PHJ-UM wins. Unmatched rows of r remain in r.
     let few = |ratio: f64| {
         let r = sparse(ROWS, 2);
@@ -76,7 +76,7 @@ fn sorting_moves_payload_only_when_values_are_narrow() {
 }
 
 #[test]
-fn small_inputs_gather_as_fast_from_where_they_lie() {
+fn small_inputs_are_gathered_by_row_number_as_fast_as_with_moved_payload() {
     // Section 5.3, J3: with columns in the second-level cache, moving payload gains nothing.
     let plan = planned(bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner));
     let ratio = seconds_of(&plan, Strategy::RadixHashGfur) / seconds_of(&plan, Strategy::RadixHash);
@@ -85,7 +85,7 @@ fn small_inputs_gather_as_fast_from_where_they_lie() {
 }
 
 #[test]
-fn a_smaller_primary_key_side_does_not_change_what_is_best() {
+fn a_smaller_primary_key_side_does_not_change_the_best_strategy() {
     // Figure 11: |R| / |S| from 1 to 1/16, though gathering from a small R is cheaper. (Section 5.3
     // has one side in cache.)
     for shift in 0..=2 {
@@ -123,7 +123,7 @@ fn more_payload_columns_keep_the_advantage_of_moving_payload() {
 }
 
 #[test]
-fn skewed_foreign_keys_leave_partitioning_with_payload_the_best_and_make_sorting_without_competitive() {
+fn skewed_foreign_keys_keep_radix_hash_best_and_make_sort_merge_gfur_competitive() {
     // Figure 14: gathering from few rows is cheap, so SMJ-UM catches up with SMJ-OM when the Zipf
     // factor exceeds 1.
     let skewed = |share: Option<f64>| {
