@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_end_when_they_are_large_enough_and_the_rest_is_cut_at_the_end() {
+    fn parts_end_at_a_minimum_size_and_the_remaining_batches_are_divided_at_the_end() {
         let mut parts = Parts::default();
         let push = |parts: &mut Parts, batches: Range<usize>| {
             batches.for_each(|batch| parts.push(batch + 1, PART_BYTES_MIN / 4));

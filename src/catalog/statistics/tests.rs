@@ -155,7 +155,7 @@ fn columns(numbers: &[Option<i64>]) -> Vec<ArrayRef> {
 }
 
 #[test]
-fn what_is_exact_is_exact_for_every_type_wherever_batches_begin() {
+fn exact_statistics_are_exact_for_every_type_and_any_batch_boundaries() {
     let mut random = StdRng::seed_from_u64(crate::testing::seed());
     for round in 0..60 {
         let len = [0, 1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1500][round % 13];
@@ -224,7 +224,7 @@ fn types_without_order_have_their_nulls_counted() {
 }
 
 #[test]
-fn merged_collectors_know_what_one_collector_would() {
+fn merged_collectors_give_the_same_statistics_as_one_collector() {
     let mut random = StdRng::seed_from_u64(crate::testing::seed());
     for round in 0..30 {
         let mut numbers: Vec<Option<i64>> =
@@ -270,7 +270,7 @@ fn collect_in_parts(batches: &[ArrayRef], parts: usize, random: &mut StdRng) -> 
 /// a column never sees two of them. It found 78689 of 30000 orders: a join of the two was predicted
 /// at 45946 rows instead of 120515.
 #[test]
-fn values_whose_rows_lie_side_by_side_are_counted_however_the_rows_are_dealt_out() {
+fn adjacent_equal_values_are_counted_however_the_rows_are_divided_into_parts() {
     let mut random = StdRng::seed_from_u64(10);
     let mut orders: Vec<i64> = (0..150_000).map(|order| 1_000_003 * order).collect();
     for (order_known, what) in [(true, "in order"), (false, "in no order")] {
@@ -298,7 +298,7 @@ fn values_whose_rows_lie_side_by_side_are_counted_however_the_rows_are_dealt_out
 /// With one seed, the samples of all parts had the same rows. Each of 65536 values then seemed to
 /// have four of the few rows.
 #[test]
-fn values_that_repeat_from_part_to_part_are_not_all_sampled_in_each() {
+fn parts_with_the_same_values_are_sampled_at_different_rows() {
     let mut random = StdRng::seed_from_u64(11);
     let mut values: Vec<i64> = (0..65_536).map(|value| 1_000_003 * value).collect();
     values.shuffle(&mut random);
@@ -308,7 +308,7 @@ fn values_that_repeat_from_part_to_part_are_not_all_sampled_in_each() {
 }
 
 #[test]
-fn a_merged_sample_goes_on_as_one() {
+fn a_merged_sample_represents_each_part_by_its_share_of_the_rows() {
     let mut random = StdRng::seed_from_u64(12);
     let batch = |random: &mut StdRng, rows: usize| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values((0..rows).map(|row| match row % 10 {
@@ -355,7 +355,7 @@ fn sketch(batches: &[ArrayRef]) -> Sketch {
 }
 
 #[test]
-fn sketches_count_different_values_whatever_rows_have_them() {
+fn sketches_count_distinct_values_however_often_each_occurs() {
     let mut random = StdRng::seed_from_u64(4);
     for (rows, distinct) in [(1 << 21, 1i64 << 20), (1 << 20, 1 << 12), (1 << 20, i64::MAX), (100_000, 1), (0, 1)] {
         // A quarter of the rows has one value.
@@ -370,7 +370,7 @@ fn sketches_count_different_values_whatever_rows_have_them() {
 }
 
 #[test]
-fn few_values_are_counted_exactly_and_nulls_are_none() {
+fn few_distinct_values_are_counted_exactly_and_nulls_are_not_counted() {
     let numbers: Vec<Option<i64>> = (0..40_000).map(|row| (row % 3 != 0).then_some(row % 100)).collect();
     for array in columns(&numbers) {
         let one = sketch(std::slice::from_ref(&array));
@@ -388,7 +388,7 @@ fn few_values_are_counted_exactly_and_nulls_are_none() {
 }
 
 #[test]
-fn sketches_count_values_that_two_columns_have_in_common() {
+fn sketches_count_the_values_that_two_columns_share() {
     let column = |range: std::ops::Range<i32>| -> ArrayRef { Arc::new(Int32Array::from_iter_values(range.rev())) };
     let wide = |array: &ArrayRef| arrow::compute::cast(array, &DataType::Int64).unwrap();
     let left = sketch(&[column(0..1_000_000)]);
@@ -409,7 +409,7 @@ fn sketches_count_values_that_two_columns_have_in_common() {
 }
 
 #[test]
-fn sketches_tell_few_values_on_two_rows_from_none() {
+fn sketches_detect_a_few_values_on_two_rows() {
     let mut random = StdRng::seed_from_u64(11);
     for distinct in [100, 5_000, 400_000i64] {
         for twice in [0, distinct / 100] {
@@ -428,7 +428,7 @@ fn sketches_tell_few_values_on_two_rows_from_none() {
 }
 
 #[test]
-fn sketches_tell_what_frequent_and_rare_values_have_in_common() {
+fn sketches_estimate_the_overlap_of_frequent_and_of_rare_values() {
     // Every tenth value is on twenty rows. The other column has half of these values, and a quarter
     // of the rest.
     let rows_of = |value: i64| if value % 10 == 0 { 20 } else { 1 };
@@ -473,7 +473,7 @@ fn pairs(rows: impl Iterator<Item = (Option<i64>, i64)>, text: bool) -> Vec<Reco
 }
 
 #[test]
-fn combinations_of_columns_are_counted_as_they_occur() {
+fn distinct_combinations_of_columns_are_counted() {
     const COLUMNS: [(usize, bool); 2] = [(0, false), (1, false)];
     let all = || (0..90_000).map(|row| (Some(row % 300), row / 300));
     for text in [false, true] {
@@ -501,7 +501,7 @@ fn combinations_of_columns_are_counted_as_they_occur() {
 }
 
 #[test]
-fn a_null_makes_no_combination_unless_it_is_a_value() {
+fn rows_with_nulls_count_as_combinations_only_if_nulls_are_values() {
     let rows = || (0..1000).map(|row| ((row % 2 == 0).then_some(row), row % 2));
     let distinct = |nulls| Combination::of(&pairs(rows(), false), &[(0, nulls), (1, false)]).sketch().distinct();
     assert_eq!((distinct(false), distinct(true)), (500.0, 501.0));
@@ -510,7 +510,7 @@ fn a_null_makes_no_combination_unless_it_is_a_value() {
 /// One value on a fifth of the rows, which alone would make the others look four times as frequent
 /// as they are.
 #[test]
-fn a_heavy_value_does_not_hide_how_many_others_there_are() {
+fn a_heavy_value_does_not_distort_the_estimate_of_distinct_values() {
     let mut random = StdRng::seed_from_u64(2);
     let mut values: Vec<i64> = (0..100_000).chain((0..25_000).map(|_| 7)).collect();
     values.shuffle(&mut random);
@@ -531,7 +531,7 @@ fn the_heaviest_value_is_found_in_shuffled_and_in_patterned_columns() {
 }
 
 #[test]
-fn heavy_values_are_named_with_their_shares_and_a_row_that_has_each() {
+fn heavy_values_are_reported_with_their_share_and_an_example_row() {
     let mut random = StdRng::seed_from_u64(3);
     let mut values: Vec<Option<i64>> = (0..100_000)
         .map(|row| match row % 20 {

@@ -98,7 +98,7 @@ fn all_buffers(data: &ArrayData, found: &mut Vec<(usize, usize)>) {
 }
 
 #[test]
-fn adopted_batches_equal_the_originals_and_live_in_the_arena_whatever_the_layout_and_slice() {
+fn adopted_batches_of_any_layout_and_slice_equal_the_originals_and_are_stored_in_the_arena() {
     let mut random = StdRng::seed_from_u64(crate::testing::seed());
     let catalog = catalog();
     for rows in [0, 1, 7, 8, 9, 63, 64, 65, 200] {
@@ -120,7 +120,7 @@ fn adopted_batches_equal_the_originals_and_live_in_the_arena_whatever_the_layout
 }
 
 #[test]
-fn a_batch_that_lives_in_the_arena_is_not_copied() {
+fn a_batch_already_stored_in_the_arena_is_not_copied() {
     let catalog = catalog();
     let first = catalog.adopt(batch(0..100)).unwrap();
     let used = catalog.arena().budget().used_bytes();
@@ -166,7 +166,7 @@ fn a_dictionary_that_batches_share_is_copied_and_counted_once() {
 }
 
 #[test]
-fn a_full_arena_refuses_the_batch_and_keeps_nothing_of_it() {
+fn a_full_arena_refuses_a_batch_and_uses_no_memory_for_it() {
     let arena = arena_of(4096);
     let catalog = Catalog::new(arena.clone());
     assert_refused(catalog.adopt(batch(0..1000)), is!(Exhausted), &["--host-memory"]);

@@ -14,7 +14,7 @@ fn upload(catalog: &Catalog, editor: impl Into<Editor>, name: &str, mode: Upload
 }
 
 #[test]
-fn a_reserved_name_is_nobody_elses_until_it_is_used_or_dropped() {
+fn a_reserved_name_is_taken_until_the_reservation_is_used_or_dropped() {
     let catalog = catalog();
     let mut reservation = catalog.reserve("t", "ada", "the result of job 7").unwrap();
     assert_refused(catalog.reserve("t", "eve", "x"), is!(AlreadyExists), &["\"t\"", "the result of job 7"]);
@@ -45,7 +45,7 @@ fn tables_are_listed_by_name_and_dropped_once() {
 }
 
 #[test]
-fn a_tenant_may_hold_only_so_many_tables() {
+fn the_number_of_tables_of_a_tenant_is_limited() {
     let catalog = limited(None, Some(2));
     upload(&catalog, "ada", "a", UploadMode::Create, 1).unwrap();
     let reserved = catalog.reserve("r", "ada", "job 1").unwrap();
@@ -65,7 +65,7 @@ fn a_tenant_may_hold_only_so_many_tables() {
 
 /// Checks the name before, during and after a reservation that replaces its table.
 #[test]
-fn a_result_takes_the_place_of_a_table_that_is_its_owners_to_change() {
+fn a_result_replaces_a_table_only_if_its_owner_may_change_the_table() {
     let catalog = limited(None, Some(2));
     upload(&catalog, "ada", "a", UploadMode::Create, 5).unwrap();
     let reserve = |tenant: &Editor, mode| catalog.reserve_for_result("a", tenant, mode, "the result of job 7");
@@ -100,7 +100,7 @@ fn a_result_takes_the_place_of_a_table_that_is_its_owners_to_change() {
 }
 
 #[test]
-fn a_tenant_may_hold_only_so_many_bytes() {
+fn the_bytes_of_a_tenant_are_limited() {
     let catalog = limited(Some(100_000), None);
     upload(&catalog, "ada", "a", UploadMode::Create, 2000).unwrap();
     let held = catalog.usage("ada").bytes;
@@ -118,7 +118,7 @@ fn a_tenant_may_hold_only_so_many_bytes() {
 }
 
 #[test]
-fn who_appends_pays_for_what_was_appended() {
+fn appended_bytes_are_charged_to_the_appending_tenant() {
     let catalog = limited(Some(100_000), None);
     upload(&catalog, "ada", "t", UploadMode::Create, 10).unwrap();
     let before = catalog.usage("ada").bytes;
@@ -132,7 +132,7 @@ fn who_appends_pays_for_what_was_appended() {
 }
 
 #[test]
-fn only_its_owner_and_admins_change_a_table() {
+fn a_table_is_changed_only_by_its_owner_and_admins() {
     let catalog = catalog();
     upload(&catalog, "ada", "t", UploadMode::Create, 10).unwrap();
     for mode in [UploadMode::Replace, UploadMode::Append, UploadMode::CreateIfMissing] {

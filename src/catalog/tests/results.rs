@@ -40,7 +40,7 @@ async fn endpoints_share_the_batches_and_can_be_read_again() {
 }
 
 #[tokio::test]
-async fn readers_wait_for_the_writer_and_a_failure_takes_the_place_of_all_batches() {
+async fn readers_wait_for_the_writer_and_a_failure_replaces_all_batches() {
     let spool = ResultSpool::new(schema());
     let (delivered, arrived) = tokio::sync::oneshot::channel();
     let reader = tokio::spawn({
@@ -84,7 +84,7 @@ async fn a_released_result_is_gone_for_readers_and_stops_its_writer() {
 }
 
 #[test]
-fn what_is_shared_costs_the_result_nothing_and_the_tables_owner_until_it_is_let_go() {
+fn shared_columns_are_charged_to_the_tables_owner_and_not_to_the_result_until_released() {
     let catalog = limited(Some(1 << 20), None);
     let mut upload = Upload::begin_for(&catalog, "grace", "t", schema(), UploadOptions::default()).unwrap();
     upload.append(batch(0..1000)).unwrap();
@@ -113,7 +113,7 @@ fn what_is_shared_costs_the_result_nothing_and_the_tables_owner_until_it_is_let_
 }
 
 #[test]
-fn a_kept_result_that_grows_too_large_is_refused() {
+fn a_retained_result_that_grows_too_large_is_refused() {
     let spool =
         ResultSpool::with_options(schema(), SpoolOptions { bytes_max: bytes_of(100) * 2, ..SpoolOptions::default() });
     spool.push(batch(0..100)).unwrap();
@@ -126,7 +126,7 @@ fn a_kept_result_that_grows_too_large_is_refused() {
 }
 
 #[tokio::test]
-async fn the_lease_begins_with_the_end_and_is_extended_by_renewal_and_by_reading() {
+async fn a_lease_begins_when_the_result_ends_and_is_extended_by_renewal_and_by_reading() {
     let spool = ResultSpool::new(schema());
     spool.push(batch([1])).unwrap();
     assert_eq!((spool.expires(), spool.renew(Duration::from_secs(9)).unwrap()), (None, None));
@@ -154,7 +154,7 @@ async fn the_lease_begins_with_the_end_and_is_extended_by_renewal_and_by_reading
 }
 
 #[test]
-fn a_failed_result_is_forgotten_with_its_lease() {
+fn a_failed_result_is_forgotten_when_its_lease_ends() {
     let spool = ResultSpool::new(schema());
     spool.finish(Err(Error::Cancelled("stop".into())));
     assert!(!spool.is_expired(SystemTime::now()));
@@ -188,7 +188,7 @@ async fn a_consumed_batch_is_freed_by_reading_and_cannot_be_read_twice() {
 /// A batch that a reader has taken is freed, and the next batch may get the same address. That
 /// batch was once taken for one already counted, and cost nothing.
 #[tokio::test]
-async fn each_batch_with_a_dictionary_of_its_own_counts_wherever_it_lies() {
+async fn each_batch_with_its_own_dictionary_is_counted_even_at_a_reused_address() {
     use arrow::array::{DictionaryArray, Int8Array, StringViewArray};
     const BATCHES: usize = 20;
     let text = |at: usize| format!("{at:0>4000}");
@@ -218,7 +218,7 @@ async fn each_batch_with_a_dictionary_of_its_own_counts_wherever_it_lies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumed_result_of_any_size_passes_through_a_small_bound() {
+async fn a_consumed_result_of_any_size_stays_within_a_small_memory_bound() {
     let bound = bytes_of(10) * 3;
     let spool = ResultSpool::with_options(schema(), consumed(bound, Duration::from_secs(60)));
     let writer = std::thread::spawn({
@@ -265,7 +265,7 @@ async fn a_client_that_reads_consumed_endpoints_in_turn_gets_everything() {
 }
 
 #[test]
-fn a_writer_whose_readers_take_nothing_gives_up_and_says_why() {
+fn a_writer_whose_readers_read_nothing_fails_with_the_reason() {
     let spool = ResultSpool::with_options(schema(), consumed(bytes_of(1), Duration::from_millis(50)));
     spool.push(batch([1])).unwrap();
     assert_refused(spool.push(batch([2])), is!(Exhausted), &["reader", "took nothing", "retain_seconds"]);
@@ -273,7 +273,7 @@ fn a_writer_whose_readers_take_nothing_gives_up_and_says_why() {
 }
 
 #[test]
-fn a_writer_without_readers_writes_on_while_memory_has_room() {
+fn a_writer_without_readers_continues_while_memory_is_free() {
     let arena = arena_of(1 << 20);
     let options = SpoolOptions { arena: Some(arena.clone()), ..consumed(1, Duration::from_millis(50)) };
     let spool = ResultSpool::with_options(schema(), options);
@@ -285,7 +285,7 @@ fn a_writer_without_readers_writes_on_while_memory_has_room() {
 }
 
 #[test]
-fn a_quota_makes_the_writer_wait_like_memory_does() {
+fn a_tenant_quota_makes_the_writer_wait_as_full_memory_does() {
     let catalog = limited(Some(bytes_of(100) * 3), None);
     let options = SpoolOptions { charge: Some(catalog.charge("ada")), ..consumed(u64::MAX, Duration::from_millis(50)) };
     let spool = ResultSpool::with_options(schema(), options);
@@ -296,7 +296,7 @@ fn a_quota_makes_the_writer_wait_like_memory_does() {
 }
 
 #[test]
-fn a_slow_reader_makes_the_writer_wait_only_so_long_in_all() {
+fn a_slow_reader_makes_the_writer_wait_for_a_limited_total_time() {
     let options = SpoolOptions { wait_max: Duration::from_millis(300), ..consumed(1, Duration::from_secs(600)) };
     let spool = ResultSpool::with_options(schema(), options);
     std::thread::scope(|scope| {
@@ -312,7 +312,7 @@ fn a_slow_reader_makes_the_writer_wait_only_so_long_in_all() {
 }
 
 #[test]
-fn a_writer_yields_to_others_sooner_and_only_while_they_wait() {
+fn a_writer_fails_sooner_only_while_other_jobs_wait_for_its_device() {
     let is_wanted = Arc::new(AtomicBool::new(false));
     let soon = Duration::from_millis(50);
     let never = Duration::from_secs(600);
@@ -335,7 +335,7 @@ fn a_writer_yields_to_others_sooner_and_only_while_they_wait() {
 }
 
 #[test]
-fn a_batch_larger_than_the_bound_passes_when_nothing_else_is_held() {
+fn a_batch_larger_than_the_bound_is_accepted_by_an_empty_spool() {
     let spool = ResultSpool::with_options(schema(), consumed(1, Duration::from_millis(50)));
     spool.push(batch(0..100)).unwrap();
     assert!(spool.held_bytes() > 1);
@@ -368,7 +368,7 @@ fn a_waiting_writer_ends_with_its_interrupt_or_with_the_release() {
 }
 
 #[tokio::test]
-async fn a_reader_that_is_dropped_while_it_waits_loses_nothing() {
+async fn a_reader_dropped_while_it_waits_loses_no_batch() {
     let spool = ResultSpool::with_options(schema(), consumed(u64::MAX, Duration::from_secs(60)));
     let mut reader = spool.reader(0, 1);
     for key in 0..20 {
@@ -399,7 +399,7 @@ async fn a_complete_result_becomes_a_table_that_outlives_it() {
 }
 
 #[test]
-fn a_result_that_failed_or_is_consumed_becomes_no_table_and_frees_the_name() {
+fn failed_and_consumed_results_become_no_table_and_free_the_name() {
     let catalog = catalog();
     let failed = ResultSpool::new(schema());
     failed.push(batch([1])).unwrap();
@@ -434,7 +434,7 @@ fn kept_in(catalog: &Catalog, owner: &str) -> ResultSpool {
 }
 
 #[tokio::test]
-async fn results_that_were_read_are_evicted_the_oldest_first_and_no_others() {
+async fn only_results_that_were_read_are_evicted_and_the_oldest_first() {
     let catalog = Catalog::new(arena_of(4 * KEPT_BYTES));
     let budget = catalog.arena().budget().clone();
     let [unread, first, second, renewed] = [(); 4].map(|()| kept_in(&catalog, ""));
@@ -464,7 +464,7 @@ async fn results_that_were_read_are_evicted_the_oldest_first_and_no_others() {
 }
 
 #[tokio::test]
-async fn with_results_that_were_read_goes_what_they_keep_of_tables_that_are_gone() {
+async fn evicting_read_results_frees_the_memory_that_they_share_with_dropped_tables() {
     let catalog = Catalog::new(arena_of(3 * KEPT_BYTES));
     let budget = catalog.arena().budget().clone();
     let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1024));
@@ -507,7 +507,7 @@ async fn with_results_that_were_read_goes_what_they_keep_of_tables_that_are_gone
 }
 
 #[test]
-fn what_a_tenant_has_read_goes_before_it_is_refused_more() {
+fn a_tenants_read_results_are_evicted_before_it_is_refused_memory() {
     let catalog = limited(Some(2 * KEPT_BYTES), None);
     let [mine, theirs] = ["me", "them"].map(|owner| kept_in(&catalog, owner));
     [&mine, &theirs].into_iter().for_each(ResultSpool::was_read);

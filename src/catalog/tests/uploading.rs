@@ -54,7 +54,7 @@ fn a_dropped_upload_leaves_neither_memory_nor_name() {
 }
 
 #[test]
-fn create_keeps_its_name_from_the_beginning_on() {
+fn create_reserves_its_name_from_the_beginning() {
     let catalog = catalog();
     let first = Upload::begin(&catalog, "t", schema(), UploadOptions::default()).unwrap();
     for mode in [UploadMode::Create, UploadMode::Replace, UploadMode::CreateIfMissing] {
@@ -66,7 +66,7 @@ fn create_keeps_its_name_from_the_beginning_on() {
 }
 
 #[test]
-fn replace_takes_the_place_and_readers_keep_the_old_table() {
+fn replace_publishes_the_new_table_and_readers_keep_the_old_one() {
     let catalog = catalog();
     let old = upload(&catalog, UploadMode::Replace, &[batch([1])]).unwrap();
     upload(&catalog, UploadMode::Replace, &[batch([2])]).unwrap();
@@ -75,7 +75,7 @@ fn replace_takes_the_place_and_readers_keep_the_old_table() {
 }
 
 #[test]
-fn append_shares_the_old_batches_and_merges_what_is_known() {
+fn append_shares_the_old_batches_and_merges_the_statistics() {
     let catalog = catalog();
     assert_refused(upload(&catalog, UploadMode::Append, &[]), is!(NotFound), &["\"t\""]);
     let old = upload(&catalog, UploadMode::Create, &[batch([1, 2])]).unwrap();
@@ -101,7 +101,7 @@ fn append_shares_the_old_batches_and_merges_what_is_known() {
 }
 
 #[test]
-fn create_if_missing_creates_once_and_adds_then() {
+fn create_if_missing_creates_the_table_once_and_then_appends() {
     let catalog = catalog();
     upload(&catalog, UploadMode::CreateIfMissing, &[batch([1])]).unwrap();
     upload(&catalog, UploadMode::CreateIfMissing, &[batch([2])]).unwrap();
@@ -126,7 +126,7 @@ fn appended_rows_must_have_the_tables_columns() {
 }
 
 #[test]
-fn types_that_differ_in_what_their_names_leave_out_are_told_in_full() {
+fn types_that_differ_only_beyond_their_short_names_are_shown_in_full() {
     let catalog = catalog();
     let list = |has_nulls| {
         let field = Field::new("l", DataType::new_list(DataType::Int64, has_nulls), true);
@@ -138,7 +138,7 @@ fn types_that_differ_in_what_their_names_leave_out_are_told_in_full() {
 }
 
 #[test]
-fn rows_that_may_not_be_null_join_a_table_where_they_may() {
+fn non_nullable_rows_are_appended_to_a_nullable_table() {
     let catalog = catalog();
     upload(&catalog, UploadMode::Create, &[batch([1])]).unwrap();
     let fields: Vec<Field> = schema().fields().iter().map(|field| (**field).clone().with_nullable(false)).collect();
@@ -151,7 +151,7 @@ fn rows_that_may_not_be_null_join_a_table_where_they_may() {
 }
 
 #[test]
-fn rows_that_may_be_null_and_are_not_join_a_table_where_they_may_not() {
+fn nullable_rows_without_nulls_are_appended_to_a_non_nullable_table() {
     let catalog = catalog();
     let fields: Vec<Field> = schema().fields().iter().map(|field| (**field).clone().with_nullable(false)).collect();
     let strict = Arc::new(Schema::new(fields));
@@ -174,7 +174,7 @@ fn rows_that_may_be_null_and_are_not_join_a_table_where_they_may_not() {
 }
 
 #[test]
-fn a_schema_that_changes_in_mid_stream_is_refused_by_the_column() {
+fn a_schema_that_changes_in_mid_stream_is_refused_with_the_changed_column() {
     let catalog = catalog();
     let mut upload = Upload::begin(&catalog, "t", schema(), UploadOptions::default()).unwrap();
     upload.append(batch([1])).unwrap();
@@ -185,7 +185,7 @@ fn a_schema_that_changes_in_mid_stream_is_refused_by_the_column() {
 }
 
 #[test]
-fn schemas_that_no_join_could_use_are_refused() {
+fn schemas_without_columns_or_with_duplicate_names_are_refused() {
     let catalog = catalog();
     let begin = |fields: Vec<Field>| {
         Upload::begin(&catalog, "t", Arc::new(Schema::new(fields)), UploadOptions::default()).map(|_| ())
@@ -196,7 +196,7 @@ fn schemas_that_no_join_could_use_are_refused() {
 }
 
 #[test]
-fn names_without_sense_are_refused() {
+fn invalid_table_names_are_refused() {
     let catalog = catalog();
     let begin = |name: &str| Upload::begin(&catalog, name, schema(), UploadOptions::default()).map(|_| ());
     assert_refused(begin(""), is!(Invalid), &["empty"]);
@@ -240,7 +240,7 @@ fn a_declared_order_is_checked_and_the_first_row_that_breaks_it_is_named() {
 }
 
 #[test]
-fn an_order_of_floats_takes_both_zeros_as_one_and_ends_with_every_nan() {
+fn the_order_of_floats_treats_both_zeros_as_equal_and_ends_with_every_nan() {
     let catalog = catalog();
     let fields = vec![Field::new("a", DataType::Float64, true), Field::new("b", DataType::Int64, true)];
     let schema = Arc::new(Schema::new(fields));
@@ -259,7 +259,7 @@ fn an_order_of_floats_takes_both_zeros_as_one_and_ends_with_every_nan() {
 }
 
 #[test]
-fn an_order_that_nobody_declared_is_found() {
+fn an_undeclared_order_is_detected() {
     let catalog = catalog();
     let create = |keys: Vec<i64>| upload(&catalog, UploadMode::Replace, &[batch(keys)]).unwrap().sorted_by.clone();
     assert_eq!(create(vec![1, 2, 2]), [0]);
@@ -269,7 +269,7 @@ fn an_order_that_nobody_declared_is_found() {
 }
 
 #[test]
-fn an_appended_table_stays_sorted_when_the_seam_is_in_order() {
+fn a_table_stays_sorted_if_the_appended_rows_continue_its_order() {
     let catalog = catalog();
     let sorted = |mode| UploadOptions { mode, sorted_by: vec!["k".into(), "name".into()], ..UploadOptions::default() };
     let create = || upload_with(&catalog, sorted(UploadMode::Replace), &[batch([5, 5])]).unwrap();
@@ -308,7 +308,7 @@ fn appends_from_many_threads_all_survive() {
 }
 
 #[test]
-fn of_many_creators_one_wins_and_the_others_are_told() {
+fn one_of_many_concurrent_creators_succeeds_and_the_others_are_refused() {
     for _ in 0..50 {
         let catalog = catalog();
         let start = Barrier::new(8);
@@ -332,7 +332,7 @@ fn of_many_creators_one_wins_and_the_others_are_told() {
 }
 
 #[test]
-fn racing_creates_if_missing_lose_no_row() {
+fn concurrent_create_if_missing_uploads_lose_no_row() {
     for _ in 0..20 {
         let catalog = catalog();
         let start = Barrier::new(8);
@@ -413,7 +413,7 @@ fn streams_of_one_upload_agree_on_table_schema_and_options() {
 }
 
 #[test]
-fn another_tenant_finds_no_upload_under_that_id() {
+fn an_upload_id_is_not_found_by_another_tenant() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
     send(&uploads, shared(None), [1]);
@@ -424,7 +424,7 @@ fn another_tenant_finds_no_upload_under_that_id() {
 }
 
 #[test]
-fn a_stream_that_breaks_off_leaves_its_rows_out_and_the_upload_open() {
+fn a_broken_stream_discards_its_rows_and_leaves_the_upload_open() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
     send(&uploads, shared(None), [1]);
@@ -436,7 +436,7 @@ fn a_stream_that_breaks_off_leaves_its_rows_out_and_the_upload_open() {
 }
 
 #[test]
-fn a_numbered_part_that_broke_off_must_be_sent_again() {
+fn a_broken_numbered_part_must_be_sent_again() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
     send(&uploads, shared(Some(0)), [1]);
@@ -450,7 +450,7 @@ fn a_numbered_part_that_broke_off_must_be_sent_again() {
 }
 
 #[test]
-fn a_refused_commit_is_remembered_as_such() {
+fn a_refused_commit_is_reported_as_refused_when_it_is_repeated() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
     let sorted = UploadOptions { sorted_by: vec!["k".into()], ..shared(None) };
@@ -476,7 +476,7 @@ fn an_aborted_upload_leaves_neither_memory_nor_name() {
 }
 
 #[test]
-fn an_upload_for_which_nothing_comes_is_forgotten() {
+fn an_idle_upload_is_forgotten() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
     send(&uploads, shared(None), 0..1000);
@@ -492,7 +492,7 @@ fn an_upload_for_which_nothing_comes_is_forgotten() {
 }
 
 #[test]
-fn rows_out_of_their_declared_order_end_the_upload_when_it_is_committed() {
+fn rows_out_of_their_declared_order_end_the_upload_at_its_commit() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
     let sorted = |part| UploadOptions { sorted_by: vec!["k".into()], ..shared(Some(part)) };
@@ -503,7 +503,7 @@ fn rows_out_of_their_declared_order_end_the_upload_when_it_is_committed() {
 }
 
 #[test]
-fn a_commit_that_failed_for_want_of_a_place_can_be_repeated() {
+fn a_commit_refused_by_the_table_limit_can_be_repeated() {
     let catalog = limited(None, Some(1));
     let uploads = uploads(&catalog);
     let replace = UploadOptions { mode: UploadMode::Replace, ..shared(None) };
@@ -515,7 +515,7 @@ fn a_commit_that_failed_for_want_of_a_place_can_be_repeated() {
 }
 
 #[test]
-fn more_uploads_than_there_may_be_are_refused() {
+fn uploads_over_the_limit_are_refused() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
     let name = |index: usize| format!("t{index}");

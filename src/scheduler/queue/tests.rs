@@ -70,7 +70,7 @@ fn run_all(queue: &mut Queue, mut now: Duration) -> Vec<u64> {
 }
 
 #[test]
-fn a_tenants_jobs_go_by_priority_and_then_by_age() {
+fn a_tenants_jobs_run_by_priority_and_then_by_age() {
     let mut queue = Queue::default();
     for (id, priority) in [(1, 0), (2, 5), (3, -5), (4, 5)] {
         queue.push(job(id, "a", priority, 1.0, 1));
@@ -79,7 +79,7 @@ fn a_tenants_jobs_go_by_priority_and_then_by_age() {
 }
 
 #[test]
-fn waiting_outweighs_priority_in_the_end() {
+fn waiting_time_eventually_outweighs_priority() {
     let mut queue = Queue::default();
     queue.push(job(1, "a", -100, 1.0, 1));
     // Jobs of the highest priority keep coming. Each is younger than the waiting job.
@@ -101,7 +101,7 @@ fn waiting_outweighs_priority_in_the_end() {
 }
 
 #[test]
-fn tenants_take_turns_whatever_they_have_submitted() {
+fn tenants_take_turns_however_many_jobs_each_has_submitted() {
     let mut queue = Queue::default();
     for id in 1..=6 {
         queue.push(job(id, "flood", 100, 1.0, 1));
@@ -140,7 +140,7 @@ fn shares_count_time_and_not_jobs() {
 }
 
 #[test]
-fn nobody_saves_up_turns_by_being_away() {
+fn an_idle_tenant_saves_up_no_turns() {
     let mut queue = Queue::default();
     for id in 1..=20 {
         queue.push(job(id, "always", 0, 1.0, 1));
@@ -159,7 +159,7 @@ fn nobody_saves_up_turns_by_being_away() {
 }
 
 #[test]
-fn a_job_that_took_longer_than_predicted_is_paid_by_its_tenant() {
+fn time_beyond_the_prediction_of_a_job_is_charged_to_its_tenant() {
     let mut queue = Queue::default();
     for id in 1..=4 {
         queue.push(job(id, "liar", 0, 1.0, 1));
@@ -205,7 +205,7 @@ fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
 }
 
 #[test]
-fn a_large_job_keeps_its_device_until_memory_is_free() {
+fn a_large_job_is_not_overtaken_on_its_device_while_it_waits_for_memory() {
     let mut queue = Queue::default();
     let mut large = job(1, "a", 0, 1.0, 1);
     large.places[0].memory_bytes = 100;
@@ -219,7 +219,7 @@ fn a_large_job_keeps_its_device_until_memory_is_free() {
 }
 
 #[test]
-fn jobs_go_elsewhere_when_a_device_is_lost_and_are_named_when_there_is_none() {
+fn jobs_of_a_lost_device_move_and_jobs_without_a_device_are_reported() {
     let mut queue = Queue::default();
     queue.push(job(1, "a", 0, 1.0, 2));
     queue.push(job(2, "b", 0, 1.0, 1));
@@ -263,7 +263,7 @@ fn short(id: u64, run: f64) -> Waiting {
 }
 
 #[test]
-fn short_jobs_sit_side_by_side_and_slow_each_other_down() {
+fn short_jobs_share_a_device_and_slow_each_other_down() {
     let mut queue = Queue::default();
     for id in 1..=3 {
         queue.push(short(id, 1.0));
@@ -286,7 +286,7 @@ fn short_jobs_sit_side_by_side_and_slow_each_other_down() {
 }
 
 #[test]
-fn a_large_job_takes_all_slots_and_is_not_overtaken_on_them() {
+fn a_large_job_takes_all_slots_and_is_not_overtaken() {
     let mut queue = Queue::default();
     queue.push(Waiting { submitted: Duration::ZERO, ..job(1, "a", 0, 5.0, 1) });
     queue.push(short(2, 1.0));
@@ -299,7 +299,7 @@ fn a_large_job_takes_all_slots_and_is_not_overtaken_on_them() {
 }
 
 #[test]
-fn a_short_job_prefers_a_device_of_its_own() {
+fn a_short_job_prefers_an_idle_device() {
     let mut queue = Queue::default();
     let place = |device| place(device, 1.0, Some(50));
     queue.push(Waiting { places: vec![place(0), place(1)], ..job(1, "a", 0, 1.0, 1) });
@@ -310,7 +310,7 @@ fn a_short_job_prefers_a_device_of_its_own() {
 }
 
 #[test]
-fn parts_of_a_devices_memory_are_given_once() {
+fn each_part_of_a_devices_memory_is_given_to_one_job() {
     let mut queue = Queue::default();
     for id in 1..=2 {
         queue.push(short(id, 1.0));
@@ -323,7 +323,7 @@ fn parts_of_a_devices_memory_are_given_once() {
 }
 
 #[test]
-fn a_job_that_waits_for_host_memory_holds_nobody_up_for_a_while() {
+fn a_job_that_waits_for_host_memory_delays_other_jobs_only_after_a_while() {
     let mut queue = Queue::default();
     queue.push(taking(1, 80));
     queue.push(taking(2, 10));
@@ -363,7 +363,7 @@ fn a_job_takes_the_host_memory_of_the_device_that_it_is_placed_on() {
 }
 
 #[test]
-fn an_unsatisfiable_wait_is_counted_apart_from_the_whole_wait() {
+fn unsatisfiable_time_is_counted_separately_from_waiting_time() {
     let mut queue = Queue::default();
     queue.push(job(1, "a", 0, 1.0, 1));
     let mut note = |at: f64, comes_back| {

@@ -31,7 +31,7 @@ fn a_panic_fails_its_job_and_the_device_goes_on() {
 }
 
 #[test]
-fn a_lost_device_is_taken_out_of_service_and_its_job_goes_elsewhere() {
+fn a_lost_device_is_taken_out_of_service_and_its_job_moves_to_another_device() {
     let stage = Stage::new(2);
     let job = stage.submit("r0");
     let (lost, _) = stage.next();
@@ -56,7 +56,7 @@ fn a_lost_device_is_taken_out_of_service_and_its_job_goes_elsewhere() {
 }
 
 #[test]
-fn what_may_pass_is_tried_once_more_and_costs_no_device() {
+fn a_transient_failure_is_retried_once_and_loses_no_device() {
     let busy = || Error::Unavailable("the device is busy; try again".into());
     let stage = Stage::new(1);
     let job = stage.submit("r0");
@@ -89,7 +89,7 @@ fn a_job_that_delivered_rows_is_not_run_twice() {
 }
 
 #[test]
-fn a_job_that_begins_again_elsewhere_does_not_fall_back() {
+fn the_progress_of_a_job_does_not_decrease_when_it_is_restarted_on_another_device() {
     let stage = Stage::new(2);
     let job = stage.submit("r0");
     let (lost, _) = stage.next();
@@ -119,7 +119,7 @@ fn a_job_that_begins_again_elsewhere_does_not_fall_back() {
 }
 
 #[test]
-fn a_device_that_is_there_again_is_put_back_into_service() {
+fn a_recovered_device_is_put_back_into_service() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");
     stage.next();
@@ -138,7 +138,7 @@ fn a_device_that_is_there_again_is_put_back_into_service() {
 }
 
 #[test]
-fn a_job_that_two_devices_were_lost_with_is_not_given_a_third() {
+fn a_job_that_has_lost_two_devices_is_not_given_a_third() {
     let stage = Stage::new(3);
     let job = stage.submit("r0");
     for _ in 0..2 {

@@ -52,7 +52,7 @@ fn the_memory_of_a_result_is_reserved_before_the_job_runs_and_drawn_on_as_it_is_
 }
 
 #[test]
-fn more_than_was_predicted_comes_from_what_is_free_and_fails_when_nothing_is() {
+fn memory_beyond_the_prediction_comes_from_free_memory_and_the_job_fails_without_it() {
     let stage = stage(1);
     let host = budget(&stage);
     let job = stage.submit("r0");
@@ -70,7 +70,7 @@ fn more_than_was_predicted_comes_from_what_is_free_and_fails_when_nothing_is() {
 }
 
 #[test]
-fn whoever_finds_no_memory_is_told_what_holds_it() {
+fn a_job_that_finds_no_memory_is_told_what_uses_it() {
     let stage = stage(1);
     // The reader has stopped: it has taken nothing of the result.
     let unread = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..over_half("d0") }, "").unwrap();
@@ -98,7 +98,7 @@ fn whoever_finds_no_memory_is_told_what_holds_it() {
 }
 
 #[test]
-fn a_job_waits_for_host_memory_and_says_so_while_others_overtake_it() {
+fn a_job_waits_for_host_memory_and_reports_it_while_others_overtake_it() {
     let stage = stage(3);
     let host = budget(&stage);
     let first = stage.scheduler.submit(over_half("d0"), "").unwrap();
@@ -127,7 +127,7 @@ fn a_job_waits_for_host_memory_and_says_so_while_others_overtake_it() {
 }
 
 #[test]
-fn a_job_that_has_waited_long_is_kept_what_becomes_free() {
+fn freed_memory_is_reserved_for_a_job_that_has_waited_long() {
     let stage = stage(2);
     let host = budget(&stage);
     let half_of_host = host.reserve(host.limit_bytes() / 2 + MIB, "a test").unwrap();
@@ -161,7 +161,7 @@ fn a_job_that_has_waited_long_is_kept_what_becomes_free() {
 }
 
 #[test]
-fn nobody_waits_for_memory_that_nothing_gives_back() {
+fn a_job_does_not_wait_for_memory_that_will_not_be_freed() {
     let stage = stage(1);
     let host = budget(&stage);
     let held = host.reserve(host.limit_bytes() / 2 + MIB, "a table created meanwhile").unwrap();
@@ -177,7 +177,7 @@ fn nobody_waits_for_memory_that_nothing_gives_back() {
 }
 
 #[test]
-fn an_unread_result_is_freed_when_its_lease_ends() {
+fn an_unread_result_is_released_for_a_waiting_job_when_its_lease_ends() {
     let stage = stage(1);
     let keep = JoinSpec { retain_seconds: Some(100), ..over_half("d0") };
     let unread = stage.scheduler.submit(keep, "").unwrap();
@@ -199,7 +199,7 @@ fn an_unread_result_is_freed_when_its_lease_ends() {
 }
 
 #[test]
-fn a_read_result_is_evicted_at_once_unless_its_time_was_asked_for() {
+fn a_result_that_was_read_is_evicted_at_once_unless_its_lease_was_requested() {
     let stage = stage(1);
     let run = |spec: JoinSpec, label: &'static str| {
         let job = stage.scheduler.submit(spec, "").unwrap();
@@ -226,7 +226,7 @@ fn a_read_result_is_evicted_at_once_unless_its_time_was_asked_for() {
 }
 
 #[test]
-fn waiting_for_memory_ends_at_a_limit() {
+fn the_wait_for_memory_ends_at_a_limit() {
     let options = SchedulerOptions { memory_wait: Duration::from_secs(60), ..SchedulerOptions::default() };
     let stage = Stage::with(1, options);
     stage.catalog.create(table_with("d", (0..2100).map(|_| 0))).unwrap();
@@ -325,7 +325,7 @@ fn a_result_that_is_only_predicted_not_to_fit_is_not_refused() {
 }
 
 #[test]
-fn a_join_that_is_predicted_to_take_more_than_there_is_does_not_wait_for_what_nobody_gives_back() {
+fn a_join_predicted_to_exceed_memory_does_not_wait_for_memory_that_is_never_freed() {
     let stage = stage(1);
     let spec = over_all(&stage);
     let host = budget(&stage);

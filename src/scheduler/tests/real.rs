@@ -21,7 +21,7 @@ fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
 }
 
 #[test]
-fn every_strategy_runs_and_its_phases_are_those_that_were_predicted() {
+fn every_strategy_runs_with_the_predicted_phases() {
     let (scheduler, budgets, _catalog) = start(1);
     for strategy in Strategy::ALL {
         let spec = JoinSpec { strategy: Some(strategy), columns: Vec::new(), ..spec("r0") };
@@ -40,7 +40,7 @@ fn every_strategy_runs_and_its_phases_are_those_that_were_predicted() {
 }
 
 #[test]
-fn many_jobs_on_many_devices_all_complete_and_give_everything_back() {
+fn many_jobs_on_many_devices_all_complete_and_return_all_memory() {
     let (scheduler, budgets, catalog) = start(4);
     let empty = catalog.arena().budget().used_bytes();
     let submit = |at: usize| {
@@ -62,7 +62,7 @@ fn many_jobs_on_many_devices_all_complete_and_give_everything_back() {
 }
 
 #[test]
-fn a_join_of_columns_that_a_device_has_kept_is_planned_without_their_copies() {
+fn a_join_of_cached_columns_is_planned_without_copying_them() {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
     for name in ["r", "s"] {
         catalog.create(table(name)).unwrap();

@@ -5,7 +5,7 @@ use crate::device::Phase;
 use crate::memory::Interrupt;
 
 #[test]
-fn a_result_becomes_a_table_before_anybody_sees_its_end() {
+fn a_result_becomes_a_table_before_readers_see_its_end() {
     let stage = Stage::new(1);
     let job = stage.scheduler.submit(JoinSpec { into: Some("kept".into()), ..spec("r0") }, "me").unwrap();
     stage.next();
@@ -47,7 +47,7 @@ fn a_result_is_released_when_its_lease_ends_and_then_remembered() {
 }
 
 #[test]
-fn a_job_that_is_over_keeps_no_table_alive() {
+fn a_finished_job_keeps_no_table_alive() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");
     let table = stage.catalog.drop_table("r", &Editor::admin("")).unwrap();

@@ -31,7 +31,7 @@ fn labels(stage: &Stage, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn short_jobs_run_side_by_side_in_parts_of_the_memory() {
+fn short_jobs_run_concurrently_in_parts_of_the_memory() {
     let stage = stage(2);
     let orders = ["r0", "r1", "r2"].map(|label| stage.direct(label));
     let jobs = ["r0", "r1", "r2"].map(|label| stage.submit(label));
@@ -58,7 +58,7 @@ fn short_jobs_run_side_by_side_in_parts_of_the_memory() {
 }
 
 #[test]
-fn jobs_one_after_the_other_are_not_for_each_thread_in_turn() {
+fn sequential_jobs_do_not_rotate_through_all_threads() {
     let stage = stage(4);
     let thread = || {
         stage.submit("r0");
@@ -73,7 +73,7 @@ fn jobs_one_after_the_other_are_not_for_each_thread_in_turn() {
 }
 
 #[test]
-fn a_large_job_waits_for_all_and_is_alone_then() {
+fn a_large_job_waits_for_all_running_jobs_and_then_runs_alone() {
     let stage = stage(2);
     let orders = ["r0", "r1", "r2"].map(|label| stage.direct(label));
     let short = ["r0", "r1"].map(|label| stage.submit(label));
@@ -100,7 +100,7 @@ fn a_large_job_waits_for_all_and_is_alone_then() {
 }
 
 #[test]
-fn what_ends_one_job_is_nothing_to_the_other() {
+fn the_end_of_one_job_does_not_affect_the_other() {
     let stage = stage(2);
     let orders = ["r0", "r1", "r2"].map(|label| stage.direct(label));
     let jobs = ["r0", "r1"].map(|label| stage.submit(label));
@@ -125,7 +125,7 @@ fn what_ends_one_job_is_nothing_to_the_other() {
 }
 
 #[test]
-fn jobs_beside_each_other_share_the_devices_time() {
+fn concurrent_jobs_share_the_devices_time() {
     let stage = stage(2);
     let orders = ["r0", "r1"].map(|label| stage.direct(label));
     let jobs = [("r0", "a"), ("r1", "b")].map(|(label, owner)| stage.scheduler.submit(spec(label), owner).unwrap());
@@ -236,7 +236,7 @@ fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 /// On a GPU, columns that are evicted for a job are freed once all work there is done. The
 /// scheduler's lock used to be held during that wait.
 #[test]
-fn nobody_waits_while_a_device_makes_room_for_a_job() {
+fn other_jobs_do_not_wait_while_a_device_frees_memory_for_a_job() {
     let stage = Stage::with_jobs(2, 2, SchedulerOptions::default());
     let (_keeper, is_asked, give) = keeper(&stage, stage.memory[0].free_bytes());
     let on = |device: &str, label: &str| {
@@ -260,7 +260,7 @@ fn nobody_waits_while_a_device_makes_room_for_a_job() {
 }
 
 #[test]
-fn memory_that_a_job_is_about_to_reserve_is_promised_to_nobody_else() {
+fn memory_that_a_job_is_about_to_reserve_is_promised_to_no_other_job() {
     let stage = stage(2);
     let first = stage.submit("r0");
     stage.next();
@@ -286,7 +286,7 @@ fn memory_that_a_job_is_about_to_reserve_is_promised_to_nobody_else() {
 }
 
 #[test]
-fn a_job_whose_memory_somebody_else_took_waits_again_and_holds_none() {
+fn a_job_whose_memory_was_taken_waits_again_and_reserves_none() {
     let stage = stage(2);
     let host = stage.catalog.arena().budget().clone();
     let (keeper, is_asked, give) = keeper(&stage, stage.memory[0].free_bytes());
@@ -317,7 +317,7 @@ fn a_job_whose_memory_somebody_else_took_waits_again_and_holds_none() {
 }
 
 #[test]
-fn a_job_that_is_stopped_while_a_device_makes_room_for_it_gives_everything_back() {
+fn a_job_stopped_while_a_device_frees_memory_for_it_returns_all_memory() {
     for gives in [true, false] {
         let stage = stage(2);
         let host = stage.catalog.arena().budget().clone();

@@ -18,7 +18,7 @@ fn a_queued_job_is_cancelled_at_once() {
 }
 
 #[test]
-fn a_running_job_is_told_to_stop_and_its_readers_at_once() {
+fn cancelling_a_running_job_stops_it_and_ends_its_readers_at_once() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");
     stage.next();
@@ -73,7 +73,7 @@ fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
 
 /// Tests the same without timing: the first of the work's end and the stop decides.
 #[test]
-fn what_is_done_cannot_be_stopped_and_what_is_stopped_cannot_be_done() {
+fn a_complete_job_cannot_be_stopped_and_a_stopped_job_cannot_complete() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");
     stage.next();
@@ -136,7 +136,7 @@ fn cancelling_a_complete_job_releases_its_result() {
 }
 
 #[test]
-fn draining_refuses_newcomers_and_ends_what_was_admitted() {
+fn draining_refuses_new_jobs_and_finishes_admitted_ones() {
     let stage = Stage::new(1);
     let (running, waiting) = (stage.submit("r0"), stage.submit("r1"));
     stage.next();
@@ -151,7 +151,7 @@ fn draining_refuses_newcomers_and_ends_what_was_admitted() {
 }
 
 #[test]
-fn aborting_ends_everything() {
+fn aborting_ends_all_jobs() {
     let stage = Stage::new(1);
     let (running, waiting) = (stage.submit("r0"), stage.submit("r1"));
     stage.next();

@@ -56,7 +56,7 @@ fn priorities_and_positions_show_in_the_queue() {
 }
 
 #[test]
-fn one_tenants_flood_does_not_hold_up_another() {
+fn many_jobs_of_one_tenant_do_not_delay_another_tenant() {
     let stage = Stage::new(1);
     for label in ["r0", "r1", "r2", "r3"] {
         stage.scheduler.submit(spec(label), "flood").unwrap();
@@ -89,7 +89,7 @@ fn a_job_starts_when_its_memory_is_free_and_not_before() {
 }
 
 #[test]
-fn devices_are_asked_for_by_name() {
+fn devices_are_requested_by_name() {
     let stage = Stage::new(3);
     let on = |names: &[&str]| JoinSpec {
         devices: DeviceRequest::Named(names.iter().map(ToString::to_string).collect()),
@@ -117,7 +117,7 @@ fn devices_are_asked_for_by_name() {
 }
 
 #[test]
-fn limits_refuse_and_leave_no_trace() {
+fn jobs_over_a_limit_are_refused_and_leave_no_trace() {
     let options = SchedulerOptions { queue_limit: 2, tenant_jobs: 2, ..SchedulerOptions::default() };
     let stage = Stage::with(1, options);
     let submit =

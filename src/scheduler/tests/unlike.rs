@@ -33,7 +33,7 @@ fn on(device: &str, spec: JoinSpec) -> JoinSpec {
 }
 
 #[test]
-fn each_device_is_given_what_it_is_quick_with() {
+fn each_job_is_placed_on_the_device_that_runs_it_fastest() {
     let stage = stage();
     let told = |spec: JoinSpec| {
         let explanation = stage.scheduler.explain(spec, &Interrupt::default()).unwrap();
@@ -58,7 +58,7 @@ fn each_device_is_given_what_it_is_quick_with() {
 }
 
 #[test]
-fn each_device_is_planned_for_by_its_own_rates() {
+fn plans_for_a_device_use_its_own_rates() {
     let stage = stage();
     let seconds = |device: &str| {
         let job = stage.scheduler.submit(on(device, spec("r0")), "").unwrap();
@@ -82,7 +82,7 @@ fn each_device_is_planned_for_by_its_own_rates() {
 }
 
 #[test]
-fn jobs_of_a_lost_gpu_that_delivered_nothing_go_to_the_cpu() {
+fn jobs_of_a_lost_gpu_that_delivered_nothing_move_to_the_cpu() {
     let stage = stage();
     let jobs = ["large0", "large1"].map(|label| stage.scheduler.submit(large(label), "").unwrap());
     assert_eq!(stage.next(), (0, "large0".into()));
