@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_unauthenticated() {
+    fn calls_without_a_known_token_are_unauthenticated() {
         let tokens = Authenticator::parse("s3cret ann writer").unwrap();
         for wrong in ["Bearer s3cre", "Bearer s3cret2", "Bearer ", "Basic s3cret", "s3cret", ""] {
             assert!(matches!(tokens.authenticate(&headers(wrong), None), Err(Error::Unauthenticated(_))), "{wrong:?}");
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_a_writer_of_its_own_tenant_where_nothing_else_is_said() {
+    fn a_certificate_is_by_default_a_writer_of_its_own_tenant() {
         let open = Authenticator::open().with_certificates(true).unwrap();
         let ann = open.authenticate(&HeaderMap::new(), Some(&certificate("ann"))).unwrap();
         assert_eq!((ann.tenant.as_str(), ann.role), ("ann", Role::Writer));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_certificate_has_the_role_of_its_line_and_a_token_counts_before_it() {
+    fn a_listed_certificate_has_the_role_of_its_line_and_a_token_overrides_it() {
         let file = "s3cret bob reader\ncert:ops.example ops admin 3\n";
         let both = Authenticator::parse(file).unwrap().with_certificates(true).unwrap();
         let ops = both.authenticate(&HeaderMap::new(), Some(&certificate("ops.example"))).unwrap();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named_and_its_token_is_not() {
+    fn an_error_names_the_wrong_line_and_not_its_token() {
         for wrong in
             ["t0ken", "t0ken ann", "t0ken ann king", "t0ken ann admin heavy", "t0ken ann admin 0", "t0ken a b c d"]
         {
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_include_those_below() {
+    fn a_role_includes_all_lower_roles() {
         let caller = |role| Caller { tenant: "ann".into(), role, weight: 1.0 };
         assert!(caller(Role::Writer).require(Role::Reader, "reading").is_ok());
         let refusal = caller(Role::Reader).require(Role::Writer, "uploading a table").unwrap_err();

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_known_by_its_common_name_and_then_by_its_alternatives() {
+    fn a_certificate_is_identified_by_its_common_name_or_else_its_alternative_names() {
         let dns = SanType::DnsName("ann.example".try_into().unwrap());
         let uri = SanType::URI("spiffe://example/ann".try_into().unwrap());
         let address = SanType::IpAddress([127, 0, 0, 1].into());
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_with_a_name_that_is_no_text_is_refused() {
+    fn a_certificate_with_a_name_that_is_not_text_is_refused() {
         let whole = certificate(Some("carol"), vec![SanType::DnsName("ann.example".try_into().unwrap())]);
         for name in ["carol", "ann.example"] {
             let mut wrong = whole.clone();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_without_a_name_that_is_fit_for_a_tenant_is_refused() {
+    fn a_certificate_without_a_valid_tenant_name_is_refused() {
         for name in [None, Some(" "), Some("ann\nadmin"), Some("a\0b"), Some(&*"x".repeat(300))] {
             let refused = names(&certificate(name, Vec::new()));
             assert!(matches!(refused, Err(Error::Unauthenticated(_))), "{name:?}: {refused:?}");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_good_from_its_first_day_to_its_last() {
+    fn a_certificate_is_valid_from_its_first_day_to_its_last() {
         use std::time::Duration;
         let of = |years: [i32; 2]| {
             let mut params = CertificateParams::default();
@@ -156,7 +156,7 @@ mod tests {
 
     /// TLS passes on only whole certificates. This test guards against a later change of that.
     #[test]
-    fn a_certificate_that_is_cut_short_anywhere_is_refused() {
+    fn a_certificate_truncated_at_any_byte_is_refused() {
         let whole = certificate(Some("ann"), vec![SanType::DnsName("ann.example".try_into().unwrap())]);
         assert_eq!(names(&whole).unwrap(), ["ann", "ann.example"]);
         for len in 0..whole.len() {

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn json_and_protobuf_of_the_same_join_are_the_same() {
+    fn json_and_protobuf_of_the_same_join_decode_equally() {
         let count = br#"{"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "x"}], "count": true}}"#;
         let message: proto::Command = serde_json::from_slice(count).unwrap();
         assert!(decode(count).unwrap().count);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_has_its_default() {
+    fn omitted_fields_have_their_defaults() {
         let spec = decode(br#" {"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "x"}]}}"#).unwrap();
         assert_eq!((spec.how, spec.strategy, spec.into, spec.retain_seconds), (JoinKind::Inner, None, None, None));
         assert_eq!((spec.devices, spec.batch_rows), (DeviceRequest::Any, None));
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_is_refused_with_an_example() {
+    fn an_invalid_command_is_refused_with_an_example() {
         for wrong in [&b""[..], b"   ", b"SELECT 1", b"\xff\xff\xff", b"[]", b"{", b"{}", b"\x0a\x03abc"] {
             assert!(refusal(wrong).contains("\"join\""), "{wrong:?}");
         }
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_fills_what_is_not_said_and_nothing_else() {
+    fn session_options_fill_only_omitted_fields() {
         let defaults = Defaults {
             strategy: Some("sort-merge".into()),
             nulls_equal: Some(true),

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_views_hold_their_own_rows_however_deep_they_are() {
+    fn slices_of_views_at_any_depth_are_compacted_to_their_own_rows() {
         let views = text(3000);
         check(&views, 1000);
         let structs: ArrayRef = Arc::new(StructArray::from(vec![(field(&views), views.clone())]));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_and_runs_of_views_are_cut_too() {
+    fn maps_and_runs_of_views_are_compacted() {
         let mut maps = MapBuilder::new(None, StringBuilder::new(), StringViewBuilder::new());
         for row in 0..1000 {
             maps.keys().append_value(format!("key {row}"));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_of_some_runs_have_no_runs() {
+    fn an_empty_slice_of_runs_has_no_runs() {
         let values: ArrayRef = Arc::new(Int32Array::from(vec![1, 2, 3]));
         let ends = Int32Array::from(vec![2, 4, 6]);
         let runs: ArrayRef = Arc::new(RunArray::<Int32Type>::try_new(&ends, &values).unwrap());
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn views_of_one_value_are_not_multiplied() {
+    fn a_value_shared_by_many_views_is_not_duplicated() {
         let value = StringViewArray::from_iter_values(["y".repeat(1 << 20)]);
         let shared = take(&value, &UInt32Array::from(vec![0; 100_000]), None).unwrap();
         let compacted = compact_array(&shared).unwrap();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn dense_unions_leave_the_values_of_other_rows_out() {
+    fn compacted_dense_unions_leave_out_the_values_of_other_rows() {
         let (numbers, texts): (ArrayRef, ArrayRef) =
             (Arc::new(Int64Array::from_iter_values(0..2000)), Arc::new(text(2000)));
         let fields = UnionFields::try_new(
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn list_views_leave_the_values_of_other_rows_out() {
+    fn compacted_list_views_leave_out_the_values_of_other_rows() {
         // Places are out of order and overlap, and null rows refer to all values.
         let offsets = (0..1000).map(|row: i32| if row % 7 == 0 { 0 } else { (997 * row) % 2900 });
         let sizes = (0..1000).map(|row: i32| if row % 7 == 0 { 3000 } else { row % 5 });

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_stops_when_its_call_is_given_up_and_the_next_one_has_its_slot() {
+    async fn work_stops_when_its_call_is_cancelled_and_the_next_call_gets_the_slot() {
         let work = Arc::new(CpuWork::with_slots(1));
         let call = |work: &Arc<CpuWork>| {
             let work = work.clone();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_that_waits_for_a_slot_takes_no_thread_and_leaves_when_it_is_given_up() {
+    async fn a_call_that_waits_for_a_slot_takes_no_thread_and_leaves_when_cancelled() {
         let work = Arc::new(CpuWork::with_slots(1));
         let (end, ended) = mpsc::channel::<()>();
         let long = tokio::spawn({
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_the_failure_of_its_call_and_gives_the_slot_back() {
+    async fn a_panic_fails_its_call_and_frees_the_slot() {
         let work = CpuWork::with_slots(1);
         let outcome: Result<()> = work.run(|_| panic!("no such column")).await;
         assert_eq!(outcome, Err(Error::Internal("working on the call panicked: no such column".into())));

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_is_read_when_every_endpoint_or_every_batch_was() {
+    fn a_result_is_read_when_every_endpoint_or_every_batch_was_read() {
         let mut delivered = Delivered::default();
         assert!(!delivered.has_all(0), "nobody has read the schema yet");
         delivered.add(Share::Part { first: 0, end: 3 });

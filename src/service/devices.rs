@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_measured_once_kept_and_measured_again_when_asked() {
+    fn rates_are_measured_once_saved_and_measured_again_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("rates.json");
         let flag = format!("--rates-file={}", file.display());
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_that_cannot_be_measured_are_not_kept() {
+    fn rates_that_cannot_be_measured_are_not_saved() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("rates.json");
         let flags = ["dovetail", "--device-memory=64KiB", &format!("--rates-file={}", file.display())];
@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_has_each_kind_once() {
+    fn a_list_of_devices_has_each_kind_once() {
         use Asked::{Gpus, Slices};
         let sound: [(&str, &[Asked]); 6] = [
             ("auto", &[]),
@@ -688,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_has_memory_by_its_own_setting() {
+    fn each_kind_of_device_has_its_own_memory_setting() {
         let (host, cuda) = (NodeKind::Host, NodeKind::Cuda);
         let of = |setting: &str| [host, cuda].map(|kind| device_memory_bytes(setting, kind).unwrap());
         assert_eq!(of("auto"), [None, None]);
@@ -713,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_the_cpu_have_no_more_memory_than_the_process() {
+    fn slices_of_the_cpu_may_not_exceed_the_memory_of_the_process() {
         let limit = process_memory_limit().unwrap();
         let open = |slices: u64, bytes: u64| {
             let flags = [format!("--devices=host:{slices}"), format!("--device-memory={bytes}B")];
@@ -739,7 +739,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_says_on_which_gpus_joins_run_or_why_on_none() {
+    fn the_log_names_the_gpus_that_run_joins_or_the_reason_for_none() {
         let said = |flags: &[&str]| {
             let flags = ["dovetail"].into_iter().chain(flags.iter().copied());
             let settings = CommandLine::parse_from(flags).settings;
@@ -756,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topology_file_that_cannot_be_read_is_told_in_plain_words() {
+    fn an_unreadable_topology_file_is_reported_in_plain_words() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("topology.toml");
         let refused = || {

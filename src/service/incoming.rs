@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_peers_on_this_host_are_taken_for_such() {
+    fn only_peers_on_this_host_are_treated_as_local() {
         let host = |local: &str, peer: &str| is_same_host(local.parse().unwrap(), peer.parse().unwrap());
         assert!(host("127.0.0.1", "127.0.0.1"));
         assert!(host("::1", "::1"));
@@ -156,7 +156,7 @@ mod tests {
         assert_ne!(bytes, SockRef::from(&client).send_buffer_size().unwrap());
     }
     #[tokio::test]
-    async fn nothing_is_listened_to_once_nobody_takes_connections() {
+    async fn connections_are_refused_once_the_listener_is_dropped() {
         let (address, incoming) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         drop(incoming);
         let refused = async {

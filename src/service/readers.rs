@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_is_expected_while_it_reads_and_for_a_while_after_each_sign_of_it() {
+    fn a_reader_is_expected_while_it_reads_and_for_a_while_after_each_request() {
         let readers = Readers::default();
         let job = JobId(1);
         let is_expected = |after: Duration| {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_stream_leaves_nobody_unless_somebody_polls() {
+    fn a_job_has_no_reader_after_its_last_stream_unless_it_is_polled() {
         let readers = Readers::default();
         let (one, other) = (JobId(1), JobId(2));
         readers.enter(one);

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locations_that_nobody_can_reach_are_refused() {
+    fn unreachable_locations_are_refused() {
         assert!(check_location("grpc://gpu-host-1:8815").is_ok());
         assert!(check_location("grpc+tls://[2001:db8::1]:8815").is_ok());
         for wrong in ["gpu-host-1:8815", "http://a:1", "grpc://0.0.0.0:8815", "grpc://[::]:8815", "grpc://:8815"] {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_no_limit_or_one_that_it_can_work_with() {
+    fn the_memory_limit_of_a_tenant_is_none_or_large_enough_to_work_with() {
         assert_eq!(tenant_memory_bytes("none"), Ok(None));
         assert_eq!(tenant_memory_bytes("5m"), Ok(Some(5 << 20)));
         let cases = [

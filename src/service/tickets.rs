@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_opens_for_its_tenant_and_for_nobody_else() {
+    fn a_ticket_is_valid_for_its_own_tenant_only() {
         let tickets = Tickets::default();
         let ticket = tickets.issue(target(), "ann", soon()).ticket;
         assert_eq!(tickets.open(&ticket, &Caller::of_tenant("ann")).unwrap(), target());

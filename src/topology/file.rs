@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_line_and_what_is_right() {
+    fn refusals_name_the_line_and_the_remedy() {
         let cases: [(&str, &[&str]); 12] = [
             ("colour = \"red\"\n", &["line 6", "colour"]),
             ("memory = \"12 parsecs\"\n", &["line 6", "64MiB"]),

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_itself_has_devices_and_no_link_to_emulate() {
+    fn the_topology_of_the_machine_itself_has_devices_and_no_emulated_link() {
         let topology = Topology::host(3);
         let names: Vec<&str> = topology.devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["host:0", "host:1", "host:2"]);

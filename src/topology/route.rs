@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_host_memory_passes_each_link_in_its_direction() {
+    fn the_route_to_host_memory_passes_each_link_in_its_direction() {
         let topology = fixture(
             r#"
             name = "a switch"

@@ -114,7 +114,7 @@ async fn join(server: &TestServer, client: &mut Client, table: &str, on: &str) -
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_the_messages_of_the_proto() {
+async fn answers_match_the_messages_of_the_proto() {
     let folder = tempfile::tempdir().unwrap();
     let topology = folder.path().join("topology.toml");
     std::fs::write(&topology, TOPOLOGY).unwrap();

@@ -92,7 +92,7 @@ async fn wrong_actions_are_explained() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_served_says_what_to_use_instead() {
+async fn unsupported_calls_are_refused_with_an_alternative() {
     let (server, mut client, used) = server().await;
     let handshake = client.handshake(stream::iter([HandshakeRequest::default()])).await;
     refused(handshake, Code::Unimplemented, "authorization: Bearer");
@@ -172,7 +172,7 @@ async fn wrong_uploads_leave_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_is_refused_whole() {
+async fn a_table_that_does_not_fit_is_refused_whole() {
     let server = TestServer::start(&["--host-memory=1MiB"]).await;
     let mut client = server.client().await;
     refused(put(&mut client, "big", keyed(1_000_000, 50_000)).await, Code::ResourceExhausted, "--host-memory");
@@ -181,7 +181,7 @@ async fn what_does_not_fit_is_refused_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_ticket_is_refused() {
+async fn invalid_tickets_are_refused() {
     let (server, mut client, used) = server().await;
     for wrong in [&b""[..], b"left", b"DVT1", JOIN.as_bytes()] {
         refused(client.do_get(Ticket { ticket: wrong.into() }).await, Code::InvalidArgument, "ticket");
@@ -190,7 +190,7 @@ async fn what_is_no_ticket_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_are_no_uploads_are_small() {
+async fn requests_other_than_uploads_are_limited_in_size() {
     let server = TestServer::start(&[]).await;
     let mut client = server.client().await;
     let large = FlightDescriptor::new_cmd(vec![b'{'; 17 << 20]);

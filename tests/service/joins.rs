@@ -66,7 +66,7 @@ async fn a_join_is_answered_at_once_and_read_from_its_endpoints() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn schema_and_explain_run_nothing() {
+async fn schema_and_explain_run_no_job() {
     let (server, mut client) = server(&[]).await;
     let used = server.used_bytes().await;
     let schema = client.get_schema(join("")).await.unwrap().into_inner();
@@ -129,7 +129,7 @@ async fn a_result_is_listed_until_it_is_cancelled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_that_is_not_retained_is_gone_when_it_was_read() {
+async fn a_result_that_is_not_retained_is_released_when_it_was_read() {
     let (server, mut client) = server(&[]).await;
     let used = server.used_bytes().await;
     let info = client.get_flight_info(join(r#", "retain_seconds": 0"#)).await.unwrap().into_inner();
@@ -142,7 +142,7 @@ async fn a_result_that_is_not_retained_is_gone_when_it_was_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_reader_of_a_result_that_is_not_retained_takes_the_job_along() {
+async fn a_job_whose_result_is_not_retained_ends_with_its_last_reader() {
     let server = TestServer::start(&["--devices=host:1"]).await;
     let mut client = server.client().await;
     put_many_to_many(&mut client).await;
@@ -158,7 +158,7 @@ async fn the_last_reader_of_a_result_that_is_not_retained_takes_the_job_along() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_is_kept_as_a_table() {
+async fn a_result_is_stored_as_a_table() {
     let (_server, mut client) = server(&[]).await;
     let info = client.get_flight_info(join(r#", "into": "both""#)).await.unwrap().into_inner();
     read_all(&mut client, &info).await.unwrap();
@@ -169,7 +169,7 @@ async fn a_result_is_kept_as_a_table() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_too_large_for_memory_fails_and_frees_what_it_held() {
+async fn a_result_too_large_for_memory_fails_and_frees_its_memory() {
     let server = TestServer::start(&["--host-memory=32MiB", "--devices=host:1", "--device-memory=32MiB"]).await;
     let mut client = server.client().await;
     put_many_to_many(&mut client).await;
@@ -181,7 +181,7 @@ async fn a_result_too_large_for_memory_fails_and_frees_what_it_held() {
 
 /// Empty batches keep the connection alive, because clients and proxies close idle connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_of_a_job_that_waits_gets_empty_batches() {
+async fn a_reader_of_a_waiting_job_gets_empty_batches() {
     let folder = tempfile::tempdir().unwrap();
     let topology = slow_devices(folder.path(), 1, 4_000_000);
     let server = TestServer::start(&[&topology, "--keep-alive-seconds=1", "--endpoints=1"]).await;
@@ -205,7 +205,7 @@ async fn a_reader_of_a_job_that_waits_gets_empty_batches() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_small_batches_go_together() {
+async fn many_small_batches_are_sent_together() {
     let server = TestServer::start(&[]).await;
     let mut client = server.client().await;
     put(&mut client, "small", keyed(20_000, 10)).await.unwrap();
@@ -248,7 +248,7 @@ async fn a_count_is_one_row_and_its_plan_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn small_batches_of_lists_go_together_too() {
+async fn small_batches_of_lists_are_sent_together() {
     let server = TestServer::start(&["--endpoints=1"]).await;
     let mut client = server.client().await;
     let lists = |at: i32| {
@@ -264,7 +264,7 @@ async fn small_batches_of_lists_go_together_too() {
 
 /// Regression test: joins whose results did not fit together ran anyway, and failed in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_join_waits_for_the_memory_of_its_result_and_says_so() {
+async fn a_join_waits_for_the_memory_of_its_result_and_reports_it() {
     let server = TestServer::start(&["--host-memory=40MiB", "--devices=host:2"]).await;
     let mut client = server.client().await;
     for name in ["left", "right"] {

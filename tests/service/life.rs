@@ -75,7 +75,7 @@ async fn an_upload_whose_client_dies_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_in_streams_whose_client_dies_is_forgotten_in_whole_after_a_while() {
+async fn an_upload_of_several_streams_is_forgotten_in_whole_after_its_client_dies() {
     let server = TestServer::start(&["--upload-idle-seconds=5"]).await;
     let (address, shared) = (server.address.clone(), server.shared.clone());
     in_a_client_that_dies(move || async move {
@@ -99,7 +99,7 @@ async fn an_upload_in_streams_whose_client_dies_is_forgotten_in_whole_after_a_wh
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_whose_client_sends_nothing_more_is_given_up_after_a_while() {
+async fn a_stalled_upload_is_given_up_after_a_while() {
     let server = TestServer::start(&["--upload-idle-seconds=2"]).await;
     let mut client = server.client().await;
     for (table, options) in [("s", "{}"), ("t", r#"{"upload": "id", "part": 1}"#)] {
@@ -153,7 +153,7 @@ async fn a_call_ends_at_its_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fetch_ends_at_its_deadline_and_takes_the_join_along() {
+async fn a_fetch_ends_at_its_deadline_and_cancels_the_join() {
     let server = TestServer::start(&["--devices=host:1", "--endpoints=1"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
@@ -175,7 +175,7 @@ async fn a_fetch_ends_at_its_deadline_and_takes_the_join_along() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fetch_whose_client_has_stalled_ends_at_its_deadline_too() {
+async fn a_fetch_whose_client_has_stalled_ends_at_its_deadline() {
     let server = TestServer::start(&["--devices=host:1", "--endpoints=1"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
@@ -229,7 +229,7 @@ async fn begin_to_read(client: &mut Client, info: &FlightInfo, endpoint: usize) 
 const SEMI: &str = r#""how": "left_semi""#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_goes_with_the_last_stream_that_waits_for_it() {
+async fn a_job_is_cancelled_with_the_last_stream_that_waits_for_it() {
     let (server, mut client, _holder) = with_a_held_device().await;
     let (job, info) = submit(&server, &mut client, SEMI).await;
     let one = begin_to_read(&mut client, &info, 0).await;
@@ -245,7 +245,7 @@ async fn a_job_goes_with_the_last_stream_that_waits_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_somebody_may_still_want_survives_a_reset_stream() {
+async fn a_job_that_may_still_be_read_survives_a_reset_stream() {
     let (server, mut client, holder) = with_a_held_device().await;
     let (_, unread) = submit(&server, &mut client, SEMI).await;
     let (polled_job, polled) = submit(&server, &mut client, SEMI).await;
@@ -272,7 +272,7 @@ async fn a_job_that_somebody_may_still_want_survives_a_reset_stream() {
 
 /// Regression test: such a job held its device for half a minute while other jobs waited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_join_without_a_reader_yields_to_others() {
+async fn a_join_without_a_reader_fails_if_others_wait_for_its_device() {
     let server = TestServer::start(&["--devices=host:1", "--host-memory=64MiB"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
@@ -288,7 +288,7 @@ async fn a_join_without_a_reader_yields_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_lets_calls_finish_and_takes_no_new_ones() {
+async fn a_drain_lets_calls_finish_and_accepts_no_new_ones() {
     let mut server = TestServer::start(&["--drain-seconds=60"]).await;
     let mut client = server.client().await;
     let (messages, sender, mut acks) = open_upload(&mut client, "t").await;
@@ -311,7 +311,7 @@ async fn a_drain_lets_calls_finish_and_takes_no_new_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_signal_ends_what_a_drain_waits_for() {
+async fn a_second_signal_ends_the_calls_that_a_drain_waits_for() {
     let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
     let mut client = server.client().await;
     let (_messages, _sender, acks) = open_upload(&mut client, "t").await;
@@ -324,7 +324,7 @@ async fn a_second_signal_ends_what_a_drain_waits_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_drain_limit_ends_what_does_not_end() {
+async fn the_drain_limit_ends_calls_that_do_not_end() {
     let mut server = TestServer::start(&["--drain-seconds=0"]).await;
     let mut client = server.client().await;
     let (_messages, _sender, acks) = open_upload(&mut client, "t").await;
@@ -378,7 +378,7 @@ async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed
 /// Regression test: such a result delayed shutdown to the drain's limit, without any connected
 /// client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_does_not_wait_for_results_that_nobody_comes_for() {
+async fn a_drain_does_not_wait_for_results_without_a_connected_reader() {
     let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(1000)]).await.unwrap();
@@ -413,7 +413,7 @@ async fn a_drain_lets_a_job_be_polled_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_watches_the_health_holds_no_drain_up() {
+async fn a_health_watch_does_not_delay_a_drain() {
     let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
     let mut health = tonic_health::pb::health_client::HealthClient::new(server.channel().await);
     let request = tonic_health::pb::HealthCheckRequest { service: String::new() };
@@ -424,7 +424,7 @@ async fn a_stream_that_watches_the_health_holds_no_drain_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rates_are_measured_at_the_first_start_and_kept_for_the_next() {
+async fn rates_are_measured_at_the_first_start_and_saved_for_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rates.json");
     let flag = format!("--rates-file={}", file.display());

@@ -55,7 +55,7 @@ async fn expect_no_work(server: &TestServer, interrupted: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn planning_stops_when_its_client_is_gone() {
+async fn planning_stops_when_its_client_disconnects() {
     let server = server(&MANY).await;
     let call = explaining(&server).await;
     eventually("planning begins", async || server.shared.cpu_work.slots_taken() == 1).await;
@@ -64,7 +64,7 @@ async fn planning_stops_when_its_client_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn planning_stops_at_its_deadline_and_the_call_is_told() {
+async fn planning_stops_at_its_deadline_and_the_call_fails() {
     let server = server(&MANY).await;
     let outcome = server.client_without_deadlines().do_action(explain(Some("100m"))).await;
     refused(outcome, Code::DeadlineExceeded, "the call's deadline passed before the call was done");
@@ -94,7 +94,7 @@ async fn other_calls_are_answered_while_every_slot_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_waits_for_what_is_planned() {
+async fn a_drain_waits_for_planning_in_progress() {
     let mut server = server(&["--drain-seconds=3600", "--devices=host:1"]).await;
     let call = explaining(&server).await;
     let shared = server.shared.clone();

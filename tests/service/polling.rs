@@ -85,7 +85,7 @@ async fn polling_ends_with_the_result() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endpoints_are_listed_as_they_become_whole() {
+async fn endpoints_are_listed_as_they_are_completed() {
     let (server, mut client, _folder) = slow_server(SECONDS, &["--endpoints=4"]).await;
     let mut answer = poll(&mut client, join("many", "")).await;
     assert_eq!(endpoints(&answer), 0);
@@ -116,7 +116,7 @@ async fn endpoints_are_listed_as_they_become_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_that_is_consumed_is_read_while_it_is_made() {
+async fn a_consumed_result_is_read_while_it_is_made() {
     let (_server, mut client, _folder) = slow_server(SECONDS, &["--endpoints=2"]).await;
     let answer = poll(&mut client, join("many", r#", "retain_seconds": 0"#)).await;
     assert!(answer.flight_descriptor.is_some(), "it has hardly begun");
@@ -141,7 +141,7 @@ async fn progress_grows_and_never_falls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_waits_says_where_it_stands_for_what_and_until_when() {
+async fn a_waiting_job_reports_its_position_the_reason_and_its_predicted_start() {
     let (server, mut client, _folder) = slow_server(MINUTE, &[]).await;
     let before = SystemTime::now() - Duration::from_secs(1);
     let first = poll(&mut client, join("many", "")).await;

@@ -88,7 +88,7 @@ async fn metrics_count_calls_bytes_and_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_admin_port_tells_alive_from_ready() {
+async fn the_admin_port_reports_liveness_and_readiness() {
     let server = TestServer::start(&[]).await;
     assert_eq!(server.http_get("/healthz").await.0, 200);
     assert_eq!(server.http_get("/readyz").await.0, 200);
@@ -96,7 +96,7 @@ async fn the_admin_port_tells_alive_from_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn made_up_paths_share_one_label_whatever_they_answer() {
+async fn unknown_paths_share_one_label_whatever_their_status() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = folder.path().join("tokens");
     std::fs::write(&tokens, "t ann writer").unwrap();

@@ -24,7 +24,7 @@ fn with_token<T>(message: T, token: &str) -> Request<T> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_decide_who_may_do_what() {
+async fn tokens_decide_the_permissions_of_a_caller() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = write(folder.path(), "tokens", "r ann reader\nw ann writer\nb bob writer 2\nx root admin\n");
     let server = TestServer::start(&[&format!("--token-file={tokens}")]).await;
@@ -86,7 +86,7 @@ impl Authority {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_serves_those_who_trust_it_and_mutual_tls_those_it_trusts() {
+async fn tls_serves_clients_that_trust_the_server_and_mutual_tls_clients_that_it_trusts() {
     let folder = tempfile::tempdir().unwrap();
     let (authority, stranger) = (Authority::new(), Authority::new());
     let (cert, key) = authority.issue("localhost");
@@ -171,7 +171,7 @@ async fn a_certificates_name_is_its_tenant_and_only_a_listed_one_is_an_admin() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn listening_to_strangers_is_refused_at_start() {
+async fn a_non_loopback_address_without_tls_is_refused_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = format!("--token-file={}", write(folder.path(), "tokens", "t ann writer\n"));
     for flags in [vec!["--listen=0.0.0.0:0"], vec!["--listen=0.0.0.0:0", &tokens]] {

@@ -15,7 +15,7 @@ fn ack(result: &PutResult) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_goes_up_and_comes_back_the_same() {
+async fn a_table_is_uploaded_and_fetched_unchanged() {
     let server = TestServer::start(&[]).await;
     let mut client = server.client().await;
     for (name, rows, batch_rows) in [("none", 0, 1), ("one", 1, 1), ("few", 10, 3), ("many", 500_000, 100_000)] {

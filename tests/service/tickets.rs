@@ -11,7 +11,7 @@ use tonic::Code;
 use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewed_ticket_expires_later_and_both_read() {
+async fn a_renewed_ticket_expires_later_and_both_tickets_are_valid() {
     let server = TestServer::start(&[]).await;
     let mut client = server.client().await;
     put(&mut client, "t", keyed(10, 10)).await.unwrap();

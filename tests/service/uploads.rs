@@ -50,7 +50,7 @@ async fn several_streams_make_one_table_at_the_commit_or_none_at_the_abort() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn quotas_of_a_tenant_are_held() {
+async fn quotas_of_a_tenant_are_enforced() {
     let server = TestServer::start(&["--tenant-memory=1MiB", "--tenant-tables=2", "--upload-limit=8"]).await;
     let mut client = server.client().await;
     refused(put(&mut client, "big", keyed(1_000_000, 50_000)).await, Code::ResourceExhausted, "tenant");
@@ -78,7 +78,7 @@ async fn a_tenant_with_a_small_quota_reads_results_of_any_size() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_that_grpc_compresses_are_taken() {
+async fn messages_compressed_by_grpc_are_accepted() {
     let server = TestServer::start(&[]).await;
     for (name, encoding) in [("g", CompressionEncoding::Gzip), ("z", CompressionEncoding::Zstd)] {
         let mut client = server.client().await.send_compressed(encoding);

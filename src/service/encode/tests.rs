@@ -56,7 +56,7 @@ fn batch_of(column: ArrayRef) -> RecordBatch {
 }
 
 #[test]
-fn messages_are_as_small_as_who_takes_them_asks_for() {
+fn messages_respect_the_size_limit_of_the_client() {
     let text = |at: i32| "x".repeat(if at % 50 == 0 { 900 } else { 10 });
     let batch = batch_of(Arc::new(StringArray::from_iter_values((0..20_000).map(text))));
     for limit in [2 << 10, 16 << 10, 1 << 20] {
@@ -89,7 +89,7 @@ fn messages_stay_small_when_the_first_rows_are_much_shorter_than_the_rest() {
 }
 
 #[test]
-fn a_row_larger_than_a_message_goes_alone() {
+fn a_row_larger_than_a_message_is_sent_alone() {
     let rows = [1, 6_000_000, 2, 6_000_000].map(|len| "y".repeat(len));
     let messages = check_round_trip(batch_of(Arc::new(StringArray::from_iter_values(rows))));
     assert!(messages.len() <= 5);
@@ -153,7 +153,7 @@ fn sparse_unions_inside_of_lists_are_cut_with_their_rows() {
 
 /// The first row is sent alone, after a try with the rows behind it, whose runs have no values.
 #[test]
-fn rows_come_behind_their_own_dictionaries() {
+fn rows_are_sent_after_their_own_dictionaries() {
     let rows = 100;
     let text = StringArray::from_iter_values((0..rows).map(|row| "x".repeat(if row == 0 { 6_000_000 } else { 1 })));
     let values = StringArray::from(vec!["a", "b", "c"]);
@@ -181,7 +181,7 @@ fn rows_come_behind_their_own_dictionaries() {
 }
 
 #[test]
-fn rows_that_share_one_large_value_go_together() {
+fn rows_that_share_one_large_value_are_sent_together() {
     let shared = |bytes: usize| {
         let mut views = BinaryViewBuilder::new();
         let value = views.append_block(vec![7u8; bytes].into());
@@ -203,7 +203,7 @@ fn rows_that_share_one_large_value_go_together() {
 }
 
 #[test]
-fn one_large_row_does_not_take_small_ones_for_its_like() {
+fn one_large_row_does_not_make_small_rows_go_alone() {
     let rows = [6_000_000].into_iter().chain([10; 1000]).chain([5_000_000; 3]).map(|len| "w".repeat(len));
     let messages = check_round_trip(batch_of(Arc::new(StringArray::from_iter_values(rows))));
     let large = messages.iter().filter(|message| message.data_body.len() > MESSAGE_BYTES_MAX);
@@ -211,7 +211,7 @@ fn one_large_row_does_not_take_small_ones_for_its_like() {
 }
 
 #[test]
-fn a_body_too_large_for_a_message_is_refused() {
+fn a_batch_too_large_for_any_message_is_refused() {
     let batch = batch_of(Arc::new(Int32Array::from(vec![1])));
     let (mut encoder, _) = Encoder::new(batch.schema()).unwrap();
     let body_bytes = 5 << 30;

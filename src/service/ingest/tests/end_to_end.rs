@@ -181,7 +181,7 @@ async fn a_flight_client_uploads_through_the_layer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_and_other_calls_reach_the_service_behind_unchanged() {
+async fn commands_and_other_calls_are_passed_on_unchanged() {
     let fixture = Fixture::start().await;
     let mut messages = good();
     let count = messages.len();
@@ -232,7 +232,7 @@ async fn errors_reach_the_client_in_words_and_the_next_upload_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_goes_away_leaves_nothing() {
+async fn a_client_that_disconnects_leaves_nothing() {
     let fixture = Fixture::start().await;
     let uri = fixture.uri.clone();
     // The client has a runtime of its own, so that it can die as a process does: its connection
@@ -256,7 +256,7 @@ async fn a_client_that_goes_away_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_reads_acknowledgements_last_is_not_held_up() {
+async fn a_client_that_reads_acknowledgements_last_is_not_blocked() {
     const BATCHES: usize = 4000;
     let fixture = Fixture::start().await;
     let messages = good();
@@ -280,7 +280,7 @@ async fn a_client_that_reads_acknowledgements_last_is_not_held_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_messages_over_many_frames_come_out_whole() {
+async fn large_messages_in_many_frames_are_decoded_whole() {
     let fixture = Fixture::start().await;
     let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..900_000));
     let batch = RecordBatch::try_from_iter([("n", column)]).unwrap();

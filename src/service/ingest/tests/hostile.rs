@@ -79,7 +79,7 @@ fn by_hand(
 }
 
 #[test]
-fn a_batch_by_hand_is_taken_when_it_is_right() {
+fn a_valid_handmade_batch_is_accepted() {
     let arena = arena();
     let body = [1i32.to_le_bytes(), 2i32.to_le_bytes()].concat();
     let messages = by_hand(DataType::Int32, 2, &[(2, 0)], &[(0, 0), (0, 8)], &[], &body);
@@ -88,7 +88,7 @@ fn a_batch_by_hand_is_taken_when_it_is_right() {
 }
 
 #[test]
-fn lengths_that_lie_are_refused_before_memory_is_taken() {
+fn false_lengths_are_refused_before_memory_is_taken() {
     let body = [0u8; 16];
     let huge = i64::MAX;
     let int = DataType::Int32;
@@ -129,7 +129,7 @@ fn lengths_that_lie_are_refused_before_memory_is_taken() {
 }
 
 #[test]
-fn fixed_size_lists_whose_elements_do_not_add_up_are_refused() {
+fn fixed_size_lists_with_a_wrong_number_of_elements_are_refused() {
     let item = || Arc::new(Field::new("item", DataType::Int8, true));
     let body = [0u8; 16];
     let list = |len| DataType::FixedSizeList(item(), len);
@@ -183,7 +183,7 @@ fn bytes_of<const N: usize>(values: impl IntoIterator<Item = [u8; N]>) -> Vec<u8
 }
 
 #[test]
-fn offsets_that_lead_astray_are_refused() {
+fn invalid_offsets_are_refused() {
     let i32s = |values: &[i32]| bytes_of(values.iter().map(|value| value.to_le_bytes()));
     let i64s = |values: &[i64]| bytes_of(values.iter().map(|value| value.to_le_bytes()));
     let text = || b"abcdefgh".to_vec();
@@ -331,7 +331,7 @@ fn messages_in_the_wrong_order_are_refused() {
 }
 
 #[test]
-fn headers_that_are_no_arrow_message_are_refused() {
+fn headers_that_are_not_arrow_messages_are_refused() {
     let batch = small_batch();
     let mut messages = sent(&batch);
     messages[1].data_header = vec![0xff; 100].into();
@@ -406,7 +406,7 @@ fn nulls_in_a_column_that_forbids_them_are_refused() {
 }
 
 #[test]
-fn compressed_bodies_that_lie_are_refused() {
+fn compressed_bodies_with_false_claims_are_refused() {
     let batch = small_batch();
     for codec in [CompressionType::LZ4_FRAME, CompressionType::ZSTD] {
         let numbers: ArrayRef = Arc::new(Int64Array::from(vec![7; 1000]));
@@ -434,7 +434,7 @@ fn compressed_bodies_that_lie_are_refused() {
 }
 
 #[test]
-fn grpc_frames_that_lie_are_refused() {
+fn invalid_grpc_frames_are_refused() {
     let arena = arena();
     let good = wire(&sent(&small_batch()));
     let refuse = |bytes: &[u8], part: &str| {
@@ -480,7 +480,7 @@ fn prost_varint(value: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_batch_larger_than_the_budget_is_refused_and_takes_nothing() {
+fn a_batch_larger_than_the_budget_is_refused_and_takes_no_memory() {
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 4096));
     let numbers: ArrayRef = Arc::new(Int64Array::from(vec![7; 1000]));
     let batch = RecordBatch::try_from_iter([("n", numbers)]).unwrap();
@@ -540,7 +540,7 @@ fn assert_sound(outcome: Result<Vec<RecordBatch>>) {
 
 /// Guards the test above: an invalid array does not pass `validate_full`.
 #[test]
-fn arrow_itself_refuses_an_array_that_lies() {
+fn arrow_refuses_an_invalid_array() {
     let built = ArrayDataBuilder::new(DataType::Utf8)
         .len(1)
         .add_buffer(Buffer::from_vec(vec![0i32, 9]))

@@ -72,7 +72,7 @@ fn upload(field: Field, array: ArrayRef) -> Result<Vec<RecordBatch>> {
 }
 
 #[test]
-fn nulls_that_bitmaps_do_not_show_are_refused_where_none_may_be() {
+fn nulls_without_a_bitmap_are_refused_in_non_nullable_fields() {
     for (kind, array) in kinds(true) {
         for (place, field, array) in places(&array) {
             let refusal = upload(field, array).expect_err(&format!("{kind} in {place}"));
@@ -92,14 +92,14 @@ fn nulls_that_bitmaps_do_not_show_are_refused_where_none_may_be() {
 }
 
 #[test]
-fn a_column_of_nulls_that_may_not_be_null_is_refused() {
+fn a_non_nullable_column_of_the_null_type_is_refused() {
     let nulls: ArrayRef = Arc::new(NullArray::new(2));
     let refusal = upload(Field::new("c", DataType::Null, false), nulls).unwrap_err();
     assert!(refusal.message().contains("is declared not null"), "{refusal}");
 }
 
 #[test]
-fn nulls_that_no_row_has_are_accepted() {
+fn nulls_that_no_row_uses_are_accepted() {
     let two = || Arc::new(Int32Array::from(vec![Some(1), None])) as ArrayRef;
     let unused: ArrayRef = Arc::new(DictionaryArray::try_new(Int8Array::from(vec![0, 0]), two()).unwrap());
     let fields = UnionFields::try_new(

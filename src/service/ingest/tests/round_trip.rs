@@ -32,7 +32,7 @@ fn assert_round_trip(schema: &SchemaRef, sent: &[RecordBatch], options: &IpcWrit
 const ROWS: [usize; 9] = [0, 1, 7, 8, 9, 63, 64, 65, 1000];
 
 #[test]
-fn every_type_comes_out_as_it_went_in() {
+fn every_type_is_decoded_unchanged() {
     let mut rng = StdRng::seed_from_u64(1);
     let leaves = leaf_types();
     let nested = leaves.iter().flat_map(|leaf| nested_types(leaf, true));
@@ -47,7 +47,7 @@ fn every_type_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn every_dictionary_comes_out_as_a_dictionary() {
+fn every_dictionary_is_decoded_as_a_dictionary() {
     let mut rng = StdRng::seed_from_u64(2);
     for keys in [DataType::Int8, DataType::UInt8, DataType::Int16, DataType::UInt32, DataType::Int64, DataType::UInt64]
     {
@@ -69,7 +69,7 @@ fn a_batch_without_columns_keeps_its_rows() {
 }
 
 #[test]
-fn unions_of_format_version_4_come_out_as_they_went_in() {
+fn unions_of_format_version_4_are_decoded_unchanged() {
     let mut rng = StdRng::seed_from_u64(3);
     let options = IpcWriteOptions::try_new(8, false, MetadataVersion::V4).unwrap();
     // Runs came to the format with version 5.
@@ -82,7 +82,7 @@ fn unions_of_format_version_4_come_out_as_they_went_in() {
 }
 
 #[test]
-fn compressed_bodies_come_out_decompressed() {
+fn compressed_bodies_are_decompressed() {
     let mut rng = StdRng::seed_from_u64(4);
     for codec in [CompressionType::LZ4_FRAME, CompressionType::ZSTD] {
         let options = like_pyarrow().try_with_compression(Some(codec)).unwrap();
@@ -143,7 +143,7 @@ fn columns_may_share_a_dictionary_number() {
 }
 
 #[test]
-fn small_messages_may_be_cut_at_every_byte() {
+fn small_messages_may_be_split_at_every_byte() {
     let arena = arena();
     let batch = small_batch();
     let bytes = wire(&messages(&batch.schema(), &[batch.clone(), batch.slice(1, 3)], &like_pyarrow()));
@@ -228,7 +228,7 @@ fn random_schema(rng: &mut StdRng, depth: usize) -> SchemaRef {
 }
 
 #[test]
-fn random_batches_in_random_chunks_come_out_as_they_went_in() {
+fn random_batches_in_random_chunks_are_decoded_unchanged() {
     let mut seeds = StdRng::seed_from_u64(crate::testing::seed());
     for _ in 0..150 {
         let seed: u64 = seeds.random();

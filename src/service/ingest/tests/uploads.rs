@@ -143,7 +143,7 @@ async fn an_upload_that_fails_in_any_way_drops_its_sink_and_its_memory() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_is_a_cancelled_upload() {
+async fn a_broken_stream_is_a_cancelled_upload() {
     let (handler, arena) = (KeeperHandler::default(), arena());
     let mut messages: Vec<Result<FlightData, Status>> =
         messages(&numbers(0).schema(), &[numbers(3)], &like_pyarrow()).into_iter().map(Ok).collect();
@@ -184,7 +184,7 @@ async fn an_upload_ends_at_the_deadline_of_its_call() {
 }
 
 #[tokio::test]
-async fn unread_acknowledgements_are_bounded_and_the_last_one_is_true() {
+async fn unread_acknowledgements_are_bounded_and_the_last_one_has_the_final_totals() {
     const SENT: u64 = 5000;
     let acks = Acks::spawn(|sender| async move {
         (1..=SENT).for_each(|rows| sender.send(Ack { rows, bytes: 0 }));
@@ -196,7 +196,7 @@ async fn unread_acknowledgements_are_bounded_and_the_last_one_is_true() {
 }
 
 #[test]
-fn grpc_timeouts_are_read_as_the_protocol_writes_them() {
+fn grpc_timeouts_are_parsed_as_the_protocol_defines_them() {
     let read = |text: &'static str| {
         let mut headers = HeaderMap::new();
         headers.insert("grpc-timeout", HeaderValue::from_static(text));
