@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_reads_as_names_values_and_a_table_of_phases() {
+    fn a_job_is_described_by_names_values_and_a_table_of_phases() {
         let job = json!({
             "job": 7, "state": "running", "progress": 0.5, "queue_position": null, "rows": 1200000,
             "owner": "",

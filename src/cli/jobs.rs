@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_passed_of_a_count_is_what_it_has_read() {
+    fn a_count_reports_the_bytes_that_it_has_read() {
         let phases = json!([{"name": "pack keys", "bytes": 300}, {"name": "match", "bytes": 40}]);
         let job = |count: bool| json!({"count": count, "bytes": 7, "phases": phases});
         assert_eq!((passed_bytes(&job(true)), passed_bytes(&job(false))), (340, 7));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_counts_is_told_from_one_that_makes_rows() {
+    fn a_counting_job_is_shown_as_a_count() {
         let job = |count: bool| {
             json!({"job": 7, "state": "complete", "left": "a", "how": "inner", "right": "b", "rows": 1, "strategy": "hash",
             "count": count, "submitted": "now"})
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_waits_shows_for_what_and_until_when() {
+    fn a_waiting_job_shows_the_reason_and_its_predicted_start() {
         let start = SystemTime::now() + Duration::from_secs(3599);
         let queued = json!({"job": 8, "state": "queued", "progress": 0.0, "left": "a", "how": "inner", "right": "b",
             "queue_position": 2, "waiting_for": "host:0", "predicted_start": humantime::format_rfc3339_millis(start).to_string()});
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_job_fails_the_command_as_the_job_did() {
+    fn a_failed_job_fails_the_command_with_the_same_error() {
         let failed = |code: &str| failure(&json!({"job": 7, "error": {"code": code, "message": "too large"}}));
         assert_eq!(failed("RESOURCE_EXHAUSTED"), Error::Exhausted("job 7 failed: too large".into()));
         assert_eq!(failed("UNAVAILABLE"), Error::Unavailable("job 7 failed: too large".into()));

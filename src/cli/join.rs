@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_line_says_only_what_it_must() {
+    fn a_short_command_line_becomes_a_minimal_command() {
         assert_eq!(
             command("orders lineitem --on o_orderkey=l_orderkey"),
             json!({"join": {"left": "orders", "right": "lineitem", "how": "inner", "strategy": "auto",
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_reaches_the_wire() {
+    fn every_option_is_sent_in_the_command() {
         let words = "a b --on x,y=z --how left-anti --columns x,left.q --strategy hash --nulls-equal --devices 2 \
                      --into c --into-mode replace --priority -5 --retain-seconds 0 --batch-rows 1000 -o c.csv";
         assert_eq!(
@@ -511,13 +511,13 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_a_name_is_none_to_keep_the_result_in() {
+    fn an_empty_name_for_the_result_table_is_refused() {
         let words = ["join", "a", "b", "--on", "x", "--into", ""];
         assert!(Line::try_parse_from(words).is_err());
     }
 
     #[test]
-    fn a_pair_of_columns_may_say_what_its_nulls_do() {
+    fn a_pair_of_columns_may_set_whether_its_nulls_match() {
         let on = |text: &str| command(&format!("a b --on {text}"))["join"]["on"].clone();
         assert_eq!(
             on("k,x=y:nulls_equal,z:nulls-distinct"),
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn names_between_quotes_may_have_what_divides_others() {
+    fn quoted_names_may_contain_separators() {
         let join = |on: &str, columns: &str| {
             let words = ["join", "a", "b", "--on", on, "--columns", columns];
             Line::try_parse_from(words).map(|line| line.join.command()["join"].clone())
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_have_no_effect_is_refused_by_name() {
+    fn options_without_effect_are_refused_by_name() {
         let refused = |words: &str| {
             let words = ["join", "a", "b", "--on", "k"].into_iter().chain(words.split(' '));
             match Line::try_parse_from(words) {

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn panics_that_cannot_be_told_of_end_no_process() {
+    fn panics_that_cannot_be_logged_end_no_process() {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let (_, gone) = io::pipe().unwrap();
         let (_reader, unread) = io::pipe().unwrap();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_told_of_though_the_process_aborts() {
+    fn a_panic_is_logged_even_if_the_process_aborts() {
         let output = panics(1, Stdio::piped());
         let log = String::from_utf8(output.stderr).unwrap();
         assert!(

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stand_between_commas_or_quotes() {
+    fn names_are_separated_by_commas_and_may_be_quoted() {
         for (text, expected) in [
             ("a", &["a"][..]),
             (" a ,left.b\t", &["a", "left.b"]),
@@ -222,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_names_is_read_as_it_is_told() {
+    fn a_displayed_list_of_names_parses_back() {
         let names = ["k", "größe", "it's", "a,b", "c d", "e=f", "f(x", "5\" disk"];
         assert_eq!(listed(names.iter()).parse::<Names>().unwrap().list(), &names);
     }
 
     #[test]
-    fn what_is_advised_is_read_again() {
+    fn an_advised_assignment_parses_back() {
         for (name, expected) in [
             ("k", "k=string"),
             ("größe", "größe=string"),

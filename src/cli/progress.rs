@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_and_bytes_are_counted_apart() {
+    fn steps_and_bytes_are_counted_separately() {
         let progress = Progress::of("uploading t", Some(200));
         assert_eq!(progress.done(), Some(0.0));
         let other = progress.clone();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_and_times_are_said_once_they_are_known() {
+    fn rates_and_times_are_shown_once_they_are_known() {
         assert_eq!(moved_and_rate(0, Duration::from_secs(2)), "");
         assert_eq!(moved_and_rate(64 << 20, Duration::from_secs(2)), "  64.0 MiB  32.0 MiB/s");
         assert_eq!(time_left(0, Duration::ZERO), "");

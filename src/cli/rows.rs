@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_a_format_has_no_values_for_are_named_with_their_types() {
+    fn columns_that_a_format_does_not_support_are_named_with_their_types() {
         use arrow::datatypes::{Field, UnionFields, UnionMode};
         let number = Field::new("item", DataType::Int64, true);
         let list = Field::new("l", DataType::List(Arc::new(number.clone())), true);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_named_zones_have_a_text_and_those_beyond_the_calendar_an_error() {
+    fn times_in_named_zones_are_shown_and_times_beyond_the_calendar_are_errors() {
         let times = |zone: &str, values: Vec<i64>| {
             let times = TimestampMillisecondArray::from(values).with_timezone(zone);
             RecordBatch::try_from_iter([("at", Arc::new(times) as _)]).unwrap()
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_cut_or_named() {
+    fn columns_too_wide_for_the_line_are_cut_or_named() {
         let batch = RecordBatch::try_from_iter_with_nullable([
             ("key", Arc::new(Int64Array::from(vec![1, 20])) as _, true),
             ("text", Arc::new(StringArray::from(vec![Some("a\nb"), None])) as _, true),

@@ -25,7 +25,7 @@ fn the_command_line_is_consistent() {
 }
 
 #[test]
-fn what_says_which_server_may_stand_before_the_command() {
+fn connection_options_may_precede_the_command() {
     let moved = |line: &str| {
         let words = connection_behind_command(line.split(' ').map(Into::into).collect());
         words.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
@@ -65,7 +65,7 @@ fn tips_are_given_for_typos_only() {
 }
 
 #[test]
-fn what_takes_a_number_says_so_of_one_below_zero() {
+fn a_wrong_number_is_refused_with_the_accepted_range() {
     let refused = |line: &str| {
         let words = ["dovetail"].into_iter().chain(line.split(' '));
         with_what_numbers_it_takes(command().try_get_matches_from(words).unwrap_err()).to_string()
@@ -93,7 +93,7 @@ fn what_takes_a_number_says_so_of_one_below_zero() {
 }
 
 #[test]
-fn a_wrong_value_of_the_environment_is_told_by_its_variable() {
+fn a_wrong_value_in_the_environment_is_reported_with_its_variable() {
     // Give the variable's value as a flag here, because tests share the environment.
     let refused = |line: &str, given: &str, variable: (&str, &str)| {
         let words = ["dovetail"].into_iter().chain(line.split(' '));
@@ -157,7 +157,7 @@ async fn upload(client: &Client, table: &str, path: &Path, streams: usize) -> Pr
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_tells_how_much_of_the_file_is_done() {
+async fn an_upload_shows_the_uploaded_share_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let (_server, client) = server().await;
     for (name, streams) in [("a.parquet", 1), ("b.csv", 1), ("c.arrows", 3)] {
@@ -168,7 +168,7 @@ async fn an_upload_tells_how_much_of_the_file_is_done() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fetch_tells_how_much_of_the_table_is_there() {
+async fn a_fetch_shows_the_fetched_share_of_the_table() {
     let folder = tempfile::tempdir().unwrap();
     let (_server, client) = server().await;
     upload(&client, "t", &write(folder.path(), "t.parquet"), 1).await;
@@ -184,7 +184,7 @@ async fn a_fetch_tells_how_much_of_the_table_is_there() {
 /// Checks that the bar shows the running join's progress, and then the received share of the
 /// result.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_join_tells_its_share_and_then_how_much_of_the_result_is_there() {
+async fn a_join_shows_its_progress_and_then_the_fetched_share_of_the_result() {
     let folder = tempfile::tempdir().unwrap();
     let (_server, client) = server().await;
     upload(&client, "t", &write(folder.path(), "t.parquet"), 1).await;

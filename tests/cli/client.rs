@@ -37,7 +37,7 @@ fn lines_of(orders: usize) -> u64 {
 }
 
 #[test]
-fn files_of_every_format_go_up_and_come_back_the_same() {
+fn files_of_every_format_are_uploaded_and_fetched_unchanged() {
     let server = Server::start(&[]);
     write_tables(server.path(), 10_000);
     let put = server.json(&["put", "orders.csv"]);
@@ -64,7 +64,7 @@ fn files_of_every_format_go_up_and_come_back_the_same() {
 }
 
 #[test]
-fn modes_decide_what_becomes_of_a_table_that_exists() {
+fn the_mode_decides_what_happens_to_an_existing_table() {
     let server = Server::start(&[]);
     write_tables(server.path(), 100);
     let rows = || server.json(&["tables"])[0]["rows"].as_u64().unwrap();
@@ -89,7 +89,7 @@ fn modes_decide_what_becomes_of_a_table_that_exists() {
 }
 
 #[test]
-fn files_of_one_table_that_differ_are_told_how() {
+fn files_of_one_table_with_different_columns_are_refused_with_the_difference() {
     let server = Server::start(&[]);
     let write = |name: &str, text: &str| fs::write(server.path().join(name), text).unwrap();
     write("a.csv", "k,s\n1,x\n");
@@ -115,7 +115,7 @@ fn files_of_one_table_that_differ_are_told_how() {
 
 /// Regression test: such a column was treated as text, and the rows were refused.
 #[test]
-fn a_column_without_values_takes_its_type_from_the_table_that_rows_are_added_to() {
+fn a_column_without_values_takes_its_type_from_the_table_that_is_appended_to() {
     let server = Server::start(&[]);
     let write = |name: &str, text: &str| fs::write(server.path().join(name), text).unwrap();
     let types = ["--types", "i=int16,p=decimal(9,2),t=timestamp(ns),v=string_view,s=string"];
@@ -153,7 +153,7 @@ fn a_column_without_values_takes_its_type_from_the_table_that_rows_are_added_to(
 }
 
 #[test]
-fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
+fn standard_input_becomes_a_table_and_the_inferred_csv_types_are_shown() {
     let server = Server::start(&[]);
     write_tables(server.path(), 300);
     let put = |file: &str, more: &[&str]| {
@@ -188,7 +188,7 @@ fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
 }
 
 #[test]
-fn rows_go_to_standard_output_in_the_format_that_is_asked_for() {
+fn rows_are_written_to_standard_output_in_the_requested_format() {
     let server = Server::start(&[]);
     write_tables(server.path(), 300);
     server.ok(&["put", "orders.csv", "lines.csv"]);
@@ -216,7 +216,7 @@ fn rows_go_to_standard_output_in_the_format_that_is_asked_for() {
 
 /// The Parquet writer's library panics on such a type.
 #[test]
-fn a_type_that_a_format_does_not_have_is_one_line_of_error() {
+fn a_type_that_a_format_does_not_support_is_an_error_of_one_line() {
     let server = Server::start(&[]);
     let number = Field::new("a", DataType::Int32, true);
     let column = DataType::Union(UnionFields::from_fields([number]), UnionMode::Sparse);
@@ -232,7 +232,7 @@ fn a_type_that_a_format_does_not_have_is_one_line_of_error() {
 }
 
 #[test]
-fn some_columns_of_a_table_are_written_in_the_order_they_are_named() {
+fn selected_columns_of_a_table_are_written_in_the_given_order() {
     let server = Server::start(&[]);
     write_tables(server.path(), 300);
     server.ok(&["put", "orders.csv", "lines.csv"]);
@@ -252,7 +252,7 @@ fn some_columns_of_a_table_are_written_in_the_order_they_are_named() {
 }
 
 #[test]
-fn uploads_fit_into_the_messages_that_a_server_takes() {
+fn uploads_respect_the_message_limit_of_the_server() {
     let server = Server::start(&["--message-limit", "64KiB"]);
     write_tables(server.path(), 100_000);
     server.ok(&["put", "orders.csv"]);
@@ -295,7 +295,7 @@ fn a_reader_that_leaves_early_leaves_no_result_behind() {
 }
 
 #[test]
-fn a_table_tells_how_it_is_sorted_and_what_was_said_of_it() {
+fn a_table_is_shown_with_its_order_and_its_declarations() {
     let server = Server::start(&[]);
     write_tables(server.path(), 30);
     assert!(
@@ -380,7 +380,7 @@ fn joins_print_write_and_keep_their_rows() {
 }
 
 #[test]
-fn a_join_of_which_some_rows_are_wanted_makes_no_others() {
+fn a_join_with_a_row_limit_makes_no_further_rows() {
     let server = Server::start(&["--host-memory", "64MiB"]);
     let text: String = std::iter::once("k\n".into()).chain((0..20_000).map(|_| "1\n".to_owned())).collect();
     fs::write(server.path().join("many.csv"), text).unwrap();
@@ -400,7 +400,7 @@ fn a_join_of_which_some_rows_are_wanted_makes_no_others() {
 /// Regression test: such results stayed for their lease, and a loop of joins filled the server's
 /// memory.
 #[test]
-fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
+fn a_result_is_released_once_it_is_fetched_unless_it_is_to_be_retained() {
     let server = Server::start(&[]);
     write_tables(server.path(), 3_000);
     server.ok(&["put", "orders.csv", "lines.csv"]);
@@ -426,7 +426,7 @@ fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
 }
 
 #[test]
-fn what_is_wrong_with_a_join_is_said_in_one_line() {
+fn an_error_of_a_join_is_one_line() {
     let server = Server::start(&[]);
     write_tables(server.path(), 10);
     server.ok(&["put", "orders.csv", "lines.csv"]);
@@ -454,7 +454,7 @@ fn what_is_wrong_with_a_join_is_said_in_one_line() {
 }
 
 #[test]
-fn jobs_plans_and_devices_can_be_looked_at() {
+fn jobs_plans_and_devices_are_shown() {
     let server = Server::start(&["--devices", "host:2"]);
     write_tables(server.path(), 1_000);
     server.ok(&["put", "orders.csv", "lines.csv"]);
@@ -479,7 +479,7 @@ fn jobs_plans_and_devices_can_be_looked_at() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_refused_before_a_job_is_started_for_it() {
+fn an_unwritable_file_is_refused_before_its_job_is_started() {
     let server = Server::start(&[]);
     write_tables(server.path(), 10);
     server.ok(&["put", "orders.csv", "lines.csv"]);
@@ -493,7 +493,7 @@ fn a_file_that_cannot_be_written_is_refused_before_a_job_is_started_for_it() {
 }
 
 #[test]
-fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
+fn files_with_unexpected_contents_are_named_with_what_they_contain() {
     let server = Server::start(&[]);
     let folder = server.path();
     for name in ["empty.csv", "empty.csv.gz", "empty.parquet"] {
@@ -571,7 +571,7 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
 }
 
 #[test]
-fn what_is_wrong_with_a_later_file_is_said_before_anything_is_uploaded() {
+fn an_error_in_a_later_file_is_reported_before_the_upload_starts() {
     let server = Server::start(&[]);
     write_tables(server.path(), 10);
     fs::create_dir(server.path().join("other")).unwrap();
@@ -594,7 +594,7 @@ fn what_is_wrong_with_a_later_file_is_said_before_anything_is_uploaded() {
 }
 
 #[test]
-fn names_that_have_what_divides_others_stand_between_quotes() {
+fn names_that_contain_separators_are_quoted() {
     let server = Server::start(&[]);
     fs::write(server.path().join("a.csv"), "\"k=1\",\"x,y\",\"say \"\"z\"\"\"\n1,2,3\n2,3,4\n").unwrap();
     fs::write(server.path().join("b.csv"), "\"k,2\",\"x,y\"\n1,9\n").unwrap();
@@ -617,7 +617,7 @@ fn names_that_have_what_divides_others_stand_between_quotes() {
 }
 
 #[test]
-fn types_are_told_by_the_names_by_which_they_are_asked_for() {
+fn types_are_shown_by_the_names_that_the_options_accept() {
     let server = Server::start(&[]);
     let types = "i=int16,f=float32,s=string,b=bool,d=date,p=decimal(9,2),t=timestamp,n=timestamp(ns),z=timestamp(us, UTC),h=time32(s)";
     let day = "2026-01-31";
@@ -636,7 +636,7 @@ fn types_are_told_by_the_names_by_which_they_are_asked_for() {
 }
 
 #[test]
-fn a_full_disk_is_one_sentence_with_the_name_of_the_file() {
+fn a_full_disk_is_reported_in_one_sentence_with_the_file_name() {
     let server = Server::start(&[]);
     write_tables(server.path(), 50_000);
     server.ok(&["put", "orders.csv", "lines.csv"]);
@@ -658,7 +658,7 @@ fn a_full_disk_is_one_sentence_with_the_name_of_the_file() {
 }
 
 #[test]
-fn what_answers_and_is_no_server_of_ours_is_told_apart() {
+fn an_address_that_answers_without_a_flight_server_is_reported_as_such() {
     let server = Server::start(&[]);
     let said = server.fails(&["tables", "--server", &server.flight.replace("http:", "https:")]);
     assert!(said.contains("does not speak TLS there; write http://"), "{said}");
@@ -685,7 +685,7 @@ fn what_answers_and_is_no_server_of_ours_is_told_apart() {
 }
 
 #[test]
-fn files_that_are_not_there_are_named_in_plain_words() {
+fn missing_files_are_named_in_plain_words() {
     let server = Server::start(&[]);
     write_tables(server.path(), 10);
     server.ok(&["put", "orders.csv"]);
@@ -729,7 +729,7 @@ fn files_that_are_not_there_are_named_in_plain_words() {
 }
 
 #[test]
-fn a_name_that_is_almost_right_is_told_which_is_meant() {
+fn a_misspelt_name_is_refused_with_the_name_that_is_meant() {
     let server = Server::start(&[]);
     write_tables(server.path(), 10);
     fs::write(server.path().join("odd.csv"), "\"a,b\",c d,K\n1,2,3\n").unwrap();
@@ -748,7 +748,7 @@ fn a_name_that_is_almost_right_is_told_which_is_meant() {
 }
 
 #[test]
-fn rows_that_are_out_of_order_are_counted_from_one() {
+fn rows_out_of_order_are_numbered_from_one() {
     let server = Server::start(&[]);
     fs::write(server.path().join("t.csv"), "k\n1\n3\n2\n").unwrap();
     let said = server.fails(&["put", "t.csv", "--sorted-by", "k"]);
@@ -781,7 +781,7 @@ fn an_interrupted_fetch_leaves_no_file() {
 }
 
 #[test]
-fn printing_is_interrupted_though_nobody_reads_on() {
+fn printing_is_interrupted_even_if_the_output_is_not_read() {
     let server = Server::start(&[]);
     write_tables(server.path(), 50_000);
     server.ok(&["put", "orders.csv"]);
@@ -799,7 +799,7 @@ fn printing_is_interrupted_though_nobody_reads_on() {
 }
 
 #[test]
-fn a_connection_that_breaks_is_said_to_have_broken() {
+fn a_broken_connection_is_reported_as_broken() {
     let rude = TcpListener::bind("127.0.0.1:0").unwrap();
     let uri = format!("http://{}", rude.local_addr().unwrap());
     let folder = tempfile::tempdir().unwrap();
@@ -848,7 +848,7 @@ fn an_interrupted_upload_leaves_nothing_on_the_server() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_an_error_and_a_reader_that_left_is_none() {
+fn unwritable_output_is_an_error_and_a_closed_pipe_is_not() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let output = command().args(["serve", "--print-config"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(1));

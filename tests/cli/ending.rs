@@ -67,7 +67,7 @@ fn the_limit_of_the_drain_ends_a_server_that_plans_as_many_joins_as_it_can() {
 }
 
 #[test]
-fn planning_stops_when_the_command_that_asked_for_it_is_killed() {
+fn planning_stops_when_the_command_that_requested_it_is_killed() {
     let (server, commands) = busy(&[]);
     for mut command in commands {
         command.kill().unwrap();

@@ -40,7 +40,7 @@ const BROKE: [&str; 3] =
     ["error: the connection to the server broke: ", "check that the server still runs", "start again"];
 
 #[test]
-fn a_server_killed_in_mid_upload_is_said_to_be_gone() {
+fn a_server_killed_during_an_upload_is_reported_as_gone() {
     for streams in ["1", "3"] {
         let mut server = Server::start(&[]);
         put_many(&server);
@@ -84,7 +84,7 @@ fn a_server_killed_while_a_result_is_fetched_leaves_no_file() {
 }
 
 #[test]
-fn what_takes_connections_and_never_answers_is_given_up() {
+fn a_server_that_never_answers_is_given_up() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let uri = format!("http://{}", silent.local_addr().unwrap());
     let output = run(&["tables", "--server", &uri, "--connect-timeout", "0.5"]);
@@ -101,7 +101,7 @@ fn what_takes_connections_and_never_answers_is_given_up() {
 }
 
 #[test]
-fn a_job_that_waits_is_shown_with_what_it_waits_for() {
+fn a_waiting_job_is_shown_with_the_reason() {
     // A device so slow that during the test the first join neither ends nor fills the memory.
     let folder = tempfile::tempdir().unwrap();
     let topology = folder.path().join("slow.toml");

@@ -63,7 +63,7 @@ fn errors_for_machines_are_one_json_object() {
 }
 
 #[test]
-fn a_server_address_that_makes_no_sense_is_explained() {
+fn an_invalid_server_address_is_explained() {
     for (address, expected) in
         [("ftp://h:1", "unknown scheme \"ftp\""), ("http://", "not an address"), ("http://a b", "not an address")]
     {
@@ -74,7 +74,7 @@ fn a_server_address_that_makes_no_sense_is_explained() {
 }
 
 #[test]
-fn the_demo_joins_everything_right() {
+fn the_joins_of_the_demo_have_the_expected_rows() {
     let output = run(&["demo", "--scale", "0.01", "--json"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let events = harness::json_lines(&output);
@@ -109,7 +109,7 @@ fn the_demo_makes_the_folder_that_it_saves_into() {
 
 /// Regression test: files of some tables were left, and the next demo refused to replace them.
 #[test]
-fn a_demo_that_does_not_come_to_save_all_tables_leaves_no_file_of_its_own() {
+fn a_demo_that_fails_to_save_all_tables_leaves_none_of_its_files() {
     let saving = |then: &dyn Fn(&std::path::Path, &mut std::process::Child)| {
         let folder = tempfile::tempdir().unwrap();
         let mut child = harness::begin(folder.path(), &["demo", "--scale", "0.1", "--save", "."]);

@@ -109,7 +109,7 @@ fn a_log_that_cannot_be_written_is_dropped_and_counted() {
 
 /// A device's child process counts its own dropped lines.
 #[test]
-fn lines_that_the_process_of_a_device_drops_are_counted_too() {
+fn lines_dropped_by_the_process_of_a_device_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = command();
     // Without cached rates, the child process measures them and logs this.
@@ -121,7 +121,7 @@ fn lines_that_the_process_of_a_device_drops_are_counted_too() {
 }
 
 #[test]
-fn a_log_that_is_closed_changes_nothing() {
+fn a_closed_log_does_not_affect_the_server() {
     for more in [&[][..], PROCESSES] {
         let server = start(command_closing("2>&-"), more);
         serve_a_lot(&server);
@@ -130,7 +130,7 @@ fn a_log_that_is_closed_changes_nothing() {
 }
 
 #[test]
-fn lines_of_an_unread_log_are_dropped_and_told_of_once_it_is_read() {
+fn lines_of_an_unread_log_are_dropped_and_reported_once_it_is_read() {
     for more in [&[][..], PROCESSES] {
         let (mut reader, writer) = pipe().unwrap();
         let server = start_logging_to(writer, &[MUCH, more, &["--log-format", "json"]].concat());
@@ -157,7 +157,7 @@ fn lines_of_an_unread_log_are_dropped_and_told_of_once_it_is_read() {
 }
 
 #[test]
-fn a_server_with_an_unread_log_ends_at_the_second_signal_too() {
+fn a_server_with_an_unread_log_ends_at_the_second_signal() {
     for more in [&[][..], PROCESSES] {
         let (_reader, writer) = full_pipe();
         let server = start_logging_to(writer, more);
@@ -181,7 +181,7 @@ fn a_server_with_an_unread_log_ends_at_the_second_signal_too() {
 
 /// Regression test: the server ended with status 0 on a closed pipe, and with 1 on a full device.
 #[test]
-fn a_server_whose_standard_output_takes_nothing_serves() {
+fn a_server_with_a_blocked_standard_output_still_serves() {
     let (_reader, full) = full_pipe();
     let logging = |output: Stdio| {
         let folder = tempfile::tempdir().unwrap();
@@ -213,7 +213,7 @@ fn a_line_that_standard_output_refuses_is_counted() {
 /// The system kills a process that writes beyond its file limit, unless the process handles the
 /// signal.
 #[test]
-fn a_log_file_that_may_not_grow_is_gone_on_with_when_it_may() {
+fn logging_resumes_when_a_log_file_may_grow_again() {
     let server = Server::start(&[]);
     let limit = |bytes: Option<u64>| {
         let maximum = getrlimit(Resource::Fsize).maximum;
@@ -234,7 +234,7 @@ fn a_log_file_that_may_not_grow_is_gone_on_with_when_it_may() {
 }
 
 #[test]
-fn a_server_that_cannot_start_ends_though_its_error_is_unread() {
+fn a_server_that_cannot_start_ends_even_if_its_error_is_not_read() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let (_reader, writer) = full_pipe();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::harness::{Server, command, json_lines, names_in, run, stderr, stdout};
 
 #[test]
-fn flags_win_over_environment_over_file_over_defaults() {
+fn settings_come_from_flags_then_environment_then_file_then_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dovetail.toml");
     std::fs::write(&file, "queue-limit = 1\nstream-limit = 1\nendpoints = 1\n").unwrap();
@@ -31,7 +31,7 @@ fn flags_win_over_environment_over_file_over_defaults() {
 }
 
 #[test]
-fn the_printed_configuration_is_a_configuration() {
+fn the_printed_configuration_is_valid() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dovetail.toml");
     let first = run(&["serve", "--listen", "127.0.0.1:0", "--endpoints", "5", "--insecure", "--print-config"]);
@@ -104,7 +104,7 @@ fn a_configuration_is_checked_without_being_run() {
 
 /// Regression test: such a server started, and the system killed it when it used its memory.
 #[test]
-fn memory_for_tables_and_that_for_joins_on_the_cpu_have_to_fit_together() {
+fn memory_for_tables_and_memory_for_cpu_joins_must_fit_together() {
     let check = |more: &[&str]| run(&[&["serve", "--check-config", "--devices", "host:2"], more].concat());
     for (more, words) in [
         (&[][..], "and joins on the CPU need memory in addition; the sum, at least "),
@@ -124,7 +124,7 @@ fn memory_for_tables_and_that_for_joins_on_the_cpu_have_to_fit_together() {
 }
 
 #[test]
-fn what_is_wrong_with_a_setting_is_told_with_what_has_set_it() {
+fn a_wrong_setting_is_reported_with_its_source() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dovetail.toml");
     let in_file = |key: &str| format!("{key} in {}", file.display());
@@ -157,7 +157,7 @@ fn what_is_wrong_with_a_setting_is_told_with_what_has_set_it() {
 }
 
 #[test]
-fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
+fn an_unwritable_ready_file_is_refused_at_the_beginning() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     for name in ["no/such/ready.json", ""] {
@@ -225,7 +225,7 @@ fn a_taken_port_is_named() {
 }
 
 #[test]
-fn an_address_is_numbers_and_a_name_is_told_so() {
+fn a_host_name_is_refused_with_the_numeric_address() {
     for (given, expected) in
         [("localhost", "127.0.0.1:8815"), ("localhost:8815", "127.0.0.1:8815"), ("8815", "127.0.0.1:8815")]
     {
@@ -236,7 +236,7 @@ fn an_address_is_numbers_and_a_name_is_told_so() {
 }
 
 #[test]
-fn a_variable_of_the_environment_that_is_no_setting_is_remarked_upon() {
+fn an_environment_variable_that_is_not_a_setting_is_warned_about() {
     let check = |name: &str| command().env(name, "1GiB").args(["serve", "--check-config"]).output().unwrap();
     let misspelt = check("DOVETAIL_HOSTMEMORY");
     assert!(misspelt.status.success(), "other programs may have variables of that kind: {}", stderr(&misspelt));
@@ -248,7 +248,7 @@ fn a_variable_of_the_environment_that_is_no_setting_is_remarked_upon() {
 }
 
 #[test]
-fn a_server_says_where_it_listens_and_ends_when_asked() {
+fn a_server_reports_its_addresses_and_ends_when_asked() {
     let server = Server::start(&[]);
     assert!(server.flight.starts_with("http://127.0.0.1:"));
     assert!(server.admin.is_some());
@@ -256,7 +256,7 @@ fn a_server_says_where_it_listens_and_ends_when_asked() {
 }
 
 #[test]
-fn files_of_tls_that_are_not_what_their_flags_say_are_named() {
+fn tls_files_with_unexpected_contents_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path(), "ca");
     for name in ["one", "other"] {
@@ -314,7 +314,7 @@ fn files_of_tls_that_are_not_what_their_flags_say_are_named() {
 }
 
 #[test]
-fn a_certificate_that_is_out_of_date_is_warned_of() {
+fn a_certificate_outside_its_dates_is_warned_about() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (cert, key_file) = (file("cert.pem"), file("key.pem"));
@@ -352,7 +352,7 @@ fn a_file_of_tokens_may_be_a_pipe() {
 }
 
 #[test]
-fn a_client_without_the_token_is_turned_away_and_one_with_it_is_served() {
+fn a_client_is_served_only_with_the_token() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = folder.path().join("tokens");
     std::fs::write(&tokens, "sesame-sesame-sesame acme writer\n").unwrap();
@@ -377,7 +377,7 @@ fn make_calls(server: &Server) {
 }
 
 #[test]
-fn the_json_log_has_one_access_line_per_call_with_who_what_and_how_much() {
+fn the_json_log_has_one_access_line_per_call_with_caller_request_and_amounts() {
     let server = Server::start(&["--log-format", "json", "--log", "info", "--devices", "host:1", "--endpoints", "1"]);
     make_calls(&server);
     let line = |rpc: &str, status: &str| -> Value {
@@ -465,7 +465,7 @@ impl Authority {
 }
 
 #[test]
-fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
+fn tls_and_mutual_tls_serve_only_clients_with_the_right_certificates() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path(), "ca");
     let stranger = Authority::new(folder.path(), "stranger-ca");

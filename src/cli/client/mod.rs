@@ -614,7 +614,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_without_certificates_is_refused_with_what_it_must_hold() {
+    fn a_file_without_certificates_is_refused_with_what_it_must_contain() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ca.pem");
         for text in ["", "hello", "-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n"] {
@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_has_against_a_certificate_is_told_with_what_mends_it() {
+    fn a_certificate_that_the_server_rejects_is_reported_with_the_remedy() {
         // Alert names as rustls writes them.
         for said in [
             "CertificateRequired",
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_is_to_be_started_only_where_nothing_listens() {
+    async fn starting_a_server_is_advised_only_if_nothing_listens_at_the_address() {
         let folder = tempfile::tempdir().unwrap();
         let ca = folder.path().join("ca.pem");
         let key = rcgen::KeyPair::generate().unwrap();
@@ -686,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_may_leave_out_scheme_and_port() {
+    fn the_scheme_and_port_of_an_address_are_optional() {
         let read = |server: &str| endpoint(&ConnectArgs::to(server.into())).map(|endpoint| address(&endpoint));
         for (given, expected) in [
             ("gpu-host", "http://gpu-host:8815"),
@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_one_word_and_its_file_is_named_where_it_is_not() {
+    fn a_token_file_without_exactly_one_word_is_named_in_the_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens");
         let given = format!("@{}", path.display());

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_taker_hears_of_an_error_and_the_others_end() {
+    async fn one_stream_receives_an_error_and_the_others_end() {
         let shares = share(batches(20, Some(5)), 3);
         let all = futures::future::join_all(shares.into_iter().map(StreamExt::collect::<Vec<_>>)).await;
         let errors = all.iter().flatten().filter(|batch| batch.is_err()).count();

@@ -86,7 +86,7 @@ mod tests {
     use crate::cli::join::command_of;
 
     #[test]
-    fn counts_are_those_of_the_definition() {
+    fn counts_follow_the_definition_of_a_join() {
         let (few, many) = ([1, 1, 2, 3], [1, 1, 1, 3, 4]);
         let table = |name, keys: &[i64]| {
             let batch = RecordBatch::try_from_iter([("k", Arc::new(Int64Array::from(keys.to_vec())) as ArrayRef)]);
@@ -106,7 +106,7 @@ mod tests {
 
     /// Checks that the progress bar ends at the announced total.
     #[test]
-    fn counting_is_told_from_its_start_to_its_end() {
+    fn the_progress_of_counting_ends_at_the_announced_total() {
         let tables = Tables::generate(0.01, &Progress::of("generating", None)).unwrap();
         for step in STEPS {
             let join = &command_of(step.words).unwrap()["join"];

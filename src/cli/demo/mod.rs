@@ -420,7 +420,7 @@ mod tests {
     use super::check_memory;
 
     #[test]
-    fn a_scale_that_does_not_fit_is_refused_with_one_that_does() {
+    fn a_scale_that_does_not_fit_is_refused_with_a_scale_that_fits() {
         assert!(check_memory(0.1, 2 << 30).is_ok());
         let told = check_memory(20.0, 24 << 30).unwrap_err().to_string();
         assert!(told.starts_with("--scale 20: the demo needs about 177.4 GiB"), "{told}");

@@ -182,7 +182,7 @@ mod tests {
 
     /// Checks that the progress bar ends at the announced total, within 1 %.
     #[test]
-    fn as_many_rows_are_generated_as_were_announced() {
+    fn the_announced_number_of_rows_is_generated() {
         let scale = 0.01;
         let progress = Progress::of("generating", Some(rows_to_generate(scale)));
         let tables = Tables::generate(scale, &progress).unwrap();

@@ -438,7 +438,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_damaged_header_is_told_without_the_trace_of_its_verifier() {
+    fn a_damaged_header_is_reported_without_the_trace_of_the_verifier() {
         let column: ArrayRef = Arc::new(Int64Array::from_iter_values([1]));
         let batch = RecordBatch::try_from_iter([("k", column)]).unwrap();
         let mut writer = arrow::ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_panics_has_not_come_to_the_end_of_its_file() {
+    async fn a_panic_of_a_reader_is_not_taken_for_the_end_of_its_file() {
         let column: ArrayRef = Arc::new(Int64Array::from_iter_values([1]));
         let batch = RecordBatch::try_from_iter([("k", column)]).unwrap();
         let (schema, mut is_first) = (batch.schema(), true);

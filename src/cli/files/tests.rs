@@ -35,7 +35,7 @@ fn create(path: &Path, schema: &Schema) -> Sink {
 }
 
 #[tokio::test]
-async fn every_format_reads_back_what_was_written() {
+async fn every_format_reads_back_the_written_rows() {
     let folder = tempfile::tempdir().unwrap();
     for rows in [1, 100, ROWS_PER_BATCH as i64 + 1] {
         let batch = sample(rows);
@@ -55,7 +55,7 @@ async fn every_format_reads_back_what_was_written() {
 /// Checks the bytes that a progress bar is told: they grow towards the size of the file, and reach
 /// it.
 #[tokio::test]
-async fn the_pieces_of_a_file_add_up_to_it() {
+async fn the_reported_progress_adds_up_to_the_size_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let batch = sample(5 * ROWS_PER_BATCH as i64 + 17);
     for name in ["t.parquet", "t.arrow", "t.arrows", "t.csv"] {
@@ -83,7 +83,7 @@ async fn the_pieces_of_a_file_add_up_to_it() {
 }
 
 #[test]
-fn what_is_no_file_is_written_to_and_not_replaced() {
+fn a_path_that_is_not_a_regular_file_is_written_to_and_not_replaced() {
     use std::os::unix::fs::FileTypeExt;
     let null = Path::new("/dev/null");
     let mut sink = Target::create(null, Some(Format::Csv)).unwrap().begin(&sample(1).schema()).unwrap();
@@ -93,7 +93,7 @@ fn what_is_no_file_is_written_to_and_not_replaced() {
 }
 
 #[test]
-fn a_file_that_is_written_over_keeps_its_mode_and_the_links_to_it() {
+fn an_overwritten_file_keeps_its_mode_and_the_links_to_it() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -121,7 +121,7 @@ fn a_file_that_is_written_over_keeps_its_mode_and_the_links_to_it() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_is_refused_before_there_are_rows() {
+fn an_unwritable_path_is_refused_before_the_first_row() {
     let folder = tempfile::tempdir().unwrap();
     for wrong in ["no/such/folder.csv", "name.without-format", "folder.csv"] {
         std::fs::create_dir_all(folder.path().join("folder.csv")).unwrap();
@@ -134,7 +134,7 @@ fn a_place_that_cannot_be_written_is_refused_before_there_are_rows() {
 }
 
 #[test]
-fn columns_that_a_format_cannot_hold_are_refused_before_there_are_rows() {
+fn columns_that_a_format_does_not_support_are_refused_before_the_first_row() {
     let folder = tempfile::tempdir().unwrap();
     let list = DataType::List(Arc::new(Field::new("item", DataType::Int64, true)));
     let schema = Schema::new(vec![Field::new("k", DataType::Int64, true), Field::new("l", list, true)]);
@@ -151,7 +151,7 @@ fn columns_that_a_format_cannot_hold_are_refused_before_there_are_rows() {
 /// anyway. The Parquet library does not read dictionaries of booleans, and panics over dictionaries
 /// of views.
 #[tokio::test]
-async fn parquet_gets_types_that_it_has() {
+async fn types_that_parquet_does_not_support_are_converted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("times.parquet");
     let day = 86_400_000;
@@ -228,7 +228,7 @@ fn maps(values: ArrayRef) -> ArrayRef {
 
 /// Parquet's reader makes nulls for the rows of a null struct, also in fields that may not be null.
 #[tokio::test]
-async fn parquet_has_values_that_may_not_be_null_below_null_structs() {
+async fn parquet_keeps_non_nullable_fields_of_null_structs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.parquet");
     let ints = || Arc::new(Int32Array::from_iter_values(0..32)) as ArrayRef;
@@ -276,7 +276,7 @@ fn a_table_without_rows_keeps_its_columns() {
 }
 
 #[test]
-fn what_is_not_finished_leaves_no_file() {
+fn an_unfinished_write_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.parquet");
     let mut sink = create(&path, &sample(1).schema());
@@ -286,7 +286,7 @@ fn what_is_not_finished_leaves_no_file() {
 }
 
 #[test]
-fn the_first_bytes_know_better_than_the_name() {
+fn the_first_bytes_of_a_file_override_its_extension() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.parquet");
     create(&path, &sample(1).schema()).finish().unwrap();
@@ -324,7 +324,7 @@ async fn read_csv(text: impl AsRef<[u8]>, args: &CsvArgs) -> Result<usize> {
 
 /// Arrow's reader counts records instead of lines.
 #[tokio::test]
-async fn what_is_wrong_behind_the_first_batch_is_named_with_its_line() {
+async fn errors_after_the_first_batch_name_their_line() {
     let rows = ROWS_PER_BATCH + 100;
     let text = "k\r\n\n".to_owned() + &"7\r\n".repeat(rows);
     assert_eq!(read_csv(&text, &csv_args()).await.unwrap(), rows);
@@ -343,7 +343,7 @@ async fn what_is_wrong_behind_the_first_batch_is_named_with_its_line() {
 }
 
 #[test]
-fn what_is_said_of_csv_is_refused_where_there_is_none() {
+fn csv_options_are_refused_for_other_formats() {
     let folder = tempfile::tempdir().unwrap();
     let said = [
         CsvArgs { delimiter: Some(';'), ..csv_args() },
@@ -370,7 +370,7 @@ fn opened(path: &Path, args: &CsvArgs) -> Result<Vec<String>> {
 }
 
 #[test]
-fn types_that_are_said_are_those_of_their_columns() {
+fn columns_have_the_types_that_are_given_for_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.csv");
     std::fs::write(&path, "k,zip,price,day\n1,01234,7.5,2026-01-31\n").unwrap();
@@ -383,7 +383,7 @@ fn types_that_are_said_are_those_of_their_columns() {
 }
 
 #[tokio::test]
-async fn csv_is_read_as_gzip_has_compressed_it() {
+async fn gzip_compressed_csv_is_read() {
     use std::io::Write;
     let folder = tempfile::tempdir().unwrap();
     let rows = 20_000;
@@ -409,7 +409,7 @@ async fn csv_is_read_as_gzip_has_compressed_it() {
 }
 
 #[test]
-fn a_delimiter_is_one_character_that_ends_nothing_else() {
+fn a_delimiter_is_one_character_without_another_meaning() {
     use clap::Parser;
     #[derive(Debug, Parser)]
     struct Line {

@@ -32,7 +32,7 @@ fn defaults_are_sound() {
 }
 
 #[test]
-fn a_flag_wins_over_the_file_which_wins_over_the_default() {
+fn a_flag_overrides_the_file_and_the_file_overrides_the_default() {
     let file = "stream-limit = 7\nqueue-limit = 9\ninsecure = true\n";
     let layered = layered(&["--stream-limit", "8"], Some(file)).unwrap();
     assert_eq!(layered.settings.stream_limit, 8);
@@ -52,7 +52,7 @@ fn a_flag_can_turn_off_what_the_file_turned_on() {
 }
 
 #[test]
-fn the_file_takes_strings_numbers_switches_and_lists() {
+fn the_file_accepts_strings_numbers_switches_and_lists() {
     let file = r#"
         listen = "127.0.0.1:0"
         host-memory = "1GiB"
@@ -67,7 +67,7 @@ fn the_file_takes_strings_numbers_switches_and_lists() {
 }
 
 #[test]
-fn what_is_wrong_in_the_file_is_named() {
+fn errors_in_the_file_are_named() {
     let cases = [
         ("lsiten = \"127.0.0.1:1\"", "did you mean \"listen\"?"),
         ("host_memory = \"1GiB\"", "did you mean \"host-memory\"?"),
@@ -107,7 +107,7 @@ fn what_is_wrong_in_the_file_is_named() {
 }
 
 #[test]
-fn an_error_names_what_has_set_a_setting_and_flags_as_they_are() {
+fn an_error_names_the_source_of_a_setting_and_leaves_flags_unchanged() {
     let entry = |key: &str, origin: Origin| Entry {
         key: key.into(),
         help: String::new(),
@@ -128,7 +128,7 @@ fn an_error_names_what_has_set_a_setting_and_flags_as_they_are() {
 }
 
 #[test]
-fn two_ports_are_the_same_where_one_address_is_among_the_others() {
+fn equal_ports_conflict_if_one_address_includes_the_other() {
     let same = |a: &str, b: &str| share_a_port(a.parse().unwrap(), b.parse().unwrap());
     for (a, b) in [
         ("127.0.0.1:1", "127.0.0.1:1"),
@@ -151,7 +151,7 @@ fn two_ports_are_the_same_where_one_address_is_among_the_others() {
 }
 
 #[test]
-fn tls_settings_may_come_from_different_layers() {
+fn tls_settings_may_come_from_different_sources() {
     let layered = layered(&["--tls-key", "key.pem"], Some("tls-cert = \"cert.pem\"")).unwrap();
     assert_eq!(layered.settings.tls_cert, Some(PathBuf::from("cert.pem")));
 }
@@ -164,7 +164,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn the_printed_configuration_gives_the_same_settings_again() {
+fn the_printed_configuration_parses_to_the_same_settings() {
     let flags =
         ["--listen=127.0.0.1:0", "--insecure", "--public-locations=grpc://a:1,grpc://b:2", "--rates-file=a \"b\""];
     let first = layered(&flags, None).unwrap();

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quote_that_is_not_closed_does_not_take_a_long_file_into_memory() {
+    fn an_unclosed_quote_does_not_load_a_long_file_into_memory() {
         let text = Arc::new(Schema::new(vec![Field::new("k", DataType::Utf8, true)]));
         let input = Cursor::new(b"k\n1\n\"two\n").chain(repeat(b'\n').take(1 << 40));
         let records = Records::new(input, text, Format::default(), true, 10);

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_are_read_by_the_names_that_they_are_told_by() {
+    fn types_parse_from_the_names_that_they_are_shown_with() {
         let types: ColumnTypes =
             "a=time32(s), b=decimal(15, 2),c=time64(us),\"g=,h\"=date,f(z)=timestamp(s, Europe/Berlin)"
                 .parse()
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_has_one_type_however_often_it_is_said() {
+    fn a_column_that_is_given_twice_must_have_one_type() {
         let together = |all: &[&str]| {
             let all: Vec<ColumnTypes> = all.iter().map(|types| types.parse().unwrap()).collect();
             ColumnTypes::together(&all).map(|types| types.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
