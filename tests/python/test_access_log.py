@@ -12,7 +12,7 @@ import dovetail
 from harness import Server
 
 
-def test_each_call_has_one_line_that_says_what_it_was(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_each_call_has_one_line_that_describes_it(start: Callable[..., Server], tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("secret ann writer\n")
     server = start(devices="host:1", host_memory="256MiB", log_format="json", token_file=tmp_path / "tokens")
     with server.connect(token="secret") as client:

@@ -83,7 +83,7 @@ def joins_vs_peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("joins_vs_peers")
 
 
-def test_lines_of_an_archive_name_the_commit_that_it_was_made_of(
+def test_lines_of_an_archive_name_the_commit_that_it_was_made_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benches"))
@@ -145,7 +145,7 @@ def test_shares_of_a_join_add_up_and_count_what_crosses_the_link(joins_vs_peers:
     assert on_host["bytes"]["link_in"] is None and on_host["floor_seconds"]["link_out"] is None
 
 
-def test_a_timeline_tells_how_long_link_and_kernels_were_at_work(joins_vs_peers: ModuleType, tmp_path: Path) -> None:
+def test_a_timeline_gives_the_busy_times_of_link_and_kernels(joins_vs_peers: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "timeline.json"
     timeline = joins_vs_peers.Timeline(file)
 
@@ -201,7 +201,7 @@ def measured(rows: int, asked: str, seconds: float, **more: object) -> dict[str,
     }  # fmt: skip
 
 
-def test_plot_draws_the_floor_and_memory_beside_the_strategies(drawing: ModuleType) -> None:
+def test_plot_draws_the_floor_and_memory_with_the_strategies(drawing: ModuleType) -> None:
     lines = [measured(rows, asked, 1.0) for rows in (2_000_000, 1_000_000) for asked in ("hash", "auto")]
     shown, _ = drawn_lines(drawing, "draw_rates", lines)
     assert shown == {"hash": [1.0, 2.0], "auto": [1.0, 2.0], "floor": [2.0, 4.0]}
@@ -216,7 +216,7 @@ def test_plot_draws_the_floor_and_memory_beside_the_strategies(drawing: ModuleTy
     assert "floor" not in shown
 
 
-def test_plot_takes_the_last_of_measurements_that_were_repeated(drawing: ModuleType, tmp_path: Path) -> None:
+def test_plot_takes_the_last_of_repeated_measurements(drawing: ModuleType, tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     first = measured(1_000_000, "hash", 2.0, suite="wu-13", nulls=0.0)
     # A later build tells more of the same case.
@@ -225,7 +225,7 @@ def test_plot_takes_the_last_of_measurements_that_were_repeated(drawing: ModuleT
     assert drawing.read(results) == {"wu-13": [again, kept]}
 
 
-def test_plot_draws_phases_by_the_events_of_a_gpu_where_all_lines_have_them(drawing: ModuleType) -> None:
+def test_plot_draws_phases_by_gpu_events_if_all_lines_have_them(drawing: ModuleType) -> None:
     events = {"copy in": {"copying": 0.25, "filling": 0.25}, "join": {"joining": 1.0}}
     lines = [measured(rows, "hash", 1.0, phase_seconds={"join": 2.0}, device_seconds=events) for rows in (1, 2)]
 

@@ -109,7 +109,7 @@ NO_JSON = (
 )
 
 
-def test_a_file_is_read_as_what_its_first_bytes_say(client: dovetail.Client, tmp_path: Path) -> None:
+def test_the_first_bytes_of_a_file_decide_its_format(client: dovetail.Client, tmp_path: Path) -> None:
     with pa.OSFile(str(tmp_path / "t.data"), "wb") as sink, pa.ipc.new_stream(sink, TABLE.schema) as writer:
         writer.write_table(TABLE)
     assert client.put("stream", tmp_path / "t.data") == 4
@@ -194,9 +194,7 @@ def test_a_folder_is_uploaded_as_the_files_in_it(client: dovetail.Client, tmp_pa
     assert client.put("both", str(tmp_path / "parqu*")) == 8
 
 
-def test_csv_is_added_to_columns_that_are_not_null_where_it_has_no_null(
-    client: dovetail.Client, tmp_path: Path
-) -> None:
+def test_csv_without_nulls_is_appended_to_non_nullable_columns(client: dovetail.Client, tmp_path: Path) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False)])
     client.put("t", pa.table({"k": [1]}, schema=schema))
     file = tmp_path / "t.csv"
@@ -209,7 +207,7 @@ def test_csv_is_added_to_columns_that_are_not_null_where_it_has_no_null(
     assert client.get("t")["k"].to_pylist() == [1, 2, 3]
 
 
-def test_a_file_that_is_cut_short_is_named(client: dovetail.Client, tmp_path: Path) -> None:
+def test_a_truncated_file_is_named(client: dovetail.Client, tmp_path: Path) -> None:
     pa.parquet.write_table(TABLE, tmp_path / "t.parquet")
     for name, new in {"t.arrow": pa.ipc.new_file, "t.arrows": pa.ipc.new_stream}.items():
         with pa.OSFile(str(tmp_path / name), "wb") as sink, new(sink, TABLE.schema) as writer:
@@ -228,7 +226,7 @@ def test_a_file_that_is_cut_short_is_named(client: dovetail.Client, tmp_path: Pa
     assert len(client.tables()) == 0
 
 
-def test_a_file_without_anything_or_with_a_name_twice_is_named(client: dovetail.Client, tmp_path: Path) -> None:
+def test_an_empty_file_or_one_with_duplicate_column_names_is_named(client: dovetail.Client, tmp_path: Path) -> None:
     twice = pa.table([[1], [2]], names=["k", "k"])
     pa.parquet.write_table(twice, tmp_path / "twice.parquet")
     for name, new in {"twice.arrow": pa.ipc.new_file, "twice.arrows": pa.ipc.new_stream}.items():
@@ -243,7 +241,7 @@ def test_a_file_without_anything_or_with_a_name_twice_is_named(client: dovetail.
     assert len(client.tables()) == 0
 
 
-def test_types_are_shown_by_the_names_by_which_they_are_asked_for(client: dovetail.Client, tmp_path: Path) -> None:
+def test_types_are_shown_by_the_names_that_the_options_accept(client: dovetail.Client, tmp_path: Path) -> None:
     types = {"d": "date", "p": "decimal(9,2)", "t": "timestamp", "z": "timestamp(us, UTC)"}
     (tmp_path / "t.csv").write_text("d,p,t,z\n2026-01-31,1.5,2026-01-31,2026-01-31T10:11:12Z\n")
     client.put("t", tmp_path / "t.csv", types=types)
@@ -279,7 +277,7 @@ def test_a_table_that_is_replaced_while_it_is_fetched_is_fetched_again(
         client.get("t")
 
 
-def test_batches_fit_into_the_messages_that_a_server_takes(start: Callable[..., Server]) -> None:
+def test_batches_respect_the_message_limit_of_the_server(start: Callable[..., Server]) -> None:
     server = start(devices="host:1", host_memory="256MiB", message_limit="32KiB")
     # Rows of one batch that differ in size, by which those of a mean size would be too large.
     text = ["x" * (9000 if row % 1000 < 3 else 5) for row in range(50_000)]
@@ -298,7 +296,7 @@ def test_batches_fit_into_the_messages_that_a_server_takes(start: Callable[..., 
             client.put("u", {"s": ["x" * 40_000]})
 
 
-def test_what_is_said_of_csv_is_refused_where_there_is_none(client: dovetail.Client, tmp_path: Path) -> None:
+def test_csv_options_are_refused_for_other_formats(client: dovetail.Client, tmp_path: Path) -> None:
     pa.parquet.write_table(TABLE, tmp_path / "t.parquet")
     options = {"types": {"k": "int8"}, "delimiter": ";", "header": True, "infer_rows": 5, "null_values": "NA"}
     for name, value in options.items():
@@ -308,7 +306,7 @@ def test_what_is_said_of_csv_is_refused_where_there_is_none(client: dovetail.Cli
             client.put("t", TABLE, **{name: value})
 
 
-def test_rows_have_the_columns_of_all_of_them(client: dovetail.Client) -> None:
+def test_a_list_of_rows_has_the_columns_of_all_rows(client: dovetail.Client) -> None:
     assert client.put("t", [{"a": 1}, {"b": "x", "a": None}]) == 2
     assert client.get("t").to_pydict() == {"a": [1, None], "b": [None, "x"]}
     with pytest.raises(ValueError, match="cannot mix"):
@@ -316,7 +314,7 @@ def test_rows_have_the_columns_of_all_of_them(client: dovetail.Client) -> None:
     assert client.put("v", pd.DataFrame({"dtype": [1], "read": [2]})) == 1
 
 
-def test_what_cannot_be_uploaded_is_refused_before_anything_is_sent(client: dovetail.Client, tmp_path: Path) -> None:
+def test_unsupported_data_is_refused_before_anything_is_sent(client: dovetail.Client, tmp_path: Path) -> None:
     for data in (42, None, object(), b"k,s"):
         with pytest.raises(TypeError, match="cannot be uploaded; give a pyarrow Table, .* a dictionary of columns"):
             client.put("t", data)
@@ -536,7 +534,7 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
 
 
 @pytest.mark.parametrize("case", WRONG_ARGUMENTS)
-def test_a_wrong_argument_is_named_with_what_it_was_and_what_it_takes(client: dovetail.Client, case: str) -> None:
+def test_a_wrong_argument_is_named_with_its_value_and_the_accepted_values(client: dovetail.Client, case: str) -> None:
     call, kind, words = WRONG_ARGUMENTS[case]
     with pytest.raises(kind) as caught:
         call(client)
@@ -545,19 +543,19 @@ def test_a_wrong_argument_is_named_with_what_it_was_and_what_it_takes(client: do
     assert len(client.tables()) == 0 and len(client.jobs()) == 0
 
 
-def test_submit_and_explain_take_what_join_takes() -> None:
+def test_submit_and_explain_take_the_arguments_of_join() -> None:
     takes = inspect.signature(join_command).parameters
     assert set(OPTIONS) == set(takes) - {"left", "right", "on"}
 
 
-def test_keys_may_be_given_for_each_side(client: dovetail.Client) -> None:
+def test_keys_may_be_given_per_side(client: dovetail.Client) -> None:
     client.put("a", {"x": [1, 2, 3], "y": ["p", "q", "r"]})
     client.put("b", {"u": [2, 3], "v": ["q", "s"]})
     assert client.join("a", "b", left_on="x", right_on="u").num_rows == 2
     assert client.submit("a", "b", left_on=["x", "y"], right_on=["u", "v"]).wait().rows == 1
 
 
-def test_arguments_may_be_of_numpy_and_in_any_sequence(client: dovetail.Client) -> None:
+def test_arguments_may_be_numpy_values_and_any_sequence(client: dovetail.Client) -> None:
     client.put("t", TABLE, streams=np.int64(2), unique=(("k",),))
     options = {"priority": np.int32(1), "retain_seconds": np.int64(60), "nulls_equal": np.True_, "devices": "host:1"}
     with client.join("t", "t", on=("k",), columns=np.array(["k"]).tolist(), **options) as result:
@@ -565,7 +563,9 @@ def test_arguments_may_be_of_numpy_and_in_any_sequence(client: dovetail.Client) 
         assert result.table().num_rows == 4
 
 
-def test_a_call_that_reaches_its_limit_says_which_and_what_to_do(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_call_that_reaches_its_limit_names_the_limit_and_the_remedy(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
     server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="1GiB")
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -594,7 +594,7 @@ def test_a_call_that_reaches_its_limit_says_which_and_what_to_do(start: Callable
             job.cancel()
 
 
-def test_modes_do_what_they_say(client: dovetail.Client) -> None:
+def test_each_mode_has_its_documented_effect(client: dovetail.Client) -> None:
     client.put("t", {"k": [1]})
     client.put("t", {"k": [2, 3]}, mode="append")
     assert client.get("t")["k"].to_pylist() == [1, 2, 3]
@@ -651,7 +651,7 @@ def test_on_takes_names_pairs_and_mappings(client: dovetail.Client) -> None:
             client.join("a", "b", on=wrong)
 
 
-def test_a_result_is_a_table_a_stream_a_frame(client: dovetail.Client) -> None:
+def test_a_result_is_read_as_a_table_a_stream_or_a_frame(client: dovetail.Client) -> None:
     client.put("a", {"k": [1, 2, 3], "a": ["x", "y", "z"]})
     client.put("b", {"k": [2, 3, 4], "b": [2.5, 3.5, 4.5]})
     expected = {"k": [2, 3], "a": ["y", "z"], "b": [2.5, 3.5]}
@@ -674,7 +674,7 @@ def test_a_result_is_a_table_a_stream_a_frame(client: dovetail.Client) -> None:
         result.table()
 
 
-def test_a_result_that_is_kept_is_a_table(client: dovetail.Client) -> None:
+def test_a_result_stored_under_a_name_is_a_table(client: dovetail.Client) -> None:
     client.put("a", {"k": [1, 2, 3]})
     client.join("a", "a", on="k", into="b", progress=lambda status: None)
     assert sorted(client.get("b")["k"].to_pylist()) == [1, 2, 3]
@@ -699,7 +699,7 @@ def interrupt(status: dovetail.JobStatus) -> None:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_ends_a_join_that_nobody_could_read_any_more(server: Server, client: dovetail.Client) -> None:
+def test_ctrl_c_ends_a_join_whose_result_can_no_longer_be_read(server: Server, client: dovetail.Client) -> None:
     # 400 million rows, which the memory of the server does not hold: it runs until somebody reads them.
     client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
     for result in (client.join("a", "a", on="k", retain_seconds=0), client.submit("a", "a", "k", retain_seconds=0)):
@@ -799,7 +799,7 @@ READS: dict[str, Callable[[dovetail.Result, pa.RecordBatchReader], None]] = {
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
-def test_a_reader_of_what_is_cancelled_ends(
+def test_a_reader_of_a_cancelled_join_ends(
     client: dovetail.Client, read: Callable[[dovetail.Result, pa.RecordBatchReader], None]
 ) -> None:
     # 400 million rows, which the memory of the server does not hold.
@@ -811,7 +811,7 @@ def test_a_reader_of_what_is_cancelled_ends(
 
 
 @pytest.mark.parametrize("how", [how for how in READS if how != "by its job"])
-def test_a_reader_of_a_whole_result_that_is_cancelled_ends(client: dovetail.Client, how: str) -> None:
+def test_a_reader_of_a_complete_result_ends_when_it_is_cancelled(client: dovetail.Client, how: str) -> None:
     client.put("a", {"k": [1, 2, 3]})
     result = client.join("a", "a", on="k").wait()
     reader = result.reader()
@@ -819,7 +819,7 @@ def test_a_reader_of_a_whole_result_that_is_cancelled_ends(client: dovetail.Clie
     assert isinstance(ended, dovetail.Cancelled), ended
 
 
-def test_a_reader_ends_where_another_thread_cancels(client: dovetail.Client) -> None:
+def test_a_reader_ends_when_another_thread_cancels(client: dovetail.Client) -> None:
     client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
     for _ in range(3):
         result = client.join("a", "a", on="k", retain_seconds=0)
@@ -827,7 +827,7 @@ def test_a_reader_ends_where_another_thread_cancels(client: dovetail.Client) -> 
         assert isinstance(ended, dovetail.Cancelled), ended
 
 
-def test_a_reader_that_waits_for_a_batch_ends_where_another_thread_cancels(
+def test_a_reader_that_waits_for_a_batch_ends_when_another_thread_cancels(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:
     # Over so slow a link a batch is long in coming.
@@ -869,7 +869,7 @@ def test_a_reader_ends_with_the_block_of_its_result(client: dovetail.Client) -> 
     client.drop("b")
 
 
-def test_what_was_read_to_its_end_may_be_cancelled(client: dovetail.Client) -> None:
+def test_a_result_read_to_its_end_may_be_cancelled(client: dovetail.Client) -> None:
     client.put("a", {"k": [1, 2, 3]})
     result = client.join("a", "a", on="k")
     reader = result.reader()
@@ -890,7 +890,7 @@ def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:
         again.cancel()
 
 
-def test_a_job_that_takes_longer_than_somebody_waits_goes_on(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_job_continues_after_the_timeout_of_a_wait(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="1GiB")
     with server.connect() as client:
         client.put("a", {"k": np.arange(500_000)})
@@ -904,7 +904,7 @@ def test_a_job_that_takes_longer_than_somebody_waits_goes_on(start: Callable[...
         job.cancel()
 
 
-def test_a_job_that_counts_is_told_from_one_that_makes_rows() -> None:
+def test_a_counting_job_is_shown_as_a_count() -> None:
     said = {"job": 7, "state": "complete", "left": "a", "how": "inner", "right": "b", "strategy": "hash", "rows": 1}
     counts, makes = (dovetail.JobStatus.from_json({**said, "count": count}) for count in (True, False))
     assert counts.counts and not makes.counts
@@ -914,7 +914,7 @@ def test_a_job_that_counts_is_told_from_one_that_makes_rows() -> None:
     assert made.split()[3:] == ["a", "inner", "b", "hash", "1"] and "rows" in heading
 
 
-def test_count_tells_how_many_rows_a_join_would_have(client: dovetail.Client) -> None:
+def test_count_returns_the_number_of_rows_of_a_join(client: dovetail.Client) -> None:
     client.put("few", {"k": [1, 2, 3, None], "a": ["x", "y", "z", "n"]})
     client.put("many", {"k": [2, 2, 3, 4, None], "b": [1, 2, 3, 4, 5]})
     for how, expected in {"inner": 3, "left": 5, "full": 7, "left_anti": 2, "right_semi": 3}.items():
@@ -926,7 +926,7 @@ def test_count_tells_how_many_rows_a_join_would_have(client: dovetail.Client) ->
         client.count("few", "many", on="k", columns=["a"])  # type: ignore[call-arg]
 
 
-def test_explain_tells_the_plan_and_after_the_run_what_was_measured(client: dovetail.Client) -> None:
+def test_explain_shows_the_plan_and_after_the_run_the_measurements(client: dovetail.Client) -> None:
     client.put("a", {"k": list(range(1000)), "a": list(range(1000))})
     before = client.explain("a", "a", on="k", strategy="sort-merge")
     assert "sort-merge" in str(before)
@@ -938,7 +938,7 @@ def test_explain_tells_the_plan_and_after_the_run_what_was_measured(client: dove
     assert any(strategy in after for strategy in ("hash", "sort-merge"))
 
 
-def test_explain_of_a_join_that_does_not_fit_tells_the_plan_and_why(start: Callable[..., Server]) -> None:
+def test_explain_of_a_join_that_does_not_fit_shows_the_plan_and_the_reason(start: Callable[..., Server]) -> None:
     server = start(devices="host:1", device_memory="64KiB", host_memory="256MiB")
     with server.connect() as client:
         client.put("a", {"k": list(range(50_000))})
@@ -952,7 +952,7 @@ def test_explain_of_a_join_that_does_not_fit_tells_the_plan_and_why(start: Calla
         assert client.explain("b", "b", on="k")["refusal"] is None
 
 
-def test_what_is_shown_in_a_notebook_tells_enough(client: dovetail.Client) -> None:
+def test_objects_are_readable_in_a_notebook(client: dovetail.Client) -> None:
     assert repr(client.tables()) == "no tables"
     client.put("a<b>", {"k": [1, 2, 3]})
     client.put("wide", {f"column_{index}": [1] for index in range(100)})
@@ -978,7 +978,7 @@ def test_what_is_shown_in_a_notebook_tells_enough(client: dovetail.Client) -> No
     assert client.uri in repr(client)
 
 
-def test_what_the_server_tells_of_itself_shows_as_text_and_is_a_mapping(client: dovetail.Client) -> None:
+def test_topology_and_server_info_are_mappings_and_shown_as_text(client: dovetail.Client) -> None:
     topology, info = client.topology(), client.server_info()
     assert repr(topology) == topology["text"].rstrip() and "host:0" in repr(topology)
     assert "<pre>" in topology._repr_html_()
@@ -988,7 +988,7 @@ def test_what_the_server_tells_of_itself_shows_as_text_and_is_a_mapping(client: 
     assert dict(info)["strategies"] == info["strategies"] and len(info) == len(list(info))
 
 
-def test_showing_what_is_out_of_reach_says_so(server: Server) -> None:
+def test_results_of_a_closed_client_are_shown_as_closed(server: Server) -> None:
     with server.connect() as client:
         client.put("a", {"k": [1]})
         result = client.join("a", "a", on="k").wait()
@@ -1005,7 +1005,7 @@ def test_progress_bars_go_to_standard_error(client: dovetail.Client, capsys: pyt
     assert "put a" in written.err and "1,000 rows" in written.err and "job" in written.err
 
 
-def test_fetching_tells_how_many_rows_of_how_many_are_here(client: dovetail.Client) -> None:
+def test_fetching_shows_the_fetched_rows_and_the_total(client: dovetail.Client) -> None:
     rows = 300_000
     client.put("a", {"k": np.arange(rows)})
     states: list[dovetail.FetchProgress] = []
@@ -1023,7 +1023,7 @@ def test_fetching_tells_how_many_rows_of_how_many_are_here(client: dovetail.Clie
         check()
 
 
-def test_what_is_shown_of_progress_has_rates_and_the_time_left() -> None:
+def test_progress_is_shown_with_rates_and_the_time_left() -> None:
     fetching = dovetail.FetchProgress(250, 1 << 20, 1000, 2.0)
     assert fetching.summary == "250 rows, 1.0 MiB, 512.0 KiB/s, 6 s left"
     assert dovetail.UploadProgress(250, 1 << 20, None, 2.0).fraction is None
@@ -1034,7 +1034,7 @@ def test_what_is_shown_of_progress_has_rates_and_the_time_left() -> None:
     assert just_begun.summary == "running, 0 rows" and just_begun.seconds_left is None
 
 
-def test_a_job_that_waits_says_for_what_and_until_when(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_waiting_job_reports_the_reason_and_its_predicted_start(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start(topology=slow_devices(tmp_path, "4MB/s", "4MB/s"), host_memory="1GiB")
     client = server.connect()
     client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
@@ -1059,7 +1059,7 @@ def test_a_job_that_waits_says_for_what_and_until_when(start: Callable[..., Serv
     client.close()
 
 
-def test_the_server_tells_about_itself(client: dovetail.Client) -> None:
+def test_server_info_has_name_and_version_and_the_topology_has_devices(client: dovetail.Client) -> None:
     info = client.server_info()
     assert info["name"] == "dovetail"
     assert info["version"]
@@ -1086,14 +1086,14 @@ def test_several_threads_share_a_client(client: dovetail.Client) -> None:
     assert failures == []
 
 
-def test_a_closed_client_says_so(server: Server) -> None:
+def test_a_closed_client_reports_that_it_is_closed(server: Server) -> None:
     client = server.connect()
     client.close()
     with pytest.raises(dovetail.Unavailable, match="closed"):
         client.tables()
 
 
-def test_nothing_there_is_unavailable() -> None:
+def test_an_address_without_a_server_is_unavailable() -> None:
     with pytest.raises(dovetail.Unavailable):
         dovetail.connect("grpc://127.0.0.1:1")
     wrong = ["", " ", "ftp://somewhere", "grpc://", "somewhere:port", "grpc://somewhere:99999", "::1:8815", "a b:1"]
@@ -1126,13 +1126,13 @@ def test_tables_are_found_by_name(client: dovetail.Client) -> None:
         client.tables()["T"]
 
 
-def test_the_port_of_metrics_is_told_apart(server: Server) -> None:
+def test_the_port_of_metrics_is_recognized(server: Server) -> None:
     assert server.admin is not None
     with pytest.raises(dovetail.Unavailable, match="no Flight server at .*; check the address .the port of metrics"):
         dovetail.connect(server.admin)
 
 
-def test_a_web_server_is_told_apart() -> None:
+def test_a_web_server_is_recognized() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as web:
         thread = threading.Thread(target=web.serve_forever, daemon=True)
         thread.start()
@@ -1143,7 +1143,7 @@ def test_a_web_server_is_told_apart() -> None:
         thread.join()
 
 
-def test_a_host_that_is_not_known_is_named() -> None:
+def test_an_unknown_host_is_named() -> None:
     for scheme in ("grpc", "grpc+tls"):
         with pytest.raises(
             dovetail.Unavailable, match=r"the host no-such-host\.invalid cannot be found; check"
@@ -1164,7 +1164,7 @@ def test_a_host_that_is_not_known_is_named() -> None:
         "the table of Domain name not found",
     ],
 )
-def test_what_the_server_says_of_names_is_not_taken_for_a_host(status: str, said: str) -> None:
+def test_a_server_error_about_names_is_not_taken_for_an_unknown_host(status: str, said: str) -> None:
     failed = pyarrow.flight.FlightServerError(f"Flight returned {status} error, with message: {said}")
     ours = dovetail.errors.from_arrow(failed)
     assert isinstance(ours, (dovetail.InternalError, dovetail.Unavailable)) and str(ours) == said
@@ -1188,7 +1188,7 @@ def test_a_join_that_makes_a_table_is_not_stopped_by_leaving_its_with_block(clie
     assert client.get("kept").num_rows == 200_000
 
 
-def test_a_token_is_not_sent_from_tls_to_a_location_without() -> None:
+def test_a_token_is_not_sent_from_tls_to_a_location_without_tls() -> None:
     connections = Connections("grpc+tls://127.0.0.1:1", "secret", None, None, None, None)
     plain = pyarrow.flight.Location("grpc+tcp://127.0.0.1:2")
     with pytest.raises(dovetail.Unavailable, match="a token unencrypted"), connections.stream([plain]):
@@ -1196,7 +1196,7 @@ def test_a_token_is_not_sent_from_tls_to_a_location_without() -> None:
     connections.close()
 
 
-def test_what_is_said_is_sent_even_where_it_is_the_default() -> None:
+def test_a_given_option_is_sent_even_if_it_is_the_default() -> None:
     """A session's options once won over an option that was given and happened to be the default."""
     unsaid = join_command("a", "b", "k")["join"]
     assert not {"strategy", "nulls_equal", "priority", "retain_seconds"} & set(unsaid)
@@ -1204,7 +1204,7 @@ def test_what_is_said_is_sent_even_where_it_is_the_default() -> None:
     assert join_command("a", "b", "k", **said)["join"].items() >= said.items()
 
 
-def test_what_a_join_says_holds_against_its_session(server: Server, client: dovetail.Client) -> None:
+def test_the_options_of_a_join_override_its_session(server: Server, client: dovetail.Client) -> None:
     client.put("t", {"k": [1, None, 2]}, mode="replace")
     # The client has no sessions of its own: this one is opened, and named in every call, as other clients do.
     action = pyarrow.flight.Action("SetSessionOptions", SESSION_WITH_NULLS_EQUAL)
@@ -1255,7 +1255,7 @@ class Cookie(pyarrow.flight.ClientMiddleware):
             self.factory.cookie = cookie.split(";")[0]
 
 
-def test_a_reader_that_stops_early_does_not_end_a_join_that_is_kept(client: dovetail.Client) -> None:
+def test_a_reader_that_stops_early_does_not_end_a_join_with_a_retained_result(client: dovetail.Client) -> None:
     # 9 million rows: the join still runs when the first of them are there.
     client.put("pairs", pa.table({"k": pa.array([1] * 3000, pa.int32()), "v": pa.array(range(3000), pa.int32())}))
     result = client.join("pairs", "pairs", on="k")
@@ -1265,7 +1265,7 @@ def test_a_reader_that_stops_early_does_not_end_a_join_that_is_kept(client: dove
     result.close()
 
 
-def test_a_result_that_is_released_as_it_is_read_says_so_the_second_time(client: dovetail.Client) -> None:
+def test_a_second_read_of_a_consumed_result_reports_that_it_was_released(client: dovetail.Client) -> None:
     client.put("once", pa.table({"k": range(1000)}))
     result = client.join("once", "once", on="k", retain_seconds=0)
     assert result.table().num_rows == 1000

@@ -82,7 +82,7 @@ def put(server: Server, path: Path, *more: str) -> subprocess.CompletedProcess[s
     return subprocess.run(line, capture_output=True, text=True, env=clean)
 
 
-def test_a_table_is_the_same_by_both(
+def test_csv_becomes_the_same_table_by_command_line_and_python(
     server: Server, client: dovetail.Client, tmp_path: Path, case: dict[str, Any]
 ) -> None:
     path = write(case, tmp_path)

@@ -29,7 +29,7 @@ def hit_bytes(server: Server) -> float:
     return server.metric(r"^dovetail_device_cache_hit_bytes_total")
 
 
-def test_a_join_of_the_same_tables_brings_in_no_column_again(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_second_join_of_the_same_tables_copies_in_no_column(start: Callable[..., Server], tmp_path: Path) -> None:
     devices = {"devices": "cuda:1"} if KIND == "cuda" else {"topology": slow_devices(tmp_path, "1GB/s")}
     server = start(host_memory="1GiB", device_cache="64MiB", **devices)
     with server.connect() as client:

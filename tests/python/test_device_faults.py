@@ -127,7 +127,7 @@ def device_up(server: Server, device: str) -> float:
         ("out-of-memory", dovetail.Exhausted),
     ],
 )
-def test_a_failure_that_passes_costs_one_job(failing: tuple[Server, Path], fault: str, error: type[Exception]) -> None:
+def test_a_passing_failure_fails_one_job(failing: tuple[Server, Path], fault: str, error: type[Exception]) -> None:
     server, trigger = failing
     with server.connect() as client:
         upload(client)
@@ -146,7 +146,7 @@ def test_a_failure_that_passes_costs_one_job(failing: tuple[Server, Path], fault
 
 
 @gpu_only
-def test_a_copy_out_that_fails_after_the_first_rows_costs_one_job(failing: tuple[Server, Path]) -> None:
+def test_a_copy_out_that_fails_after_the_first_rows_fails_one_job(failing: tuple[Server, Path]) -> None:
     server, trigger = failing
     rows = 16_000_000
     with server.connect() as client:
@@ -163,7 +163,7 @@ def test_a_copy_out_that_fails_after_the_first_rows_costs_one_job(failing: tuple
         assert device_up(server, "cuda:0") == 1
 
 
-def test_a_failure_that_may_pass_is_tried_once_more(failing: tuple[Server, Path]) -> None:
+def test_a_transient_failure_is_retried_once(failing: tuple[Server, Path]) -> None:
     server, trigger = failing
     with server.connect() as client:
         upload(client)
@@ -175,7 +175,7 @@ def test_a_failure_that_may_pass_is_tried_once_more(failing: tuple[Server, Path]
         assert server.is_ready()
 
 
-def test_a_lost_device_is_out_of_service_and_the_server_lives(failing: tuple[Server, Path]) -> None:
+def test_a_lost_device_is_out_of_service_and_the_server_continues(failing: tuple[Server, Path]) -> None:
     server, trigger = failing
     with server.connect() as client:
         upload(client)
@@ -221,7 +221,9 @@ def test_a_join_that_has_delivered_nothing_moves_to_another_device(start: Callab
 
 
 @two_devices
-def test_a_device_that_is_lost_alone_harms_no_job_of_another(start: Callable[..., Server], trigger: Path) -> None:
+def test_a_device_that_is_lost_alone_fails_no_job_of_another_device(
+    start: Callable[..., Server], trigger: Path
+) -> None:
     server = start(devices=f"{KIND}:2", host_memory="2GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
         upload(client)
@@ -240,9 +242,7 @@ def test_a_device_that_is_lost_alone_harms_no_job_of_another(start: Callable[...
 
 
 @host_only
-def test_a_lost_device_takes_only_its_own_jobs_along(
-    start: Callable[..., Server], trigger: Path, tmp_path: Path
-) -> None:
+def test_a_lost_device_fails_only_its_own_jobs(start: Callable[..., Server], trigger: Path, tmp_path: Path) -> None:
     # A join of ROWS moves 17 MB: some seconds on the device that will fail, and half a second on the other.
     topology = slow_devices(tmp_path, "3MB/s", "40MB/s")
     server = start(topology=topology, host_memory="1GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)})
@@ -275,7 +275,7 @@ def test_a_lost_device_takes_only_its_own_jobs_along(
 
 
 @gpu_only
-def test_memory_that_another_process_has_taken_costs_one_job(start: Callable[..., Server]) -> None:
+def test_memory_taken_by_another_process_fails_one_job(start: Callable[..., Server]) -> None:
     rows = 16_000_000
     server = start(devices="cuda:1", host_memory="4GiB", device_cache="0")
     with server.connect() as client:
@@ -304,7 +304,7 @@ def test_a_gpu_that_is_lost_after_the_first_rows_ends_the_join(failing: tuple[Se
 
 
 @gpu_only
-def test_an_illegal_access_harms_no_job_on_the_cpu(start: Callable[..., Server], trigger: Path) -> None:
+def test_an_illegal_access_fails_no_job_on_the_cpu(start: Callable[..., Server], trigger: Path) -> None:
     rows = 16_000_000
     server = start(
         devices="cuda:1,host:1", host_memory="8GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)}
@@ -334,7 +334,7 @@ two_gpus_only = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs, or one that
 
 
 @two_gpus_only
-def test_an_illegal_access_harms_no_job_on_another_gpu(start: Callable[..., Server], trigger: Path) -> None:
+def test_an_illegal_access_fails_no_job_on_another_gpu(start: Callable[..., Server], trigger: Path) -> None:
     rows, matches, jobs = 16_000_000, 1000, 200
     server = start(
         devices=f"cuda:{GPUS}", host_memory="8GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)}
@@ -364,7 +364,7 @@ def test_an_illegal_access_harms_no_job_on_another_gpu(start: Callable[..., Serv
 
 
 @two_gpus_only
-def test_an_illegal_access_takes_no_gpu_of_another_process(start: Callable[..., Server], trigger: Path) -> None:
+def test_an_illegal_access_loses_no_gpu_of_another_process(start: Callable[..., Server], trigger: Path) -> None:
     server = start(
         devices=f"cuda:{GPUS}", host_memory="2GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)}
     )
@@ -381,7 +381,7 @@ def test_an_illegal_access_takes_no_gpu_of_another_process(start: Callable[..., 
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-def test_an_illegal_access_takes_all_gpus_of_the_process(start: Callable[..., Server], trigger: Path) -> None:
+def test_an_illegal_access_loses_all_gpus_of_the_process(start: Callable[..., Server], trigger: Path) -> None:
     server = start(
         devices=f"cuda:{GPUS}",
         device_processes="off",

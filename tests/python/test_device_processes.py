@@ -124,7 +124,7 @@ def device_up(server: Server, device: str) -> float:
     return server.metric(rf'^dovetail_device_up\{{device="{device}"\}}')
 
 
-def test_each_device_has_a_process_and_joins_as_ever(apart: Server) -> None:
+def test_each_device_has_a_process_and_joins_correctly(apart: Server) -> None:
     with apart.connect() as client:
         assert sorted(children(apart)) == sorted([FIRST, SECOND])
         upload(client)
@@ -140,7 +140,7 @@ def test_each_device_has_a_process_and_joins_as_ever(apart: Server) -> None:
         apart.wait_for(lambda: apart.arena_used() == used, "the memory of the results to be free again")
 
 
-def test_a_process_that_is_killed_costs_its_own_joins_only(apart: Server) -> None:
+def test_a_killed_process_fails_only_its_own_joins(apart: Server) -> None:
     with apart.connect() as client:
         upload(client)
         used = apart.arena_used()
@@ -160,7 +160,7 @@ def test_a_process_that_is_killed_costs_its_own_joins_only(apart: Server) -> Non
         apart.wait_for(lambda: apart.arena_used() == used, "what the process had borrowed to be free again")
 
 
-def test_a_lost_device_takes_no_other_along(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_lost_device_loses_no_other_device(start: Callable[..., Server], tmp_path: Path) -> None:
     trigger = tmp_path / "fault"
     server = start_apart(start, 0, env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
@@ -183,7 +183,7 @@ def wait_until_restarted(server: Server, device: str, times: int) -> None:
     server.wait_for(lambda: restarts(server, device) == times and device_up(server, device) == 1, "another process")
 
 
-def test_a_device_is_opened_anew_when_its_process_has_ended(start: Callable[..., Server]) -> None:
+def test_a_device_is_reopened_when_its_process_has_ended(start: Callable[..., Server]) -> None:
     server = start_apart(start, 1)
     with server.connect() as client:
         upload(client)
@@ -209,7 +209,7 @@ def test_a_device_is_opened_anew_when_its_process_has_ended(start: Callable[...,
         assert restarts(server, SECOND) == 0
 
 
-def test_a_lost_device_is_opened_anew_in_another_process(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_lost_device_is_reopened_in_another_process(start: Callable[..., Server], tmp_path: Path) -> None:
     trigger = tmp_path / "fault"
     server = start_apart(start, 1, env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
@@ -234,7 +234,7 @@ def test_processes_end_with_their_server(start: Callable[..., Server]) -> None:
         time.sleep(0.02)
 
 
-def test_links_are_shared_in_one_process(tmp_path: Path) -> None:
+def test_device_processes_are_refused_with_emulated_links(tmp_path: Path) -> None:
     def refusal(*flags: object) -> str:
         said = subprocess.run(
             [binary(), "serve", "--check-config", *flags], capture_output=True, text=True, check=False

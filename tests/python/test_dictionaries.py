@@ -57,9 +57,7 @@ def joined(server: Server, client: dovetail.Client, values: pa.ChunkedArray) -> 
     return client.join("l", "r", on="k", how="left").table()
 
 
-def test_a_table_comes_back_with_the_dictionaries_that_it_was_sent_with(
-    server: Server, client: dovetail.Client
-) -> None:
+def test_a_table_is_fetched_with_the_dictionaries_that_were_uploaded(server: Server, client: dovetail.Client) -> None:
     values = column(pa.int8(), ["a", "b", None], ["b", "c", "a"], names(0, 100), names(100, 200))
     put(server, "t", keyed(values, "v"))
     # Our own client cannot put these together, and sends them as they are.
@@ -75,7 +73,7 @@ def test_a_table_comes_back_with_the_dictionaries_that_it_was_sent_with(
 
 
 @pytest.mark.parametrize("key_type", [pa.int8(), pa.uint8(), pa.int16(), pa.int32(), pa.uint64()], ids=str)
-def test_dictionaries_with_the_same_values_in_every_batch_stay_as_they_are(
+def test_dictionaries_with_the_same_values_in_every_batch_are_unchanged(
     server: Server, client: dovetail.Client, key_type: pa.DataType
 ) -> None:
     # As an upload over several streams brings them, or several appends: 40 values each, 200 in all.
@@ -87,7 +85,7 @@ def test_dictionaries_with_the_same_values_in_every_batch_stay_as_they_are(
         assert sorted_values(table, name) == values.to_pylist()
 
 
-def test_keys_are_wider_where_all_values_are_too_many_for_them(server: Server, client: dovetail.Client) -> None:
+def test_keys_are_widened_if_all_values_together_exceed_their_range(server: Server, client: dovetail.Client) -> None:
     values = column(pa.int8(), names(0, 100), names(100, 200), names(200, 300))
     table = joined(server, client, values)
     for name in ["v", "w"]:
@@ -106,7 +104,7 @@ def test_keys_are_wider_where_all_values_are_too_many_for_them(server: Server, c
     ],
     ids=str,
 )
-def test_dictionaries_of_any_values_are_put_together(
+def test_dictionaries_of_any_value_type_are_merged(
     server: Server, client: dovetail.Client, value_type: pa.DataType, one: Values, other: Values
 ) -> None:
     values = column(pa.int8(), one, other, value_type=value_type)
@@ -117,7 +115,7 @@ def test_dictionaries_of_any_values_are_put_together(
 
 
 @pytest.mark.parametrize("key_type", [pa.int8(), pa.int16()], ids=str)
-def test_dictionaries_inside_of_nested_columns_come_in_batches_that_their_keys_can_number(
+def test_batches_with_nested_dictionaries_fit_the_range_of_their_keys(
     server: Server, client: dovetail.Client, key_type: pa.DataType
 ) -> None:
     # 300 values in all, of which keys of eight bits can number 128: the server then makes smaller batches.
@@ -129,7 +127,7 @@ def test_dictionaries_inside_of_nested_columns_come_in_batches_that_their_keys_c
         assert sorted_values(table, name) == values.to_pylist()
 
 
-def test_an_ordered_dictionary_stays_ordered_as_long_as_it_is_one(server: Server, client: dovetail.Client) -> None:
+def test_an_ordered_dictionary_stays_ordered_unless_it_is_merged(server: Server, client: dovetail.Client) -> None:
     order = ["low", "middle", "high"]
     one = column(pa.int8(), [*order, "middle"], ordered=True)
     assert one.type.ordered

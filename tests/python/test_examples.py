@@ -15,14 +15,14 @@ MODULES = ["dovetail", *(f"dovetail.{module.name}" for module in pkgutil.iter_mo
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_show_what_happens(server: Server, client: dovetail.Client, name: str) -> None:
+def test_examples_in_docstrings_show_the_real_output(server: Server, client: dovetail.Client, name: str) -> None:
     module = importlib.import_module(name)
     names = {**vars(module), "server": server.uri, "client": client}
     outcome = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS, report=True)
     assert outcome.failed == 0
 
 
-def test_every_method_that_users_meet_has_a_docstring() -> None:
+def test_every_public_method_has_a_docstring() -> None:
     for owner in (dovetail.Client, dovetail.Result, dovetail.Job, dovetail.Explanation):
         for name, member in vars(owner).items():
             if not name.startswith("_") and callable(member):

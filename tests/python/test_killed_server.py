@@ -53,7 +53,7 @@ def many(client: dovetail.Client, rows: int) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_a_server_killed_in_mid_upload_is_told_apart_from_a_refusal(start: Start, streams: int) -> None:
+def test_a_server_killed_during_an_upload_is_distinguished_from_a_refusal(start: Start, streams: int) -> None:
     server = start(devices="host:1", host_memory="1GiB")
     batch = pa.record_batch({"k": np.arange(1000)})
 
@@ -75,7 +75,7 @@ def test_a_server_killed_in_mid_upload_is_told_apart_from_a_refusal(start: Start
 
 
 @pytest.mark.parametrize("endpoints", [1, 4])
-def test_a_server_killed_while_a_result_is_read_is_an_error_and_no_end_of_the_rows(
+def test_a_server_killed_while_a_result_is_read_is_an_error_and_not_the_end_of_rows(
     start: Start, endpoints: int
 ) -> None:
     server = start(devices="host:1", host_memory="1GiB", endpoints=endpoints)
@@ -117,7 +117,7 @@ def test_a_server_killed_while_a_job_is_waited_for_is_an_error(start: Start) -> 
         is_gone(client)
 
 
-def test_a_server_that_is_stuck_is_noticed_by_a_call_that_waits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_call_notices_a_stuck_server(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     # As a host without power: the connection is there, and nothing ever comes.
     monkeypatch.setattr(_connection, "KEEPALIVE_SECONDS", 1)
     # A server that is alive may take a moment on a busy machine.
@@ -143,7 +143,7 @@ def test_a_server_that_is_stuck_is_noticed_by_a_call_that_waits(start: Start, mo
         server.wait_for(answers, "the server to answer again")
 
 
-def test_what_takes_connections_and_never_answers_is_given_up() -> None:
+def test_a_server_that_never_answers_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
         expected = [uri.removeprefix("grpc"), "within 0.5 s", "is not Dovetail", "connect(timeout=...)"]
@@ -151,7 +151,7 @@ def test_what_takes_connections_and_never_answers_is_given_up() -> None:
             dovetail.connect(uri, timeout=0.5)
 
 
-def test_pings_of_a_call_that_waits_are_tolerated(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pings_of_a_waiting_call_are_tolerated(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC's own servers end a connection that pings more often than every five minutes, unless told otherwise."""
     monkeypatch.setattr(_connection, "KEEPALIVE_SECONDS", 1)
     server = start(devices="host:1", host_memory="1GiB")

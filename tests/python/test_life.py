@@ -66,7 +66,7 @@ dovetail.connect(uri).put("half", batches(), streams=streams, progress=progress)
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_a_client_killed_in_mid_upload_leaves_nothing(start: Start, streams: int) -> None:
+def test_a_client_killed_during_an_upload_leaves_nothing(start: Start, streams: int) -> None:
     server = start(devices="host:1", host_memory="1GiB", upload_idle_seconds=5)
     with server.connect() as client:
         with program(UPLOAD_FOR_EVER, server.uri, str(streams), "1000") as uploader:
@@ -108,7 +108,7 @@ def held(folder: Path) -> dict[str, object]:
     return {"topology": slow_devices(folder, "4MB/s"), "host_memory": "1GiB"}
 
 
-def test_a_client_killed_in_mid_fetch_frees_what_it_held(start: Start, tmp_path: Path) -> None:
+def test_a_client_killed_during_a_fetch_frees_its_memory(start: Start, tmp_path: Path) -> None:
     server = start(**held(tmp_path))
     with server.connect() as client:
         many(client, 20_000)
@@ -123,7 +123,7 @@ def test_a_client_killed_in_mid_fetch_frees_what_it_held(start: Start, tmp_path:
         is_free(server, used)
 
 
-def test_a_result_that_nobody_fetches_is_released_at_the_end_of_its_lease(start: Start) -> None:
+def test_an_unfetched_result_is_released_at_the_end_of_its_lease(start: Start) -> None:
     server = start(devices="host:1", host_memory="1GiB")
     with server.connect() as client:
         many(client, 1000)
@@ -138,7 +138,7 @@ def test_a_result_that_nobody_fetches_is_released_at_the_end_of_its_lease(start:
         assert all(status.state != "running" for status in client.jobs() if status.id == job)
 
 
-def test_results_that_were_read_make_room_unless_they_were_promised(start: Start) -> None:
+def test_results_that_were_read_are_evicted_unless_their_lease_was_requested(start: Start) -> None:
     server = start(devices="host:1", host_memory="256MiB")
     with server.connect(call_timeout=120) as client:
         # 96 MB of result: two fit.
@@ -284,7 +284,7 @@ def test_a_job_is_cancelled_soon_in_every_state(start: Start, tmp_path: Path) ->
         is_free(server, used)
 
 
-def test_sigterm_lets_what_runs_finish_and_refuses_what_is_new(start: Start) -> None:
+def test_sigterm_lets_running_jobs_finish_and_refuses_new_ones(start: Start) -> None:
     # One endpoint, so that all that will be read is being read when the signal comes.
     server = start(devices="host:1", host_memory="1GiB", drain_seconds=600, endpoints=1)
     client = server.connect()

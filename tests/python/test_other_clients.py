@@ -71,7 +71,7 @@ def test_an_example_joins_as_pyarrow_does(server: Server, client: dovetail.Clien
     assert (int(said[1]), int(said[2])) == (joined.num_rows, checksum)
 
 
-def test_an_example_reports_what_the_server_refused(start: Callable[..., Server], example: list[str]) -> None:
+def test_an_example_reports_a_refusal_of_the_server(start: Callable[..., Server], example: list[str]) -> None:
     # Enough for the smaller table only: the server refuses while the example sends the other.
     server = start(host_memory="1MiB", devices="host:1", device_memory="1MiB")
     outcome = _run(example, server.uri)
@@ -81,7 +81,7 @@ def test_an_example_reports_what_the_server_refused(start: Callable[..., Server]
     assert re.search(r"needs .+ of host memory, .+ raise the server's --host-memory", outcome.stderr), outcome.stderr
 
 
-def test_an_example_reports_that_nobody_listens(example: list[str]) -> None:
+def test_an_example_reports_that_no_server_listens(example: list[str]) -> None:
     with socket.socket() as taken:
         # Bound and not listening: nobody else gets the port, and who connects to it is refused.
         taken.bind(("127.0.0.1", 0))
@@ -93,7 +93,7 @@ def test_an_example_reports_that_nobody_listens(example: list[str]) -> None:
     assert "refused" in outcome.stderr.lower()
 
 
-def test_an_example_says_how_it_is_called(example: list[str]) -> None:
+def test_an_example_prints_its_usage(example: list[str]) -> None:
     outcome = _run(example)
     assert outcome.returncode == 2
     assert outcome.stderr.startswith("usage: ")

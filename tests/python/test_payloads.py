@@ -282,7 +282,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 @pytest.mark.parametrize("number", range(len(TYPES)), ids=NAMES)
-def test_payload_of_every_type_comes_out_of_every_join(client: dovetail.Client, seed: int, number: int) -> None:
+def test_payload_of_every_type_is_in_the_result_of_every_join(client: dovetail.Client, seed: int, number: int) -> None:
     rng = np.random.default_rng([seed, number])
     left = side(rng, [TYPES[number]], LEFT_ROW, "v", rows=90, keys=40)
     right = side(rng, [TYPES[number]], RIGHT_ROW, "w", rows=60, keys=50)
@@ -303,7 +303,7 @@ def check_joins(client: dovetail.Client, left: pa.Table, right: pa.Table, *hows:
             check(Case(left, right, [("k", "k")], how), result.table())
 
 
-def test_payload_is_shared_with_the_table_where_each_of_its_rows_comes_once(client: dovetail.Client, seed: int) -> None:
+def test_payload_is_shared_with_the_table_if_each_of_its_rows_occurs_once(client: dovetail.Client, seed: int) -> None:
     rng = np.random.default_rng(seed)
     left = side(rng, TYPES, LEFT_ROW, "v", rows=90, keys=40)
     right = side(rng, TYPES, RIGHT_ROW, "w", rows=41, keys=1)
@@ -313,7 +313,7 @@ def test_payload_is_shared_with_the_table_where_each_of_its_rows_comes_once(clie
     check_joins(client, left, right, "left", "inner")
 
 
-def test_payload_where_nothing_matches(client: dovetail.Client, seed: int) -> None:
+def test_payload_of_joins_without_a_match_is_right(client: dovetail.Client, seed: int) -> None:
     rng = np.random.default_rng(seed)
     left = side(rng, TYPES, LEFT_ROW, "v", rows=9, keys=40)
     right = side(rng, TYPES, RIGHT_ROW, "w", rows=0, keys=1)
@@ -346,7 +346,9 @@ def test_payload_becomes_a_table_that_can_be_fetched_and_joined(client: dovetail
 
 
 @pytest.mark.skipif(GPUS == 0, reason="a GPU gathers text")
-def test_text_that_a_gpu_gathers_is_what_was_uploaded(start: Callable[..., Server], seed: int, tmp_path: Path) -> None:
+def test_text_gathered_by_a_gpu_equals_the_uploaded_text(
+    start: Callable[..., Server], seed: int, tmp_path: Path
+) -> None:
     # For so few rows the CPU is the quicker one, unless rates say that it is slow.
     rates = tmp_path / "rates.json"
     settings = {"devices": "cuda:1", "device_memory": "512MiB", "host_memory": "1GiB", "rates_file": rates}
@@ -375,7 +377,7 @@ def test_text_that_a_gpu_gathers_is_what_was_uploaded(start: Callable[..., Serve
                     check(Case(left, right, [on], how), result.table())
 
 
-def test_runs_with_ends_of_sixteen_bits_come_in_batches_that_those_can_tell(client: dovetail.Client) -> None:
+def test_batches_of_runs_fit_the_range_of_their_16_bit_ends(client: dovetail.Client) -> None:
     rows = 30_000
     ends = pa.array(range(2, rows + 1, 2), pa.int16())
     runs = pa.RunEndEncodedArray.from_arrays(ends, pa.array(range(rows // 2)))

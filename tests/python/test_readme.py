@@ -100,7 +100,7 @@ def test_the_servers_of_the_readme_start_and_end_with_ctrl_c(tmp_path: Path, lin
         assert server.process.wait(STOP_SECONDS) == 0, server.tail()
 
 
-def test_what_the_readme_says_of_settings_holds(tmp_path: Path) -> None:
+def test_the_settings_in_the_readme_are_right(tmp_path: Path) -> None:
     def serve(*words: str, **env: str) -> str:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
         command = [str(binary()), "serve", *words]
@@ -139,7 +139,7 @@ def test_the_python_of_the_readme_works(
     assert {"o_orderdate", "l_quantity"} <= set(result.column_names)
 
 
-def test_the_architecture_page_names_every_room_and_nothing_that_is_not_there() -> None:
+def test_the_architecture_page_names_every_room_and_only_existing_paths() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     named = {name for name in re.findall(r"`([\w./-]+)`", text) if name.endswith((".rs", "/"))}
     # Relative to the root, to src, or to the room that the line speaks of.
@@ -150,7 +150,7 @@ def test_the_architecture_page_names_every_room_and_nothing_that_is_not_there() 
     assert rooms <= named, f"ARCHITECTURE.md has no word on {rooms - named}"
 
 
-def test_the_tables_of_measurements_are_those_that_were_recorded() -> None:
+def test_the_tables_of_measurements_equal_the_recorded_results() -> None:
     spec = importlib.util.spec_from_file_location("tables_of_results", ROOT / "benches" / "tables.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)

@@ -47,12 +47,12 @@ def write_program(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.relative_to(ROOT)))
-def test_bash_reads_every_script(script: Path) -> None:
+def test_every_script_is_valid_bash(script: Path) -> None:
     read = run("bash", "-n", script)
     assert (read.returncode, read.stderr) == (0, "")
 
 
-def test_bash_reads_the_script_of_an_archive(tmp_path: Path) -> None:
+def test_the_script_of_an_archive_is_valid_bash(tmp_path: Path) -> None:
     check = tmp_path / "check"
     check.write_text(check_script())
     read = run("bash", "-n", check)
@@ -62,7 +62,7 @@ def test_bash_reads_the_script_of_an_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["--help"], ["FILE", "--wheels"], ["FILE", "3.12"], ["FILE", "--wheel", "3.12"]], ids=" ".join
 )
-def test_bundle_says_how_it_is_called(tmp_path: Path, arguments: list[str]) -> None:
+def test_bundle_prints_its_usage(tmp_path: Path, arguments: list[str]) -> None:
     file = tmp_path / "archive.tar.gz"
     said = run(BUNDLE, *[file if word == "FILE" else word for word in arguments])
     assert said.returncode == 2, said.stderr
@@ -70,7 +70,7 @@ def test_bundle_says_how_it_is_called(tmp_path: Path, arguments: list[str]) -> N
     assert not file.exists()
 
 
-def test_bundle_refuses_a_package_that_has_no_version_before_anything_is_built(tmp_path: Path) -> None:
+def test_bundle_refuses_a_package_without_a_version_before_anything_is_built(tmp_path: Path) -> None:
     file = tmp_path / "archive.tar.gz"
     said = run(BUNDLE, file, "--wheels", "3.12", "numpy", "nonesuch", TMPDIR=tmp_path)
     assert said.returncode == 2, said.stderr
@@ -121,7 +121,7 @@ chmod +x "$2" """
     return folder
 
 
-def test_a_bundle_has_what_a_gpu_host_needs(archive: Path) -> None:
+def test_a_bundle_has_the_files_that_a_gpu_host_needs(archive: Path) -> None:
     says = {program.name: run(program).stdout.strip() for program in (archive / "bin").iterdir()}
     assert says == {
         "dovetail": "this is dovetail-bin",
@@ -149,7 +149,7 @@ def test_a_bundle_has_what_a_gpu_host_needs(archive: Path) -> None:
         assert (archive / "benches" / script).is_file(), script
 
 
-def test_the_check_of_a_bundle_runs_what_it_is_asked_for_and_says_what_failed(archive: Path) -> None:
+def test_the_check_of_a_bundle_runs_the_requested_checks_and_names_those_that_failed(archive: Path) -> None:
     for unknown in ("help", "nonesuch"):
         said = run("./check", unknown, cwd=archive)
         assert said.returncode == 2 and "./check PART" in said.stdout, said.stdout

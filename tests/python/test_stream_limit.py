@@ -35,7 +35,7 @@ def test_calls_over_the_limit_wait_for_their_turn_and_other_connections_do_not(s
         result.close()
 
 
-def test_the_client_needs_no_more_than_one_stream_of_a_connection(start: Start) -> None:
+def test_the_client_works_with_one_stream_per_connection(start: Start) -> None:
     server = start(devices="host:1", host_memory="1GiB", stream_limit=1, endpoints=4)
     table = {"k": np.arange(300_000)}
     with server.connect() as client:

@@ -66,7 +66,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls"), "stranger-ca")
 
 
-def test_tls_serves_those_who_trust_the_server(start: Start, authority: Authority, stranger: Authority) -> None:
+def test_tls_serves_clients_that_trust_the_server(start: Start, authority: Authority, stranger: Authority) -> None:
     cert, key = authority.issue("server")
     server = start(devices="host:1", host_memory="256MiB", tls_cert=cert, tls_key=key)
     with server.connect(tls_root_certs=authority.pem) as client:
@@ -88,7 +88,7 @@ def test_tls_serves_those_who_trust_the_server(start: Start, authority: Authorit
         is_served(client)
 
 
-def test_mutual_tls_serves_those_whom_the_server_trusts(
+def test_mutual_tls_serves_clients_that_the_server_trusts(
     start: Start, authority: Authority, stranger: Authority
 ) -> None:
     cert, key = authority.issue("server")
@@ -114,7 +114,7 @@ def test_mutual_tls_serves_those_whom_the_server_trusts(
         is_served(client)
 
 
-def test_a_pair_in_memory_is_left_to_the_handshake_where_the_system_has_no_files_there(
+def test_a_pair_in_memory_is_checked_by_the_handshake_on_systems_without_memory_files(
     authority: Authority, stranger: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, theirs = authority.issue("client"), stranger.issue("stranger")
@@ -128,7 +128,7 @@ def test_a_pair_in_memory_is_left_to_the_handshake_where_the_system_has_no_files
         dovetail.connect(nowhere, cert=mine[0], key=theirs[1])
 
 
-def test_pem_that_grpc_cannot_use_is_told_where_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pem_that_grpc_cannot_use_is_reported_with_the_arguments_that_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = b"-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"
     unusable = "tls_root_certs, cert and key cannot be used for TLS; check"
     with pytest.raises(dovetail.Unavailable, match=unusable):
@@ -156,7 +156,7 @@ def command_line(*arguments: object) -> str:
     return done.stderr
 
 
-def test_a_certificate_without_extensions_is_told_to_be_of_an_old_version(start: Start, tmp_path: Path) -> None:
+def test_a_certificate_without_extensions_is_reported_as_an_old_version(start: Start, tmp_path: Path) -> None:
     key, request, cert = (tmp_path / name for name in ("key.pem", "request.csr", "cert.pem"))
     openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key, "-out", request)
     openssl("x509", "-req", "-in", request, "-signkey", key, "-days", "2", "-out", cert)
@@ -188,7 +188,7 @@ def test_a_certificate_without_extensions_is_told_to_be_of_an_old_version(start:
     assert "its certificate is of version 1 of X.509" in said and "UnsupportedCertVersion" not in said, said
 
 
-def test_the_command_line_is_told_which_certificate_is_wrong(
+def test_the_command_line_reports_which_certificate_is_wrong(
     start: Start, authority: Authority, stranger: Authority
 ) -> None:
     cert, key = authority.issue("server")

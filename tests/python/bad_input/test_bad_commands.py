@@ -27,7 +27,7 @@ def test_a_command_that_is_neither_json_nor_protobuf_is_answered_with_an_example
         command(server, body)
 
 
-def test_json_that_breaks_off_says_so(server: Server, client: dovetail.Client) -> None:
+def test_truncated_json_is_reported_as_truncated(server: Server, client: dovetail.Client) -> None:
     with refused(dovetail.InvalidRequest, "JSON", "EOF"):
         command(server, b'{"join": {"left": "a"')
 
@@ -86,7 +86,7 @@ def test_flight_sql_is_not_served_by_any_call(server: Server, client: dovetail.C
             call()
 
 
-def test_what_is_no_message_or_no_method_is_told_as_the_callers_mistake(
+def test_an_invalid_message_or_method_is_reported_as_the_callers_mistake(
     server: Server, client: dovetail.Client
 ) -> None:
     service = "/arrow.flight.protocol.FlightService"

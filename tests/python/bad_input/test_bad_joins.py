@@ -79,7 +79,7 @@ def test_a_clash_of_names_in_the_result_is_refused(client: dovetail.Client) -> N
     assert client.join("a", "b", on="k").table().column_names == ["k", "x", "x_right", "x_right_right"]
 
 
-def test_into_a_name_that_is_taken_is_refused_before_the_join_runs(client: dovetail.Client) -> None:
+def test_a_result_name_that_is_taken_is_refused_before_the_join_runs(client: dovetail.Client) -> None:
     client.put("a", TABLE)
     jobs = len(client.jobs())
     with refused(dovetail.AlreadyExists, '"a"'):

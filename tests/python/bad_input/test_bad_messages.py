@@ -36,7 +36,7 @@ def every(data: bytes, value: int, width: int = 8) -> list[int]:
     return [match.start() for match in re.finditer(re.escape(needle), data)]
 
 
-def test_messages_by_hand_arrive(server: Server, client: dovetail.Client) -> None:
+def test_valid_handmade_messages_are_accepted(server: Server, client: dovetail.Client) -> None:
     # What the tests below change is right before it is changed.
     with Raw(server.address) as raw:
         acks = raw.put(messages(BIG, "a", max_chunksize=500))
@@ -47,7 +47,7 @@ def test_messages_by_hand_arrive(server: Server, client: dovetail.Client) -> Non
     assert back["d"].to_pylist() == BIG["d"].to_pylist()
 
 
-def test_messages_that_break_off_are_refused(server: Server, client: dovetail.Client) -> None:
+def test_truncated_messages_are_refused(server: Server, client: dovetail.Client) -> None:
     sent = messages(BIG, "a")
     invalid = grpc.StatusCode.INVALID_ARGUMENT
     whole = len(sent[-1].body)

@@ -32,7 +32,7 @@ Start = Callable[..., Server]
         ),
     ],
 )
-def test_a_setting_that_is_wrong_stops_the_server_with_a_sentence(
+def test_a_wrong_setting_stops_the_server_with_an_explanation(
     tmp_path: Path, settings: dict[str, object], words: list[str]
 ) -> None:
     with pytest.raises(StartFailed) as caught:
@@ -43,7 +43,7 @@ def test_a_setting_that_is_wrong_stops_the_server_with_a_sentence(
     assert "panicked" not in caught.value.log
 
 
-def test_a_non_loopback_address_is_served_when_it_is_said_to_be_insecure(start: Start) -> None:
+def test_a_non_loopback_address_is_served_with_the_insecure_setting(start: Start) -> None:
     server = start(listen="0.0.0.0:0", insecure=True, devices="host:1", host_memory="256MiB")
     port = server.address.rpartition(":")[2]
     with dovetail.connect(f"grpc://127.0.0.1:{port}") as client:

@@ -14,7 +14,7 @@ from refusals import TABLE, patched, refused
 Start = Callable[..., Server]
 
 
-def test_a_ticket_that_is_wrong_is_refused(server: Server, client: dovetail.Client) -> None:
+def test_a_wrong_ticket_is_refused(server: Server, client: dovetail.Client) -> None:
     client.put("a", TABLE)
     connection = flight.connect(server.uri)
     ticket = connection.get_flight_info(flight.FlightDescriptor.for_path("a")).endpoints[0].ticket.ticket

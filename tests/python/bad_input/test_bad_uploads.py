@@ -24,7 +24,7 @@ def test_a_duplicate_upload_is_refused_and_changes_nothing(client: dovetail.Clie
     assert client.get("a").num_rows == 3
 
 
-def test_appending_to_what_is_not_there_is_not_found(client: dovetail.Client) -> None:
+def test_appending_to_a_missing_table_is_not_found(client: dovetail.Client) -> None:
     with refused(dovetail.NotFound, '"a"'):
         client.put("a", TABLE, mode="append")
 
@@ -45,7 +45,7 @@ def test_appending_another_schema_is_refused_and_changes_nothing(client: dovetai
         ("bell\a", "has a control character in it; a name has 1 to 255 bytes and no control characters"),
     ],
 )
-def test_a_name_that_nobody_could_write_is_refused(client: dovetail.Client, name: str, sentence: str) -> None:
+def test_an_invalid_table_name_is_refused(client: dovetail.Client, name: str, sentence: str) -> None:
     with refused(dovetail.InvalidRequest, sentence):
         client.put(name, TABLE)
 
@@ -53,9 +53,7 @@ def test_a_name_that_nobody_could_write_is_refused(client: dovetail.Client, name
 @pytest.mark.parametrize(
     ("options", "word"), [(b'{"mode": "overwrite"}', "overwrite"), (b'{"mood": "replace"}', "mood")]
 )
-def test_options_that_do_not_exist_are_refused(
-    server: Server, client: dovetail.Client, options: bytes, word: str
-) -> None:
+def test_unknown_options_are_refused(server: Server, client: dovetail.Client, options: bytes, word: str) -> None:
     sent = messages(TABLE, "a")
     with Raw(server.address) as raw, refused_raw(grpc.StatusCode.INVALID_ARGUMENT, word):
         raw.put([replace(sent[0], app_metadata=options), *sent[1:]])

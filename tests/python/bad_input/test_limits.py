@@ -110,7 +110,7 @@ def test_a_build_side_that_fits_no_device_is_refused_with_the_numbers(start: Sta
         is_unharmed(server, client, used)
 
 
-def test_a_deadline_that_passes_is_told_apart_from_a_cancel(start: Start, tmp_path: Path) -> None:
+def test_a_passed_deadline_is_distinguished_from_a_cancel(start: Start, tmp_path: Path) -> None:
     server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="512MiB")
     with server.connect() as client:
         slow_join(client)
