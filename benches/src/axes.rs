@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn axis_values_parse_back_from_their_text() {
         for text in ["dense", "sparse", "multiples", "text"] {
             assert_eq!(text.parse::<Keys>().unwrap().to_string(), text);
         }
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_axis_values_are_refused() {
         for wrong in ["zipf:-1", "zipf:", "random"] {
             assert!(wrong.parse::<ProbeKeys>().is_err(), "{wrong:?} was accepted");
         }
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn widths_follow_the_key_where_none_is_said() {
+    fn payload_widths_default_to_the_key_width() {
         let columns: Columns = "1+1x4+2x8".parse().unwrap();
         assert_eq!(columns.widths(8), [8, 4, 8, 8]);
         assert_eq!(Payloads::both(columns).resolved(8).to_string(), "1x4+3x8");

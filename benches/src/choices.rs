@@ -287,7 +287,7 @@ mod tests {
     use dovetail::planner::Strategy;
 
     #[test]
-    fn draws_are_possible_and_follow_from_the_seed() {
+    fn drawn_workloads_are_possible_and_determined_by_the_seed() {
         let drawn = draw(50, 1.0 / 1024.0, 3);
         assert_eq!(drawn.len(), 50);
         assert!(drawn.iter().all(|workload| workload.impossible().is_none()));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_seemed_quicker_is_measured_once_more_and_only_that_counts() {
+    fn choices_that_seem_quicker_are_measured_again_and_only_the_second_time_counts() {
         let mut measured = of_three(1.3);
         assert_eq!(
             to_measure_again(&measured),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn joins_whose_columns_are_kept_are_a_group_of_their_own() {
+    fn joins_of_cached_columns_are_a_separate_group() {
         let mut choices = Choices::default();
         let mut all = of_three(1.2);
         all.extend(of_three(1.05).into_iter().map(|measured| Measured { kept: true, ..measured }));

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_of_a_link_bound_what_neither_does_alone() {
+    fn the_combined_rate_of_a_link_bounds_copies_in_both_directions() {
         let measured = Measured { bytes_in: 1000, bytes_out: 1000, ..Measured::default() };
         let link = Some(LinkRates { into: 10.0, out: 10.0, both: 16.0 });
         let floor = Floor::of(&Boundaries { memory: 100.0, link }, &measured);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_has_kept_crosses_no_link() {
+    fn columns_cached_on_the_device_cross_no_link() {
         let phase =
             |kept_bytes| PhaseRecord { phase: Phase::CopyIn, seconds: 0.0, bytes: 0, kept_bytes, in_place_bytes: 0 };
         let phases = vec![phase(700), phase(200)];

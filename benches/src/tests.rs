@@ -40,7 +40,7 @@ fn small(suite: &str, scale: f64, memory: u64) -> Measurable {
 }
 
 #[test]
-fn tables_that_find_no_room_are_refused_before_they_are_made() {
+fn tables_too_large_for_memory_are_refused_before_they_are_made() {
     for suite in ["wu-13", "wu-16", "wu-17", "choices"] {
         let cases = cases(suite, &[]);
         let largest = cases.iter().map(Case::table_bytes).max().unwrap();
@@ -69,14 +69,14 @@ fn axes_multiply_and_the_command_line_replaces_them() {
 }
 
 #[test]
-fn combinations_that_come_out_the_same_are_one_case() {
+fn equal_combinations_of_axes_are_one_case() {
     // 8-byte keys make "two columns as wide as the key" and "two columns of 8 bytes" the same.
     let labels: Vec<String> = cases("wu-15", &[]).iter().map(Case::label).collect();
     assert_eq!(labels, ["dense 4 B, 2x4", "dense 4 B, 2x8", "dense 8 B, 2x8"]);
 }
 
 #[test]
-fn suites_have_names_of_their_own_and_the_published_sizes() {
+fn suites_have_unique_names_and_the_published_sizes() {
     let mut names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
     names.sort_unstable();
     names.dedup();
@@ -122,7 +122,7 @@ fn unknown_suites_and_axes_that_a_suite_lacks_are_refused() {
 }
 
 #[test]
-fn by_itself_a_suite_is_made_as_small_as_it_must() {
+fn a_suite_is_scaled_down_by_default_until_it_fits() {
     let (suite, axes) = (suites::find("wu-12").unwrap(), AxisArgs::default());
     let bytes = |scale: f64| {
         let cases = suite.cases(&axes, Size { scale, seed: 1, cases: 1 }).unwrap();
@@ -176,7 +176,7 @@ fn a_wrong_result_is_not_measured() {
 }
 
 #[test]
-fn choices_are_compared_with_every_way_to_compose_a_join() {
+fn choices_are_compared_with_every_possible_plan_of_a_join() {
     let scale = 1.0 / 65536.0;
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("choices");
@@ -243,7 +243,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
 }
 
 #[test]
-fn a_case_that_does_not_fit_the_device_is_left_out_and_not_an_error() {
+fn a_case_that_does_not_fit_the_device_is_skipped_without_an_error() {
     let case = cases("joins", &["--rows", "1M:1M", "--key-bytes", "8"]).remove(0);
     let on = small("joins", 1.0, 1 << 20);
     let asking = Asking { strategies: &[Some(Strategy::Hash)], runs: 1, exhaustive: false, compares: false };

@@ -398,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_those_published_times_the_scale() {
+    fn row_counts_are_the_published_ones_times_the_scale() {
         let scale = 1.0 / 512.0;
         for query in Query::ALL {
             let prepared = TpcJoin { query, key_bytes: 4, scale, seed: 1 }.prepare().unwrap();

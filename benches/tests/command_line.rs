@@ -91,7 +91,7 @@ fn a_suite_prints_and_appends_a_line_for_each_strategy() {
 }
 
 #[test]
-fn wrong_arguments_are_refused_with_what_would_be_right() {
+fn wrong_arguments_are_refused_with_the_accepted_values() {
     for (wrong, words) in [
         (&["--rows=many"][..], "a number of rows below 4G, such as"),
         (&["--rows=5G"], "a number of rows below 4G, such as"),
@@ -158,7 +158,7 @@ fn a_published_experiment_runs_at_a_scale() {
 }
 
 #[test]
-fn joins_at_once_are_timed_and_checked() {
+fn concurrent_joins_are_timed_and_checked() {
     let output = run(&[
         "choices",
         "--cases=1",
@@ -177,7 +177,7 @@ fn joins_at_once_are_timed_and_checked() {
 }
 
 #[test]
-fn what_a_suite_does_not_have_is_refused() {
+fn unknown_suites_and_options_that_a_suite_does_not_have_are_refused() {
     let unknown = run(&["wu-99"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(stderr(&unknown).contains("wu-13"), "{}", stderr(&unknown));

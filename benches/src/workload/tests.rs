@@ -79,7 +79,7 @@ fn summary_by_hand(workload: &Workload, prepared: &Prepared) -> Summary {
 }
 
 #[test]
-fn expectations_are_those_of_the_definition_on_every_axis() {
+fn expected_results_follow_the_definition_of_a_join_on_every_axis() {
     let small = Workload { build_rows: 61, probe_rows: 200, ..workload() };
     let mut all = Vec::new();
     for keys in [Keys::Dense, Keys::Sparse, Keys::Multiples, Keys::Text] {
@@ -103,7 +103,7 @@ fn expectations_are_those_of_the_definition_on_every_axis() {
 }
 
 #[test]
-fn shares_are_what_was_asked_for() {
+fn match_and_null_shares_are_the_requested_ones() {
     let workload = Workload { match_ratio: 0.25, nulls: 0.2, probe_rows: 100_000, ..workload() };
     let prepared = workload.prepare().unwrap();
     let nulls: usize = prepared.tables[1].1.iter().map(|batch| batch.column(0).null_count()).sum();
@@ -113,7 +113,7 @@ fn shares_are_what_was_asked_for() {
 }
 
 #[test]
-fn each_key_is_drawn_as_often_as_any_other() {
+fn all_keys_are_drawn_equally_often() {
     let workload = Workload { probe_keys: ProbeKeys::Each, ..workload() };
     let mut times = vec![0; 1_000];
     workload.draw().into_iter().for_each(|number| times[number as usize] += 1);
