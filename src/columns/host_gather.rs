@@ -550,12 +550,12 @@ mod tests {
             // Arrow makes the keys of dictionaries that differ inside another type, outside the
             // arena.
             if !data_type.to_string().contains("Dictionary") {
-                assert_lies_in(&arena, &gathered.to_data());
+                assert_stored_in(&arena, &gathered.to_data());
             }
         }
     }
 
-    fn assert_lies_in(arena: &Arena, data: &ArrayData) {
+    fn assert_stored_in(arena: &Arena, data: &ArrayData) {
         let buffers = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));
         for buffer in buffers.filter(|buffer| !buffer.is_empty()) {
             assert!(
@@ -565,7 +565,7 @@ mod tests {
                 data.data_type()
             );
         }
-        data.child_data().iter().for_each(|child| assert_lies_in(arena, child));
+        data.child_data().iter().for_each(|child| assert_stored_in(arena, child));
     }
 
     /// Guards against gathering views with all buffers of the table, which once made each batch of

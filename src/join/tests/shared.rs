@@ -10,7 +10,7 @@ use super::*;
 use crate::catalog::Table;
 
 /// True if a column of a batch is stored in a batch of the table.
-fn lies_in(table: &Table, column: &ArrayRef) -> bool {
+fn is_stored_in(table: &Table, column: &ArrayRef) -> bool {
     let bytes = |array: &ArrayRef| {
         let data = array.to_data();
         // The first buffer has a value, an offset or a view per row.
@@ -41,7 +41,7 @@ fn joined(bench: &Bench, plan: &Plan) -> (Vec<RecordBatch>, Vec<(String, usize)>
     let batches = batches.into_inner();
     let tables = [bench.catalog.table("l").unwrap(), bench.catalog.table("r").unwrap()];
     let shared_rows = |index: usize| {
-        let lies = |batch: &&RecordBatch| tables.iter().any(|table| lies_in(table, batch.column(index)));
+        let lies = |batch: &&RecordBatch| tables.iter().any(|table| is_stored_in(table, batch.column(index)));
         batches.iter().filter(lies).map(RecordBatch::num_rows).sum()
     };
     let fields = plan.task().unwrap().schema;
