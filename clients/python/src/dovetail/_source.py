@@ -58,8 +58,7 @@ def _find(data: Any) -> Source:
         return Source(data.schema, iter(data), None)
     if isinstance(data, (pa.Array, pa.ChunkedArray)) or hasattr(type(data), "dtype"):
         raise TypeError(
-            f"{_kind(data)} is one column without a name; give a dictionary of columns, such as "
-            '{"k": values}'
+            f'{_kind(data)} is one column without a name; give a dictionary of columns, such as {{"k": values}}'
         )
     if hasattr(type(data), "read"):
         raise TypeError(

@@ -424,8 +424,10 @@ class Client:
         return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
 
     def jobs(self) -> Jobs:
-        """Lists jobs that run, wait or have ended and are still known, oldest first. An admin gets all jobs, others
-        theirs."""
+        """Lists jobs that run, wait or have ended and are still known, oldest first.
+
+        An admin gets all jobs, others theirs.
+        """
         return Jobs([JobStatus.from_json(answer) for answer in self._connections.action("list_jobs")])
 
     def job(self, identity: int) -> Job:

@@ -168,9 +168,7 @@ def from_arrow(error: BaseException) -> Error | None:
 
 def no_flight(address: str) -> str:
     """The message for an address where another kind of server answers."""
-    return (
-        f"there is no Flight server at {address}; check the address (the port of metrics and health is another port)"
-    )
+    return f"there is no Flight server at {address}; check the address (the port of metrics and health is another port)"
 
 
 # What gRPC makes of an answer over HTTP that is none of gRPC, such as one of the port of metrics and health.
