@@ -62,6 +62,7 @@ mod strategy;
 mod task;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod transform;
 mod verify;
 

@@ -32,6 +32,7 @@ use super::prefetch::{Prefetch, Probes};
 use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stage};
 use super::semantics::JoinSemantics;
+use super::threads::{compare_where_values_are, run_on_device_pool};
 use super::transform::{CopyIn, JoinContext, transform};
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
@@ -179,30 +180,6 @@ fn run_with_layout(
     device.synchronize(&stream)?;
     progress.finish();
     Ok(())
-}
-
-/// Runs `work`, all of one stream, on the device's CPU threads if its primitives run there.
-/// Changing over to them takes tens of microseconds each time. A GPU's work is queued from the
-/// calling thread, and work with parallel parts goes to the device's CPU threads on its own.
-pub(super) fn run_on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    if device.info().streams > 1 { work() } else { on_device_pool(device, work) }
-}
-
-/// Runs `work` on the device's own CPU threads. The work must be done for one stream at a time, or
-/// have parts to be shared out and wait for no other stream.
-pub(super) fn on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let (mut work, mut outcome) = (Some(work), None);
-    device.install(&mut || outcome = work.take().map(|work| work()));
-    outcome.expect("a device runs the work that it is given")
-}
-
-/// Compares keys by their values, on the device's CPU threads if the host has the values.
-pub(super) fn compare_where_values_are<T: Send>(
-    layout: &KeyLayout,
-    device: &dyn Device,
-    compare: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
-    if layout.is_hashed_by_device() { compare() } else { on_device_pool(device, compare) }
 }
 
 /// Builds a filter of the build keys. Returns `None` if the device has no memory for a filter,

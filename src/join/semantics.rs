@@ -8,7 +8,7 @@ use super::fused::Fused;
 use super::inputs::SideInput;
 use super::matching::{BuildSide, SharedBuild, probe_batches};
 use super::materialize::{Materializer, SideRows};
-use super::run::compare_where_values_are;
+use super::threads::compare_where_values_are;
 use super::transform::{JoinContext, TransformedSide};
 use super::verify::exact_matches;
 use crate::Result;

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use super::RowLayout;
 use super::inputs::SideInput;
 use super::monitor::Monitor;
-use super::run::on_device_pool;
+use super::threads::on_device_pool;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
 use crate::device::{
