@@ -72,7 +72,7 @@ pub(super) struct DeferredPayload<'a> {
     /// Ranges of the table's rows.
     parts: Vec<Range<u64>>,
     arriving: Mutex<Arriving>,
-    /// Turns in which parts cross the link one after the other.
+    /// Makes parts cross the link one after the other.
     copy_order: CopyOrder,
     /// Rows of chunks whose copies are done.
     waiting: Mutex<Vec<Arc<WaitingRows<StoredPartialBatch>>>>,

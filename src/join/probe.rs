@@ -17,22 +17,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::batch_sizes::BatchSizes;
 use super::copy_order::CopyOrder;
 use super::deferred::{DeferredChunk, DeferredPayload};
 use super::inputs::SideInput;
-use super::matching::SharedBuild;
 use super::materialize::{Materializer, SideRows};
 use super::prefetch::{Prefetch, PrefetchedChunk};
+use super::prepared::PreparedJoin;
 use super::progress::{Progress, Stage};
-use super::run::CHUNK_ROWS_MIN;
-use super::semantics::JoinSemantics;
 use super::threads::run_on_device_pool;
 use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
 use super::{BatchSink, RowLayout, Task, TransferOrder};
 use crate::Result;
 use crate::columns::KeyLayout;
-use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
+use crate::device::{Device, ROWS_MAX};
 
 /// Chunks per stream of a probe side that comes on several streams. The first copy in and the last
 /// copy out overlap with nothing. Twice as many chunks pay if a chunk reads only its own rows and
@@ -41,6 +38,10 @@ use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
 /// The factor is two so that chunks of both sizes end where the larger ones do. A device that
 /// caches columns then has them for both.
 const CHUNKS_PER_STREAM: u64 = 5;
+
+/// Rows of the smallest chunk of a probe side. Fewer rows would cost more in calls than they save
+/// in memory.
+pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
 
 /// Bytes that one copy should carry.
 const COPY_BYTES: u64 = 16 << 20;
@@ -58,49 +59,67 @@ pub(crate) fn chunks_per_stream(rows: u64, key_bytes: usize, streams: u64, is_lo
 /// can then be copied as they are.
 const BITMAP_ROWS: u64 = 64;
 
-/// Everything that probing needs, shared by all streams.
+/// One probe of a prepared join, with all rows of a table. Shared by all streams.
 pub(super) struct Probing<'a> {
-    pub(super) task: &'a Task,
-    pub(super) layout: &'a KeyLayout,
-    pub(super) semantics: &'a JoinSemantics,
-    pub(super) build: &'a SideInput,
-    pub(super) probe: &'a SideInput,
-    pub(super) sink: &'a dyn BatchSink,
-    pub(super) sizes: BatchSizes,
-    /// Flags of the build rows that were matched, if they decide which rows are emitted at the end.
-    pub(super) flags: Option<DeviceBuffer>,
-    /// Filter that drops most probe rows without a match, if many are expected.
-    pub(super) filter: Option<Filter>,
-    pub(super) built: SharedBuild,
+    join: &'a PreparedJoin,
+    sink: &'a dyn BatchSink,
     /// Deferred columns of the build side, if any.
-    pub(super) deferred: Option<DeferredPayload<'a>>,
+    deferred: Option<DeferredPayload<'a>>,
     /// Chunks that were queued before the build side was ready.
-    pub(super) prefetch: Prefetch,
-    /// Turns in which chunks cross the link one after the other.
-    pub(super) copy_order: CopyOrder,
+    prefetch: Prefetch,
+    /// Makes chunks cross the link one after the other.
+    copy_order: CopyOrder,
     /// First row of the next chunk.
-    pub(super) next_row: Mutex<u64>,
+    next_row: Mutex<u64>,
     /// True if the last chunk needed more columns than its keys on the device. The next chunk will
     /// most likely need them too.
-    pub(super) columns_needed: AtomicBool,
-    pub(super) progress: Mutex<ProbeProgress<'a>>,
+    columns_needed: AtomicBool,
+    progress: Mutex<ProbeProgress<'a>>,
 }
 
 /// Number of probe rows that are transformed, and that have been emitted.
-pub(super) struct ProbeProgress<'a> {
-    pub(super) inner: Progress<'a>,
-    pub(super) transformed_rows: f64,
-    pub(super) emitted_rows: f64,
+struct ProbeProgress<'a> {
+    inner: Progress<'a>,
+    transformed_rows: f64,
+    emitted_rows: f64,
 }
 
-impl Probing<'_> {
-    /// Probes with all rows. `cx` is the context that made the build side.
+impl<'a> Probing<'a> {
+    /// Begins with the chunks that `prefetch` has queued.
+    pub(super) fn new(
+        join: &'a PreparedJoin,
+        sink: &'a dyn BatchSink,
+        deferred: Option<DeferredPayload<'a>>,
+        prefetch: Prefetch,
+        copy_order: CopyOrder,
+        columns_needed: bool,
+        progress: Progress<'a>,
+    ) -> Self {
+        Self {
+            join,
+            sink,
+            deferred,
+            next_row: Mutex::new(prefetch.next_row),
+            prefetch,
+            copy_order,
+            columns_needed: AtomicBool::new(columns_needed),
+            progress: Mutex::new(ProbeProgress { inner: progress, transformed_rows: 0.0, emitted_rows: 0.0 }),
+        }
+    }
+
+    /// Probes with all rows, and returns the progress. `cx` is a context of the device that
+    /// prepared the join.
     ///
     /// # Errors
     /// Errors of the device, the sink, and gathering; the first of any stream.
-    pub(super) fn run(&self, cx: &JoinContext<'_>) -> Result<()> {
+    pub(super) fn run(self, cx: &JoinContext<'_>) -> Result<Progress<'a>> {
+        self.probe_all(cx)?;
+        Ok(self.progress.into_inner().inner)
+    }
+
+    fn probe_all(&self, cx: &JoinContext<'_>) -> Result<()> {
         let device = cx.device;
-        let streams = streams_of(self.task, self.probe, device);
+        let streams = streams_of(&self.join.task, &self.join.probe, device);
         if streams <= 1 {
             // Nothing waits for the caller's stream for copies.
             let cx = JoinContext { copies: cx.stream, ..*cx };
@@ -122,7 +141,7 @@ impl Probing<'_> {
             // The link stays busy both ways, while other streams work on their last chunk.
             deferred.copy_deferred(self.copy_order.last().as_ref(), cx)?;
             let (materializer, to_come) = (self.materializer(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
-            deferred.complete_share(&materializer, &self.built.current().transformed, to_come)
+            deferred.complete_share(&materializer, &self.join.built.current().transformed, to_come)
         })?;
         if deferred.is_complete() {
             return Ok(());
@@ -187,7 +206,7 @@ impl Probing<'_> {
     /// Completes one stream's share of the rows that wait for columns of the build side.
     fn complete_late(&self, cx: &JoinContext<'_>, number: usize, streams: usize) -> Result<()> {
         let Some(deferred) = &self.deferred else { return Ok(()) };
-        deferred.complete(&self.materializer(cx, None), &self.built.current().transformed, number, streams)
+        deferred.complete(&self.materializer(cx, None), &self.join.built.current().transformed, number, streams)
     }
 
     fn materializer<'e>(
@@ -195,40 +214,48 @@ impl Probing<'_> {
         cx: &'e JoinContext<'_>,
         deferred: Option<&'e DeferredChunk<'e>>,
     ) -> Materializer<'e> {
-        let Self { task, layout, build, probe, sink, sizes, .. } = *self;
-        Materializer { cx, task, layout, build, probe, sink, sizes, deferred }
+        self.join.materializer(cx, self.sink, deferred)
     }
 
     fn next_chunk(&self, device: &dyn Device, streams: usize) -> Option<Range<u64>> {
-        let total = self.probe.table.rows;
+        let total = self.join.probe.table.rows;
         let mut next = self.next_row.lock();
         let start = *next;
         if start == total {
             return None;
         }
         let most = match streams > 1 {
-            true => even_chunk_rows(self.task, self.layout, total, streams),
+            true => even_chunk_rows(&self.join.task, &self.join.layout, total, streams),
             false => total,
         };
         let rows = start..total.min(start + most);
-        let rows = chunk_rows(self.probe, self.layout, device, self.held_back_bytes(device), streams, rows);
+        let rows = chunk_rows(&self.join.probe, &self.join.layout, device, self.held_back_bytes(device), streams, rows);
         *next = total.min(start + rows);
         Some(start..*next)
     }
 
     fn probe_chunk(&self, cx: &JoinContext<'_>, streams: usize, range: Range<u64>) -> Result<()> {
-        let rows = self.probe.rows(range.clone());
-        let null_keys = self.semantics.keeps_probe_without_key();
+        let rows = self.join.probe.rows(range.clone());
+        let null_keys = self.join.semantics.keeps_probe_without_key();
         // Copies overlap with other chunks' work only if there are several streams.
         let copy_in = match streams > 1 && self.columns_needed.load(Ordering::Relaxed) {
             true => CopyIn::Prefetch,
             false => CopyIn::WhenNeeded,
         };
-        let filter = self.filter.as_ref();
+        let filter = self.join.filter.as_ref();
         let transform = || {
-            transform(cx, self.probe, rows, self.layout, self.task.composition.row_layout, null_keys, filter, copy_in)
+            transform(
+                cx,
+                &self.join.probe,
+                rows,
+                &self.join.layout,
+                self.join.task.composition.row_layout,
+                null_keys,
+                filter,
+                copy_in,
+            )
         };
-        let transformed = match streams > 1 && only_copies(self.task, self.layout) {
+        let transformed = match streams > 1 && only_copies(&self.join.task, &self.join.layout) {
             true => self.copy_order.take(cx.device, cx.stream, transform)?.0,
             false => transform()?,
         };
@@ -253,10 +280,10 @@ impl Probing<'_> {
         }
         let probe_batch_rows = probe_batch_rows(cx.device, self.held_back_bytes(cx.device), streams);
         let mut emitted = 0.0;
-        self.semantics.join_chunk(
+        self.join.semantics.join_chunk(
             &materializer,
-            &self.built,
-            self.flags.as_ref(),
+            &self.join.built,
+            self.join.flags.as_ref(),
             transformed,
             probe_batch_rows,
             &mut |rows| {
@@ -274,20 +301,20 @@ impl Probing<'_> {
     /// Returns the memory that the build side may still take.
     fn held_back_bytes(&self, device: &dyn Device) -> u64 {
         let columns = self.deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come);
-        self.built.current().grouping_bytes(device) + columns
+        self.join.built.current().grouping_bytes(device) + columns
     }
 
     fn transformed(&self, rows: f64) {
         let mut progress = self.progress.lock();
         progress.transformed_rows += rows;
-        let share = progress.transformed_rows / self.probe.table.rows as f64;
+        let share = progress.transformed_rows / self.join.probe.table.rows as f64;
         progress.inner.reach(Stage::TransformProbe, share);
     }
 
     fn emitted(&self, rows: f64) {
         let mut progress = self.progress.lock();
         progress.emitted_rows += rows;
-        let share = progress.emitted_rows / self.probe.table.rows as f64;
+        let share = progress.emitted_rows / self.join.probe.table.rows as f64;
         progress.inner.reach(Stage::Results, share);
     }
 }

@@ -1,53 +1,29 @@
-//! The one loop that every strategy runs. It transforms the build side, then transforms the probe
-//! side chunk by chunk, matches it in probe batches, and emits.
+//! Runs a join of two tables on one device: prepares the build side, probes it with all rows, and
+//! finishes.
 //!
-//! ```text
-//!   build side ─► transform ─► index ─► (compare runs; hash again if two differ) ─► (filter)
-//!   probe side ─► chunk ─► (filter) ─► transform ─► probe batch ─► match ─► (compare) ─► pairs
-//!                   ▲                                    ▲                                 ▼
-//!                   └──────────── next chunk ────────────┴─── next probe batch ◄─────── batches
-//!   at the end: build rows that the kind of join keeps for having a match, or for having none
-//!   compare: for hashed keys only
-//! ```
-//!
-//! Chunks, and the streams that work on them, are in `probe.rs`. A chunk fits in device memory next
-//! to the build side. On a device with one stream, a chunk is most often all of the probe side. A
-//! probe batch is small enough to keep the intermediate results of matching small: in cache on a
-//! host device.
+//! Chunks of the probe side, and the streams that work on them, are in `probe.rs`. A chunk fits in
+//! device memory next to the build side. On a device with one stream, a chunk is most often all of
+//! the probe side. A probe batch is small enough to keep the intermediate results of matching
+//! small: in cache on a host device.
 
-use std::sync::atomic::AtomicBool;
-
-use parking_lot::Mutex;
+use std::sync::Arc;
 
 use super::batch_sizes::BatchSizes;
 use super::copy_order::CopyOrder;
 use super::count::RowCount;
 use super::deferred::DeferredPayload;
-use super::fused::Fused;
-use super::inputs::{SideInput, check_build_rows};
-use super::matching::{BuildSide, SharedBuild};
-use super::materialize::{Materializer, SideRows};
+use super::inputs::SideInput;
 use super::monitor::Monitor;
 use super::prefetch::{Prefetch, Probes};
-use super::probe::{ProbeProgress, Probing};
+use super::prepared::{Preparation, PreparedJoin};
+use super::probe::Probing;
 use super::progress::{Progress, Stage};
-use super::semantics::JoinSemantics;
-use super::threads::{compare_where_values_are, run_on_device_pool};
-use super::transform::{CopyIn, JoinContext, transform};
-use super::verify::build_runs_are_exact;
+use super::transform::{CopyIn, JoinContext};
 use super::{BatchSink, Task};
+use crate::Result;
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Device, Filter, Phase};
+use crate::device::Device;
 use crate::memory::Arena;
-use crate::{Error, Result};
-
-/// Rows of the smallest chunk of a probe side. Fewer rows would cost more in calls than they save
-/// in memory.
-pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
-
-/// Number of seeds to hash keys with, one after the other, until no two different keys have the
-/// same hash. One seed is almost certainly enough.
-const SEEDS_MAX: usize = 8;
 
 /// Runs a join on one device, and pushes the result batch by batch.
 ///
@@ -56,141 +32,65 @@ const SEEDS_MAX: usize = 8;
 /// [`Cancelled`](crate::Error::Cancelled) soon after the monitor's flag is raised.
 /// [`Unavailable`](crate::Error::Unavailable) when the device is lost. Errors of the sink.
 pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-    let supports_text = device.info().supports_text;
-    let build = SideInput::new(task, Role::Build, supports_text);
-    let probe = SideInput::new(task, Role::Probe, supports_text);
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    let layout = match task.composition.device_makes_keys && supports_text {
+    let layout = match task.composition.device_makes_keys && device.info().supports_text {
         true => layout.made_by_device(),
         false => layout,
     };
     if !task.counts_rows {
-        return run_with_layout(task, layout, &build, &probe, device, arena, sink, monitor);
+        return run_with_layout(task, layout, device, arena, sink, monitor);
     }
     let counted = RowCount::default();
-    run_with_layout(task, layout, &build, &probe, device, arena, &counted, monitor)?;
+    run_with_layout(task, layout, device, arena, &counted, monitor)?;
     sink.push(counted.into_batch(task.schema.clone())?)
 }
 
 /// Runs a join like [`run`], with the caller's layout. Tests make its hashes collide.
-#[allow(clippy::too_many_arguments)]
 fn run_with_layout(
     task: &Task,
-    mut layout: KeyLayout,
-    build: &SideInput,
-    probe: &SideInput,
+    layout: KeyLayout,
     device: &dyn Device,
     arena: &Arena,
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
-    check_build_rows(build)?;
+    let task = Arc::new(task.clone());
+    let input = |role| Arc::new(SideInput::new(&task, role, device.info().supports_text));
+    let (build, probe) = (input(Role::Build), input(Role::Probe));
     let stream = device.stream(monitor.cancel().clone())?;
     // The device indexes the build side's keys while its other columns still cross the link.
     let copies = if device.info().streams > 1 { device.stream(monitor.cancel().clone())? } else { stream.clone() };
     let cx = JoinContext { device, stream: &stream, copies: &copies, arena, monitor };
-    let fused = Fused::of(task, build, probe, &layout, device);
-    let joins_at_once = fused.is_some();
-    let semantics = JoinSemantics::new(task, build, probe, fused);
     let mut progress = Progress::new(&task.expected.stage_seconds, monitor);
 
-    let sizes =
-        BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
-    let deferred = DeferredPayload::of(task, build, probe, sizes, &cx);
-    let copy_in = if deferred.is_some() { CopyIn::WhenNeeded } else { CopyIn::Prefetch };
+    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
+    let sizes = sizes.of_columns(&task.schema);
+    let deferred = DeferredPayload::of(&task, &build, &probe, sizes, &cx);
     let columns_needed = !probe.shares || deferred.is_some();
-    let copy_order = CopyOrder::default();
-    let (built, prefetch) = run_on_device_pool(device, || {
-        for _ in 0..SEEDS_MAX {
-            let rows = build.rows(0..build.table.rows);
-            let null_keys = semantics.keeps_build_without_key();
-            let transformed =
-                transform(&cx, build, rows, &layout, task.composition.row_layout, null_keys, None, copy_in)?;
-            let copy_in = if columns_needed { CopyIn::Prefetch } else { CopyIn::WhenNeeded };
-            let probes = Probes { task, build, probe, layout: &layout, copy_in };
-            let prefetch = Prefetch::queue(
-                &probes,
-                &cx,
-                &copy_order,
-                deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come),
-            )?;
-            progress.reach(Stage::TransformBuild, 1.0);
-            let repeats = task.expected.build_keys_repeat;
-            let adjacent = layout.is_hashed() || semantics.build_rows_kept.is_some() || (repeats && !joins_at_once);
-            let built = BuildSide::new(transformed, task.dense_range, &layout, repeats, adjacent, &cx)?;
-            let is_exact = || monitor.phase(Phase::CompareKeys, 0, || build_runs_are_exact(&built, &layout, &cx));
-            if !layout.is_hashed() || compare_where_values_are(&layout, device, is_exact)? {
-                return Ok((built, prefetch));
-            }
-            layout = layout.clone().with_another_seed(rand::random());
-        }
-        Err(Error::Internal(format!(
-            "different keys of table {:?} had the same hash with each of {SEEDS_MAX} seeds",
-            build.table.name
-        )))
-    })?;
-    // The other columns of the build side must also arrive before anything is gathered from them.
-    // Moving rows has waited only for the columns that moved with them.
-    if deferred.is_none() {
-        device.wait_event(&device.record_event(&copies)?, &stream)?;
-        built.transformed.record_stream_of_originals(&cx);
-    }
-    progress.reach(Stage::IndexBuild, 1.0);
-    let filter = match task.composition.filter && task.how.drops_unmatched(probe.side) {
-        true => build_filter(&built, &cx)?,
-        false => None,
-    };
-
-    let materializer = Materializer { cx: &cx, task, layout: &layout, build, probe, sink, sizes, deferred: None };
-    let flags = match semantics.build_rows_kept {
-        Some(_) => Some(device.new_flags(built.transformed.len(), &stream)?),
-        None => None,
-    };
-    if let Some(null_keys) = &built.transformed.null_keys {
-        let rows = SideRows::Numbered(&built.transformed, null_keys.clone());
-        run_on_device_pool(device, || materializer.emit(&rows, &SideRows::Missing, null_keys.len(), &mut |_| {}))?;
-    }
-    let probing = Probing {
-        task,
-        layout: &layout,
-        semantics: &semantics,
-        build,
-        probe,
-        sink,
+    let copy_in = if columns_needed { CopyIn::Prefetch } else { CopyIn::WhenNeeded };
+    let (copy_order, mut prefetch) = (CopyOrder::default(), Prefetch::default());
+    let of = Preparation {
+        task: task.clone(),
+        layout,
+        build: build.clone(),
+        probe: probe.clone(),
         sizes,
-        flags,
-        filter,
-        built: SharedBuild::new(built),
-        columns_needed: AtomicBool::new(columns_needed),
-        deferred,
-        copy_order,
-        next_row: Mutex::new(prefetch.next_row),
-        prefetch,
-        progress: Mutex::new(ProbeProgress { inner: progress, transformed_rows: 0.0, emitted_rows: 0.0 }),
+        defers_payload: deferred.is_some(),
     };
-    probing.run(&cx)?;
-    let Probing { built, flags, progress, .. } = probing;
-    let (built, mut progress) = (built.current(), progress.into_inner().inner);
-    if let Some(flags) = &flags {
-        run_on_device_pool(device, || {
-            let mut reach = |share| progress.reach(Stage::KeptBuild, share);
-            semantics.emit_kept_build(&materializer, &built.transformed, flags, &mut reach)
-        })?;
-    }
-    device.synchronize(&stream)?;
+    let join = PreparedJoin::prepare(of, &cx, &mut |layout| {
+        let probes = Probes { task: &task, build: &build, probe: &probe, layout, copy_in };
+        let held_back = deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come);
+        prefetch = Prefetch::queue(&probes, &cx, &copy_order, held_back)?;
+        progress.reach(Stage::TransformBuild, 1.0);
+        Ok(())
+    })?;
+    progress.reach(Stage::IndexBuild, 1.0);
+
+    let probing = Probing::new(&join, sink, deferred, prefetch, copy_order, columns_needed, progress);
+    let mut progress = probing.run(&cx)?;
+    join.finish(&cx, sink, &mut |share| progress.reach(Stage::KeptBuild, share))?;
     progress.finish();
     Ok(())
-}
-
-/// Builds a filter of the build keys. Returns `None` if the device has no memory for a filter,
-/// because the join is right without it.
-fn build_filter(built: &BuildSide, cx: &JoinContext<'_>) -> Result<Option<Filter>> {
-    let keys = built.transformed.transformed_keys();
-    let bytes = (keys.rows * keys.width.bytes()) as u64;
-    match cx.monitor.phase(Phase::Filter, bytes, || cx.device.build_filter(keys, cx.stream)) {
-        Err(Error::Exhausted(_)) => Ok(None),
-        outcome => outcome.map(Some),
-    }
 }
 
 #[cfg(test)]
@@ -205,7 +105,7 @@ mod tests {
     use super::*;
     use crate::catalog::{Catalog, Upload, UploadOptions};
     use crate::device::host::HostDevice;
-    use crate::device::{CancelFlag, gpu_count, open_gpu};
+    use crate::device::{CancelFlag, Phase, gpu_count, open_gpu};
     use crate::join::{JoinKind, Strategy, TransferOrder};
     use crate::memory::Budget;
     use crate::planner::{self, JoinSpec, KeyPair};
@@ -285,13 +185,11 @@ mod tests {
         };
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
         let task = plan.task().unwrap();
-        let of = |role| SideInput::new(&task, role, device.info().supports_text);
-        let (build, probe) = (of(Role::Build), of(Role::Probe));
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
         let layout = if device.info().supports_text { layout.made_by_device() } else { layout };
         assert_eq!(layout.is_hashed_by_device(), device.info().supports_text);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
-        run_with_layout(&task, layout, &build, &probe, device, catalog.arena(), &sink, &monitor).unwrap();
+        run_with_layout(&task, layout, device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()
     }
 

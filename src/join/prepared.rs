@@ -1,0 +1,171 @@
+//! A prepared join: a build side that is ready on its device, and can be probed any number of
+//! times.
+//!
+//! ```text
+//!   prepare(build) ─► probe(rows)* ─► finish
+//!
+//!   prepare: build side ─► transform ─► index ─► (compare runs; hash again if two differ) ─► (filter)
+//!   probe:   rows ─► chunk ─► (filter) ─► transform ─► probe batch ─► match ─► (compare) ─► batches
+//!   finish:  build rows without a key, or that the kind of join keeps for having a match or none
+//! ```
+//!
+//! A prepared join owns what it knows of the build side. It borrows nothing from the call that made
+//! it, knows nothing of a sink or of progress, and several threads may probe it at once. Each call
+//! gets the device's streams, the arena and the monitor in its [`JoinContext`]. All contexts are of
+//! the device that prepared the join.
+
+use std::sync::Arc;
+
+use super::batch_sizes::BatchSizes;
+use super::deferred::DeferredChunk;
+use super::fused::Fused;
+use super::inputs::{SideInput, check_build_rows};
+use super::matching::{BuildSide, SharedBuild};
+use super::materialize::{Materializer, SideRows};
+use super::semantics::JoinSemantics;
+use super::threads::{compare_where_values_are, run_on_device_pool};
+use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
+use super::verify::build_runs_are_exact;
+use super::{BatchSink, Task};
+use crate::columns::KeyLayout;
+use crate::device::{DeviceBuffer, Filter, Phase};
+use crate::{Error, Result};
+
+/// Number of seeds to hash keys with, one after the other, until no two different keys have the
+/// same hash. One seed is almost certainly enough.
+const SEEDS_MAX: usize = 8;
+
+/// Build side of a join, ready to be probed.
+pub(super) struct PreparedJoin {
+    pub(super) task: Arc<Task>,
+    /// Layout that made the build keys. Probe keys are made by the same.
+    pub(super) layout: KeyLayout,
+    pub(super) build: Arc<SideInput>,
+    pub(super) probe: Arc<SideInput>,
+    pub(super) semantics: JoinSemantics,
+    pub(super) sizes: BatchSizes,
+    pub(super) built: SharedBuild,
+    /// Flags of the build rows that were matched, if they decide which rows are emitted at the end.
+    pub(super) flags: Option<DeviceBuffer>,
+    /// Filter that drops most probe rows without a match, if many are expected.
+    pub(super) filter: Option<Filter>,
+}
+
+/// Inputs of a join that is to be prepared.
+pub(super) struct Preparation {
+    pub(super) task: Arc<Task>,
+    /// Layout to make keys with. Its seed may be replaced.
+    pub(super) layout: KeyLayout,
+    pub(super) build: Arc<SideInput>,
+    pub(super) probe: Arc<SideInput>,
+    pub(super) sizes: BatchSizes,
+    /// True if the build side's payload comes in later.
+    pub(super) defers_payload: bool,
+}
+
+impl PreparedJoin {
+    /// Transforms and indexes the build side. Calls `transformed` when the build side's copies are
+    /// queued and its keys are about to be indexed, once for each seed of the layout.
+    ///
+    /// # Errors
+    /// Errors of the device and of `transformed`. [`Error::Unsupported`] for a build side that
+    /// positions cannot address.
+    pub(super) fn prepare(
+        of: Preparation,
+        cx: &JoinContext<'_>,
+        transformed: &mut (dyn FnMut(&KeyLayout) -> Result<()> + Send),
+    ) -> Result<Self> {
+        let Preparation { task, mut layout, build, probe, sizes, defers_payload } = of;
+        check_build_rows(&build)?;
+        let fused = Fused::of(&task, &build, &probe, &layout, cx.device);
+        let joins_at_once = fused.is_some();
+        let semantics = JoinSemantics::new(&task, &build, &probe, fused);
+        let indexed = |layout: &KeyLayout, side: TransformedSide| {
+            let repeats = task.expected.build_keys_repeat;
+            let adjacent = layout.is_hashed() || semantics.build_rows_kept.is_some() || (repeats && !joins_at_once);
+            BuildSide::new(side, task.dense_range, layout, repeats, adjacent, cx)
+        };
+        let copy_in = if defers_payload { CopyIn::WhenNeeded } else { CopyIn::Prefetch };
+        let null_keys = semantics.keeps_build_without_key();
+        let built = run_on_device_pool(cx.device, || {
+            for _ in 0..SEEDS_MAX {
+                let rows = build.rows(0..build.table.rows);
+                let row_layout = task.composition.row_layout;
+                let side = transform(cx, &build, rows, &layout, row_layout, null_keys, None, copy_in)?;
+                transformed(&layout)?;
+                let built = indexed(&layout, side)?;
+                let compare = || build_runs_are_exact(&built, &layout, cx);
+                let is_exact = || cx.monitor.phase(Phase::CompareKeys, 0, compare);
+                if !layout.is_hashed() || compare_where_values_are(&layout, cx.device, is_exact)? {
+                    return Ok(built);
+                }
+                layout = layout.clone().with_another_seed(rand::random());
+            }
+            Err(Error::Internal(format!(
+                "different keys of table {:?} had the same hash with each of {SEEDS_MAX} seeds",
+                build.table.name
+            )))
+        })?;
+        // The other columns of the build side must also arrive before anything is gathered from
+        // them. Moving rows has waited only for the columns that moved with them.
+        if !defers_payload {
+            cx.device.wait_event(&cx.device.record_event(cx.copies)?, cx.stream)?;
+            built.transformed.record_stream_of_originals(cx);
+        }
+        let filter = match task.composition.filter && task.how.drops_unmatched(probe.side) {
+            true => build_filter(&built, cx)?,
+            false => None,
+        };
+        let flags = match semantics.build_rows_kept {
+            Some(_) => Some(cx.device.new_flags(built.transformed.len(), cx.stream)?),
+            None => None,
+        };
+        Ok(Self { task, layout, build, probe, semantics, sizes, built: SharedBuild::new(built), flags, filter })
+    }
+
+    /// Returns what makes batches of the result from rows of both sides.
+    pub(super) fn materializer<'e>(
+        &'e self,
+        cx: &'e JoinContext<'_>,
+        sink: &'e dyn BatchSink,
+        deferred: Option<&'e DeferredChunk<'e>>,
+    ) -> Materializer<'e> {
+        let Self { task, layout, build, probe, sizes, .. } = self;
+        Materializer { cx, task, layout, build, probe, sink, sizes: *sizes, deferred }
+    }
+
+    /// Emits the build rows that the kind of join keeps at the end, once all rows are probed. Calls
+    /// `done` with the share of these rows that has left.
+    ///
+    /// # Errors
+    /// Errors of the device, the sink, and gathering.
+    pub(super) fn finish(
+        &self,
+        cx: &JoinContext<'_>,
+        sink: &dyn BatchSink,
+        done: &mut (dyn FnMut(f64) + Send),
+    ) -> Result<()> {
+        let (built, materializer) = (self.built.current(), self.materializer(cx, sink, None));
+        if let Some(null_keys) = &built.transformed.null_keys {
+            let rows = SideRows::Numbered(&built.transformed, null_keys.clone());
+            let emit = || materializer.emit(&rows, &SideRows::Missing, null_keys.len(), &mut |_| {});
+            run_on_device_pool(cx.device, emit)?;
+        }
+        if let Some(flags) = &self.flags {
+            let emit = || self.semantics.emit_kept_build(&materializer, &built.transformed, flags, done);
+            run_on_device_pool(cx.device, emit)?;
+        }
+        cx.device.synchronize(cx.stream)
+    }
+}
+
+/// Builds a filter of the build keys. Returns `None` if the device has no memory for a filter,
+/// because the join is right without it.
+fn build_filter(built: &BuildSide, cx: &JoinContext<'_>) -> Result<Option<Filter>> {
+    let keys = built.transformed.transformed_keys();
+    let bytes = (keys.rows * keys.width.bytes()) as u64;
+    match cx.monitor.phase(Phase::Filter, bytes, || cx.device.build_filter(keys, cx.stream)) {
+        Err(Error::Exhausted(_)) => Ok(None),
+        outcome => outcome.map(Some),
+    }
+}
