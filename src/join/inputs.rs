@@ -45,13 +45,22 @@ pub(super) struct TextColumn {
 }
 
 impl SideInput {
-    /// Makes the input of one role. `supports_text` is true if the device works on text.
-    pub(super) fn new(task: &Task, role: Role, supports_text: bool) -> Self {
+    /// Makes the input of one role from the task's table. `supports_text` is true if the device
+    /// works on text.
+    pub(super) fn of_task(task: &Task, role: Role, supports_text: bool) -> Self {
+        let table = match role {
+            Role::Build => &task.build.table,
+            Role::Probe => &task.probe.table,
+        };
+        Self::new(task, role, table.clone(), supports_text)
+    }
+
+    /// Makes the input of one role from a table with the schema of the task's table.
+    pub(super) fn new(task: &Task, role: Role, table: Arc<Table>, supports_text: bool) -> Self {
         let of_task = match role {
             Role::Build => &task.build,
             Role::Probe => &task.probe,
         };
-        let table = of_task.table.clone();
         let unmatched = task.keys.iter().filter(|key| !key.nulls_equal);
         let movable_column = |&column: &usize| Some((column, movable(&table.schema, &table.batches, column)?));
         let movable = of_task.output_columns.iter().filter_map(movable_column).collect();

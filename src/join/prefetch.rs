@@ -159,7 +159,8 @@ mod tests {
         let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
         plan.composition.transfer_order = TransferOrder::Chunks;
         let task = Task { chunk_rows_min: Some(1 << 12), ..plan.task().unwrap() };
-        let (build, probe) = (SideInput::new(&task, Role::Build, false), SideInput::new(&task, Role::Probe, false));
+        let (build, probe) =
+            (SideInput::of_task(&task, Role::Build, false), SideInput::of_task(&task, Role::Probe, false));
         let layout = KeyLayout::new(task.key_facts.clone(), 0);
         let budget = Budget::new("device memory", "--device-memory", memory);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(streams);

@@ -41,7 +41,8 @@ pub(super) struct PreparedJoin {
     /// Layout that made the build keys. Probe keys are made by the same.
     pub(super) layout: KeyLayout,
     pub(super) build: Arc<SideInput>,
-    pub(super) probe: Arc<SideInput>,
+    /// Columns and keys of the probe side. Its own rows need not be the rows that are probed.
+    probe_shape: Arc<SideInput>,
     pub(super) semantics: JoinSemantics,
     pub(super) sizes: BatchSizes,
     pub(super) built: SharedBuild,
@@ -57,7 +58,8 @@ pub(super) struct Preparation {
     /// Layout to make keys with. Its seed may be replaced.
     pub(super) layout: KeyLayout,
     pub(super) build: Arc<SideInput>,
-    pub(super) probe: Arc<SideInput>,
+    /// Columns and keys of the probe side.
+    pub(super) probe_shape: Arc<SideInput>,
     pub(super) sizes: BatchSizes,
     /// True if the build side's payload comes in later.
     pub(super) defers_payload: bool,
@@ -75,11 +77,11 @@ impl PreparedJoin {
         cx: &JoinContext<'_>,
         transformed: &mut (dyn FnMut(&KeyLayout) -> Result<()> + Send),
     ) -> Result<Self> {
-        let Preparation { task, mut layout, build, probe, sizes, defers_payload } = of;
+        let Preparation { task, mut layout, build, probe_shape, sizes, defers_payload } = of;
         check_build_rows(&build)?;
-        let fused = Fused::of(&task, &build, &probe, &layout, cx.device);
+        let fused = Fused::of(&task, &build, &probe_shape, &layout, cx.device);
         let joins_at_once = fused.is_some();
-        let semantics = JoinSemantics::new(&task, &build, &probe, fused);
+        let semantics = JoinSemantics::new(&task, &build, &probe_shape, fused);
         let indexed = |layout: &KeyLayout, side: TransformedSide| {
             let repeats = task.expected.build_keys_repeat;
             let adjacent = layout.is_hashed() || semantics.build_rows_kept.is_some() || (repeats && !joins_at_once);
@@ -112,7 +114,7 @@ impl PreparedJoin {
             cx.device.wait_event(&cx.device.record_event(cx.copies)?, cx.stream)?;
             built.transformed.record_stream_of_originals(cx);
         }
-        let filter = match task.composition.filter && task.how.drops_unmatched(probe.side) {
+        let filter = match task.composition.filter && task.how.drops_unmatched(probe_shape.side) {
             true => build_filter(&built, cx)?,
             false => None,
         };
@@ -120,17 +122,19 @@ impl PreparedJoin {
             Some(_) => Some(cx.device.new_flags(built.transformed.len(), cx.stream)?),
             None => None,
         };
-        Ok(Self { task, layout, build, probe, semantics, sizes, built: SharedBuild::new(built), flags, filter })
+        let built = SharedBuild::new(built);
+        Ok(Self { task, layout, build, probe_shape, semantics, sizes, built, flags, filter })
     }
 
-    /// Returns what makes batches of the result from rows of both sides.
+    /// Returns what makes batches of the result from build rows and rows of `probe`.
     pub(super) fn materializer<'e>(
         &'e self,
         cx: &'e JoinContext<'_>,
+        probe: &'e SideInput,
         sink: &'e dyn BatchSink,
         deferred: Option<&'e DeferredChunk<'e>>,
     ) -> Materializer<'e> {
-        let Self { task, layout, build, probe, sizes, .. } = self;
+        let Self { task, layout, build, sizes, .. } = self;
         Materializer { cx, task, layout, build, probe, sink, sizes: *sizes, deferred }
     }
 
@@ -145,7 +149,7 @@ impl PreparedJoin {
         sink: &dyn BatchSink,
         done: &mut (dyn FnMut(f64) + Send),
     ) -> Result<()> {
-        let (built, materializer) = (self.built.current(), self.materializer(cx, sink, None));
+        let (built, materializer) = (self.built.current(), self.materializer(cx, &self.probe_shape, sink, None));
         if let Some(null_keys) = &built.transformed.null_keys {
             let rows = SideRows::Numbered(&built.transformed, null_keys.clone());
             let emit = || materializer.emit(&rows, &SideRows::Missing, null_keys.len(), &mut |_| {});

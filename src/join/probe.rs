@@ -62,6 +62,8 @@ const BITMAP_ROWS: u64 = 64;
 /// One probe of a prepared join, with all rows of a table. Shared by all streams.
 pub(super) struct Probing<'a> {
     join: &'a PreparedJoin,
+    /// The rows that are probed.
+    probe: &'a SideInput,
     sink: &'a dyn BatchSink,
     /// Deferred columns of the build side, if any.
     deferred: Option<DeferredPayload<'a>>,
@@ -86,8 +88,10 @@ struct ProbeProgress<'a> {
 
 impl<'a> Probing<'a> {
     /// Begins with the chunks that `prefetch` has queued.
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         join: &'a PreparedJoin,
+        probe: &'a SideInput,
         sink: &'a dyn BatchSink,
         deferred: Option<DeferredPayload<'a>>,
         prefetch: Prefetch,
@@ -97,6 +101,7 @@ impl<'a> Probing<'a> {
     ) -> Self {
         Self {
             join,
+            probe,
             sink,
             deferred,
             next_row: Mutex::new(prefetch.next_row),
@@ -119,7 +124,7 @@ impl<'a> Probing<'a> {
 
     fn probe_all(&self, cx: &JoinContext<'_>) -> Result<()> {
         let device = cx.device;
-        let streams = streams_of(&self.join.task, &self.join.probe, device);
+        let streams = streams_of(&self.join.task, self.probe, device);
         if streams <= 1 {
             // Nothing waits for the caller's stream for copies.
             let cx = JoinContext { copies: cx.stream, ..*cx };
@@ -214,11 +219,11 @@ impl<'a> Probing<'a> {
         cx: &'e JoinContext<'_>,
         deferred: Option<&'e DeferredChunk<'e>>,
     ) -> Materializer<'e> {
-        self.join.materializer(cx, self.sink, deferred)
+        self.join.materializer(cx, self.probe, self.sink, deferred)
     }
 
     fn next_chunk(&self, device: &dyn Device, streams: usize) -> Option<Range<u64>> {
-        let total = self.join.probe.table.rows;
+        let total = self.probe.table.rows;
         let mut next = self.next_row.lock();
         let start = *next;
         if start == total {
@@ -229,13 +234,13 @@ impl<'a> Probing<'a> {
             false => total,
         };
         let rows = start..total.min(start + most);
-        let rows = chunk_rows(&self.join.probe, &self.join.layout, device, self.held_back_bytes(device), streams, rows);
+        let rows = chunk_rows(self.probe, &self.join.layout, device, self.held_back_bytes(device), streams, rows);
         *next = total.min(start + rows);
         Some(start..*next)
     }
 
     fn probe_chunk(&self, cx: &JoinContext<'_>, streams: usize, range: Range<u64>) -> Result<()> {
-        let rows = self.join.probe.rows(range.clone());
+        let rows = self.probe.rows(range.clone());
         let null_keys = self.join.semantics.keeps_probe_without_key();
         // Copies overlap with other chunks' work only if there are several streams.
         let copy_in = match streams > 1 && self.columns_needed.load(Ordering::Relaxed) {
@@ -246,7 +251,7 @@ impl<'a> Probing<'a> {
         let transform = || {
             transform(
                 cx,
-                &self.join.probe,
+                self.probe,
                 rows,
                 &self.join.layout,
                 self.join.task.composition.row_layout,
@@ -307,14 +312,14 @@ impl<'a> Probing<'a> {
     fn transformed(&self, rows: f64) {
         let mut progress = self.progress.lock();
         progress.transformed_rows += rows;
-        let share = progress.transformed_rows / self.join.probe.table.rows as f64;
+        let share = progress.transformed_rows / self.probe.table.rows as f64;
         progress.inner.reach(Stage::TransformProbe, share);
     }
 
     fn emitted(&self, rows: f64) {
         let mut progress = self.progress.lock();
         progress.emitted_rows += rows;
-        let share = progress.emitted_rows / self.join.probe.table.rows as f64;
+        let share = progress.emitted_rows / self.probe.table.rows as f64;
         progress.inner.reach(Stage::Results, share);
     }
 }

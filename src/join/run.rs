@@ -55,7 +55,7 @@ fn run_with_layout(
     monitor: &Monitor,
 ) -> Result<()> {
     let task = Arc::new(task.clone());
-    let input = |role| Arc::new(SideInput::new(&task, role, device.info().supports_text));
+    let input = |role| Arc::new(SideInput::of_task(&task, role, device.info().supports_text));
     let (build, probe) = (input(Role::Build), input(Role::Probe));
     let stream = device.stream(monitor.cancel().clone())?;
     // The device indexes the build side's keys while its other columns still cross the link.
@@ -73,7 +73,7 @@ fn run_with_layout(
         task: task.clone(),
         layout,
         build: build.clone(),
-        probe: probe.clone(),
+        probe_shape: probe.clone(),
         sizes,
         defers_payload: deferred.is_some(),
     };
@@ -86,7 +86,7 @@ fn run_with_layout(
     })?;
     progress.reach(Stage::IndexBuild, 1.0);
 
-    let probing = Probing::new(&join, sink, deferred, prefetch, copy_order, columns_needed, progress);
+    let probing = Probing::new(&join, &probe, sink, deferred, prefetch, copy_order, columns_needed, progress);
     let mut progress = probing.run(&cx)?;
     join.finish(&cx, sink, &mut |share| progress.reach(Stage::KeptBuild, share))?;
     progress.finish();

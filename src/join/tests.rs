@@ -1,6 +1,7 @@
 //! Joins at the edges: little memory, small batches, jobs that are stopped, keys that look
 //! different on both sides.
 
+mod prepared;
 mod shared;
 
 use std::sync::Arc;
