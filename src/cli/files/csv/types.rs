@@ -244,6 +244,6 @@ mod tests {
         };
         assert_eq!(together(&["a=int64,b=date", "c=string,a=int64"]).unwrap(), ["a", "b", "c"]);
         let error = together(&["a=int64", "b=date,a=string"]).unwrap_err();
-        assert!(error.message().contains("says int64 of column \"a\", and string"), "{error}");
+        assert!(error.message().contains("gives the type int64 to column \"a\", and also string"), "{error}");
     }
 }
