@@ -22,10 +22,11 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::client::ConnectArgs;
 use super::logging;
+use crate::engine::{cache_bytes, device_memory_bytes};
 use crate::human::file_failure;
 use crate::memory::parse_bytes;
 use crate::service::settings::Settings;
-use crate::service::{cache_bytes, device_memory_bytes, tenant_memory_bytes};
+use crate::service::tenant_memory_bytes;
 use crate::topology::NodeKind;
 use crate::{Context, Error, Result};
 

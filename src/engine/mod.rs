@@ -25,6 +25,8 @@
 mod channel;
 mod child;
 mod child_engine;
+mod device_rates;
+mod devices;
 mod link;
 mod messages;
 mod process;
@@ -38,6 +40,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 pub use child_engine::ChildEngine;
+pub use device_rates::{DeviceRates, device_rates};
+pub use devices::{DeviceSettings, arena_backing, gpus_used, host_memory_bytes, open_devices, topology};
+pub(crate) use devices::{cache_bytes, device_memory_bytes};
 pub use link::SharedSlabs;
 pub use process::run as run_process;
 use serde::{Deserialize, Serialize};

@@ -9,11 +9,11 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::devices::DeviceRates;
 use super::metrics::{code_name, state_name};
 use super::shared::Shared;
 use crate::Result;
 use crate::catalog::Table;
+use crate::engine::DeviceRates;
 use crate::engine::Engine;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;

@@ -27,7 +27,6 @@ pub(crate) mod compact;
 mod cpu_work;
 mod deliveries;
 mod describe;
-mod devices;
 mod do_get;
 pub mod encode;
 mod flight;
@@ -46,7 +45,6 @@ mod status;
 mod table_upload;
 mod tickets;
 
-pub(crate) use devices::{cache_bytes, device_memory_bytes};
 pub(crate) use metrics::code_named;
 pub use server::Server;
 pub use settings::Settings;

@@ -4,6 +4,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::engine::DeviceSettings;
+
 /// All settings of the server. A flag wins over its environment variable (`DOVETAIL_` and the flag
 /// in capitals). The variable wins over the line in the configuration file (the flag's name without
 /// dashes in front), and that line wins over the default.
@@ -181,6 +183,26 @@ pub struct Settings {
     /// "info,dovetail::access::poll=warn" omits these lines
     #[arg(long, env = "DOVETAIL_LOG", default_value = "info")]
     pub log: String,
+}
+
+impl Settings {
+    /// Returns the settings of the devices.
+    pub fn of_devices(&self) -> DeviceSettings {
+        let Self { devices, topology, device_memory, device_cache, device_processes, .. } = self.clone();
+        let Self { device_restart_seconds, rates_file, recalibrate, log, log_format, .. } = self.clone();
+        DeviceSettings {
+            devices,
+            topology,
+            device_memory,
+            device_cache,
+            device_processes,
+            device_restart_seconds,
+            rates_file,
+            recalibrate,
+            log,
+            log_format,
+        }
+    }
 }
 
 /// Parses a numeric address. Host names are refused, because a name may stand for several

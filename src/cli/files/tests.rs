@@ -303,7 +303,8 @@ fn unreadable_files_are_named() {
     let path = folder.path().join("notes.doc");
     std::fs::write(&path, "hello").unwrap();
     let unknown = Source::open(&path, None, &csv_args()).unwrap_err();
-    let all = ".parquet, .pq, .arrow, .ipc, .feather, .arrows, .arrow_stream, .stream, .csv, .tsv, .txt, or add --format";
+    let all =
+        ".parquet, .pq, .arrow, .ipc, .feather, .arrows, .arrow_stream, .stream, .csv, .tsv, .txt, or add --format";
     assert!(unknown.message().contains(all), "{unknown}");
     let unknown = Target::create(&path, None).unwrap_err();
     assert!(unknown.message().contains(".txt, .json, .jsonl, .ndjson, or add --format"), "{unknown}");

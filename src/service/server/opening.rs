@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::catalog::{Catalog, Uploads, UploadsLimits};
-use crate::engine::Engine;
+use crate::engine::{self, Engine};
 use crate::human::file_failure;
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
@@ -25,7 +25,7 @@ use crate::service::sessions::Sessions;
 use crate::service::settings::Settings;
 use crate::service::shared::{Limits, Shared, tenant_limits};
 use crate::service::tickets::Tickets;
-use crate::service::{certificate, devices, incoming};
+use crate::service::{certificate, incoming};
 use crate::topology::Topology;
 use crate::{Context, Error, Result};
 
@@ -71,12 +71,13 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
         None => Authenticator::open(),
     };
     let authenticator = authenticator.with_certificates(settings.tls_client_ca.is_some())?;
-    let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
-    let topology = devices::topology(settings)?;
+    let host_memory_bytes = engine::host_memory_bytes(&settings.host_memory)?;
+    let of_devices = settings.of_devices();
+    let topology = engine::topology(&of_devices)?;
     let budget = Budget::new("host memory", "the server's --host-memory", host_memory_bytes);
-    let arena = Arena::with_backing(budget, devices::arena_backing(settings, &topology)?);
+    let arena = Arena::with_backing(budget, engine::arena_backing(&of_devices, &topology)?);
     let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
-    let devices = devices::open_devices(settings, &topology, catalog.arena())?;
+    let devices = engine::open_devices(&of_devices, &topology, catalog.arena())?;
     Ok(Parts { limits, authenticator, catalog, topology, devices })
 }
 
@@ -86,8 +87,9 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
     let Parts { limits, authenticator, catalog, topology, devices } = parts(settings)?;
     let uploads_limits = UploadsLimits { under_way: limits.uploads, idle: limits.upload_idle };
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
-    tracing::info!("{}", devices::gpus_used(settings, &devices));
-    let rates = devices::device_rates(settings, &topology, &devices, tell);
+    let of_devices = settings.of_devices();
+    tracing::info!("{}", engine::gpus_used(&of_devices, &devices));
+    let rates = engine::device_rates(&of_devices, &topology, &devices, tell);
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,
         tenant_jobs: settings.tenant_jobs,

@@ -1,20 +1,17 @@
 //! Opens, from the settings, the devices that joins run on and the host memory for all data.
 
-use std::ffi::OsString;
 use std::mem::discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use super::settings::Settings;
+use super::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine};
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{Device, DeviceId, DeviceKind, gpu_count, why_no_gpu};
-use crate::engine::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine};
 use crate::human::{counted, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
 };
-use crate::planner::{DeviceModel, Rates, RatesFile, SavedRates};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
 
@@ -27,6 +24,31 @@ const HOST_MEMORY_MIN: u64 = 1 << 20;
 /// Minimum memory of a device. A join of two rows takes 33 KiB of the host's, and one of a chunk of
 /// a probe side 240 KiB.
 const DEVICE_MEMORY_MIN: u64 = 64 << 10;
+
+/// Settings of the devices, in the words of the operator.
+#[derive(Clone, Debug)]
+pub struct DeviceSettings {
+    /// Devices: `auto`, kinds and counts.
+    pub devices: String,
+    /// File that describes the devices instead.
+    pub topology: Option<PathBuf>,
+    /// Memory of each device, or of each kind of device.
+    pub device_memory: String,
+    /// Memory of each device for cached columns: a size, or a share of its memory.
+    pub device_cache: String,
+    /// Processes of their own for devices: `auto`, `on` or `off`.
+    pub device_processes: String,
+    /// Seconds until a lost device is opened anew; 0: never.
+    pub device_restart_seconds: u64,
+    /// File of saved rates: a path, `auto` or `none`.
+    pub rates_file: String,
+    /// True if rates are measured even where the file has them.
+    pub recalibrate: bool,
+    /// Log filter of child processes.
+    pub log: String,
+    /// Log format of child processes.
+    pub log_format: String,
+}
 
 /// Returns the bytes of host memory that a setting allows: a size, or a share of what this process
 /// may use.
@@ -76,7 +98,7 @@ pub fn device_memory_bytes(setting: &str, kind: NodeKind) -> Result<Option<u64>>
 ///
 /// # Errors
 /// [`Error::Invalid`] for a setting that names no devices, or a file that describes none.
-pub fn topology(settings: &Settings) -> Result<Topology> {
+pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
     if let Some(path) = &settings.topology {
         if settings.devices != "auto" {
             return Err(Error::Invalid(format!(
@@ -180,7 +202,7 @@ fn parse_entry(entry: &str) -> Option<Asked> {
 
 /// Describes the GPUs that were found and those on which joins run, or why joins use none. A line
 /// of the log.
-pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Engine>]) -> String {
+pub fn gpus_used(settings: &DeviceSettings, devices: &[Arc<dyn Engine>]) -> String {
     let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
     let named = |gpu: &Arc<dyn Engine>| {
         let memory = human_bytes(gpu.memory().limit_bytes());
@@ -212,7 +234,7 @@ pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Engine>]) -> String {
 /// # Errors
 /// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device
 /// that this build lacks; errors of opening a device.
-pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> Result<Vec<Arc<dyn Engine>>> {
+pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Arena) -> Result<Vec<Arc<dyn Engine>>> {
     if topology.devices.is_empty() {
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
     }
@@ -268,7 +290,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
 }
 
 /// Returns the backing of the arena's memory, so that all processes of devices can map it.
-pub fn arena_backing(settings: &Settings, topology: &Topology) -> Result<Backing> {
+pub fn arena_backing(settings: &DeviceSettings, topology: &Topology) -> Result<Backing> {
     let mut own = topology.devices.iter().map(|node| has_own_process(settings, topology, node.kind));
     match own.try_fold(false, |any, own| own.map(|own| any || own))? {
         true => Ok(Backing::Memfd),
@@ -280,7 +302,7 @@ pub fn arena_backing(settings: &Settings, topology: &Topology) -> Result<Backing
 ///
 /// # Errors
 /// [`Error::Invalid`] for an unknown setting, or one that cannot be met.
-fn has_own_process(settings: &Settings, topology: &Topology, kind: NodeKind) -> Result<bool> {
+fn has_own_process(settings: &DeviceSettings, topology: &Topology, kind: NodeKind) -> Result<bool> {
     let gpus = topology.devices.iter().filter(|node| node.kind == NodeKind::Cuda).count();
     match settings.device_processes.as_str() {
         "auto" => Ok(kind == NodeKind::Cuda && gpus > 1),
@@ -305,7 +327,7 @@ const HOST_DEVICES_PART: u64 = 16;
 /// that, with `arena_bytes` for tables and results, exceeds what this process may use: the system
 /// would end the process. Memory sizes of a topology file are not counted, because they stand for
 /// another machine.
-fn host_device_share(settings: &Settings, topology: &Topology, arena_bytes: u64) -> Result<u64> {
+fn host_device_share(settings: &DeviceSettings, topology: &Topology, arena_bytes: u64) -> Result<u64> {
     let is_by_setting = |node: &&DeviceNode| node.kind == NodeKind::Host && node.memory_bytes.is_none();
     let count = topology.devices.iter().filter(is_by_setting).count() as u64;
     if count == 0 {
@@ -344,7 +366,7 @@ fn host_device_share(settings: &Settings, topology: &Topology, arena_bytes: u64)
     refuse(what, "less of one of them")
 }
 
-fn enable_cache(settings: &Settings, memory: &Budget, keep: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+fn enable_cache(settings: &DeviceSettings, memory: &Budget, keep: impl FnOnce(u64) -> Result<()>) -> Result<()> {
     match cache_bytes(&settings.device_cache, memory.limit_bytes())? {
         0 => Ok(()),
         limit => keep(limit),
@@ -372,100 +394,6 @@ pub fn cache_bytes(setting: &str, device_bytes: u64) -> Result<u64> {
         }),
     };
     Ok(bytes.context(|| "--device-cache")?.min(device_bytes))
-}
-
-/// Rates that the planner uses for a device.
-#[derive(Clone, Debug)]
-pub struct DeviceRates {
-    /// Values of the rates.
-    pub rates: Rates,
-    /// Time of the measurement; `None`: the rates could not be measured, and are assumed.
-    pub measured: Option<SystemTime>,
-    /// File that kept the rates; `None`: they are of this start.
-    pub kept_in: Option<PathBuf>,
-}
-
-/// Returns the rates of devices, in the order of the devices. Rates that are kept of a model are
-/// used. Otherwise they are measured now, once for all devices that are alike, and kept. A file
-/// that cannot be written is a warning. `tell` receives the finished share.
-pub fn device_rates(
-    settings: &Settings,
-    topology: &Topology,
-    devices: &[Arc<dyn Engine>],
-    tell: &dyn Fn(f64),
-) -> Vec<DeviceRates> {
-    let mut file = rates_file(&settings.rates_file).map(|path| RatesFile::open(&path));
-    let mut known: Vec<(DeviceModel, DeviceRates)> = Vec::new();
-    let mut is_new = false;
-    let mut rates_of = |(at, device): (usize, &Arc<dyn Engine>)| {
-        let tell = |share: f64| tell((at as f64 + share) / devices.len() as f64);
-        let id = device.id();
-        let model = DeviceModel::of(id.kind, device.info(), device.memory(), link_rates(topology, &id.to_string()));
-        if let Some((_, rates)) = known.iter().find(|(other, _)| *other == model) {
-            return rates.clone();
-        }
-        let kept = file.as_ref().filter(|_| !settings.recalibrate).and_then(|file| Some((file, file.find(&model)?)));
-        let rates = match kept {
-            Some((file, kept)) => DeviceRates {
-                rates: kept.rates.clone(),
-                measured: Some(kept.measured),
-                kept_in: Some(file.path().into()),
-            },
-            None => match device.measure_rates(&tell) {
-                Some(rates) => {
-                    let measured = SystemTime::now();
-                    if let Some(file) = &mut file {
-                        file.add(SavedRates { model: model.clone(), measured, rates: rates.clone() });
-                        is_new = true;
-                    }
-                    DeviceRates { rates, measured: Some(measured), kept_in: None }
-                }
-                None => {
-                    let rates = Rates::defaults(id.kind, device.info().parallelism);
-                    DeviceRates { rates, measured: None, kept_in: None }
-                }
-            },
-        };
-        known.push((model, rates.clone()));
-        rates
-    };
-    let rates = devices.iter().enumerate().map(&mut rates_of).collect();
-    if let Some(file) = file.filter(|_| is_new)
-        && let Err(error) = file.save()
-    {
-        tracing::warn!(%error, "the rates cannot be saved, so the next start measures them again; name another --rates-file, or none");
-    }
-    rates
-}
-
-/// Returns the path of the file of rates; `None`: rates are not kept.
-fn rates_file(setting: &str) -> Option<PathBuf> {
-    match setting {
-        "none" => None,
-        "auto" => cache_folder(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
-            .map(|folder| folder.join("dovetail").join("rates.json")),
-        path => Some(path.into()),
-    }
-}
-
-/// Returns the user's cache folder, by the XDG base directory specification: relative paths do not
-/// count.
-fn cache_folder(cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
-    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
-    cache_home.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))
-}
-
-/// Returns the rates of the links between a device and host memory, in both directions; empty if no
-/// links are emulated.
-fn link_rates(topology: &Topology, device: &str) -> Vec<f64> {
-    let node = topology.devices.iter().find(|node| node.name == device);
-    let Some(route) = node.and_then(|node| topology.host_route(node)) else { return Vec::new() };
-    let rates_of = |hop: &Hop| {
-        let link = &topology.links[hop.link];
-        let one_way = if hop.forward { link.forward_rate } else { link.backward_rate };
-        [one_way].into_iter().chain(link.total_rate)
-    };
-    route.to_device.iter().chain(&route.from_device).flat_map(rates_of).collect()
 }
 
 /// Lanes that emulate one link of the topology, for all devices whose transfers pass it.
@@ -515,9 +443,11 @@ mod tests {
     use arrow::buffer::Buffer;
     use clap::Parser;
 
+    use super::super::device_rates::*;
     use super::*;
     use crate::device::CancelFlag;
     use crate::planner::{Rates, Target};
+    use crate::service::Settings;
 
     #[derive(Parser)]
     struct CommandLine {
@@ -558,7 +488,7 @@ mod tests {
             "#
         );
         let topology = Topology::parse(&text).unwrap();
-        let settings = CommandLine::parse_from(["dovetail"]).settings;
+        let settings = CommandLine::parse_from(["dovetail"]).settings.of_devices();
         let devices = open_devices(&settings, &topology, &arena()).unwrap();
         let devices: Vec<_> = devices.iter().map(|engine| engine.device().expect("it is in this process")).collect();
         let setting_of = |device: &Arc<dyn Device>| Target::of(&**device, Rates::host(1)).memory_setting;
@@ -592,7 +522,7 @@ mod tests {
         let flag = format!("--rates-file={}", file.display());
         let start = |flags: &[&str]| {
             let flags = ["dovetail", &flag].into_iter().chain(flags.iter().copied());
-            let settings = CommandLine::parse_from(flags).settings;
+            let settings = CommandLine::parse_from(flags).settings.of_devices();
             let topology = topology(&settings).unwrap();
             let devices = open_devices(&settings, &topology, &arena()).unwrap();
             device_rates(&settings, &topology, &devices, &|_| ())
@@ -618,7 +548,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("rates.json");
         let flags = ["dovetail", "--device-memory=64KiB", &format!("--rates-file={}", file.display())];
-        let settings = CommandLine::parse_from(flags).settings;
+        let settings = CommandLine::parse_from(flags).settings.of_devices();
         let topology = topology(&settings).unwrap();
         let devices = open_devices(&settings, &topology, &arena()).unwrap();
         assert_eq!(device_rates(&settings, &topology, &devices, &|_| ())[0].measured, None);
@@ -639,7 +569,9 @@ mod tests {
 
     #[test]
     fn devices_are_named_by_kind_and_number() {
-        let of = |devices: &str| topology(&CommandLine::parse_from(["dovetail", "--devices", devices]).settings);
+        let of = |devices: &str| {
+            topology(&CommandLine::parse_from(["dovetail", "--devices", devices]).settings.of_devices())
+        };
         assert_eq!(of("host:3").unwrap().devices.len(), 3);
         let there = format!("there {}", gpus_found(gpu_count().unwrap()));
         for wrong in ["host:0", "host:65535", "host:-1", "host:", "gpu", "gpu:5", "0", "auto:1", "cuda:-1", "cuda:0"] {
@@ -680,7 +612,8 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(parse_devices(setting), Err(why.to_string()), "{setting}");
-            let refused = topology(&CommandLine::parse_from(["dovetail", &format!("--devices={setting}")]).settings);
+            let refused =
+                topology(&CommandLine::parse_from(["dovetail", &format!("--devices={setting}")]).settings.of_devices());
             let told = refused.unwrap_err().message().to_string();
             assert!(told.starts_with(&format!("--devices is {setting:?}{why}; write auto, cuda")), "{told}");
             assert_eq!(told.contains("as in cuda:1,host:1; there "), setting.contains("cuda"), "{told}");
@@ -717,7 +650,8 @@ mod tests {
         let limit = process_memory_limit().unwrap();
         let open = |slices: u64, bytes: u64| {
             let flags = [format!("--devices=host:{slices}"), format!("--device-memory={bytes}B")];
-            let settings = CommandLine::parse_from(["dovetail".to_string()].into_iter().chain(flags)).settings;
+            let settings =
+                CommandLine::parse_from(["dovetail".to_string()].into_iter().chain(flags)).settings.of_devices();
             open_devices(&settings, &topology(&settings).unwrap(), &arena()).map(drop)
         };
         let arena_bytes = arena().budget().limit_bytes();
@@ -734,7 +668,9 @@ mod tests {
         );
         assert!(told.starts_with(&expected), "{told}");
         // The memory setting of a kind without devices does not matter.
-        let cuda = CommandLine::parse_from(["dovetail", "--devices=host:1", "--device-memory=cuda=9000TiB"]).settings;
+        let cuda = CommandLine::parse_from(["dovetail", "--devices=host:1", "--device-memory=cuda=9000TiB"])
+            .settings
+            .of_devices();
         open_devices(&cuda, &topology(&cuda).unwrap(), &arena()).unwrap();
     }
 
@@ -742,7 +678,7 @@ mod tests {
     fn the_log_names_the_gpus_that_run_joins_or_the_reason_for_none() {
         let said = |flags: &[&str]| {
             let flags = ["dovetail"].into_iter().chain(flags.iter().copied());
-            let settings = CommandLine::parse_from(flags).settings;
+            let settings = CommandLine::parse_from(flags).settings.of_devices();
             let topology = topology(&settings).unwrap();
             gpus_used(&settings, &open_devices(&settings, &topology, &arena()).unwrap())
         };
@@ -761,7 +697,7 @@ mod tests {
         let file = folder.path().join("topology.toml");
         let refused = || {
             let flag = format!("--topology={}", file.display());
-            topology(&CommandLine::parse_from(["dovetail", &flag]).settings).unwrap_err()
+            topology(&CommandLine::parse_from(["dovetail", &flag]).settings.of_devices()).unwrap_err()
         };
         let reading = format!("reading the topology file {}: ", file.display());
         assert_eq!(refused(), Error::Invalid(format!("{reading}there is no such file")));
