@@ -208,10 +208,11 @@ fn setting_args() -> Vec<Arg> {
     command.get_arguments().filter(|arg| is_setting(arg)).cloned().collect()
 }
 
-/// True if the argument is a setting. The arguments that clap adds, and those without an
-/// environment variable, are not.
+/// True if the argument is a setting. The arguments that clap adds, hidden ones, and those without
+/// an environment variable are not.
 fn is_setting(arg: &Arg) -> bool {
     arg.get_env().is_some_and(|variable| variable.to_string_lossy().starts_with(PREFIX))
+        && !arg.is_hide_set()
         && arg.get_id().as_str() != super::CONFIG_ID
 }
 

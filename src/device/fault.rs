@@ -1,14 +1,9 @@
 //! Trigger of deliberate failures, for tests of jobs and of the server when a device fails.
-//!
-//! `DOVETAIL_TEST_FAULT` names a file. Whenever that file exists, the next call that its text
-//! applies to removes the file and fails in that way. The text may begin with the device that it is
-//! for: `host:1 lost`. Without the variable, no file is read. `host/fault.rs` and `cuda/fault.rs`
-//! list the failures and their effects.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::DeviceId;
+use super::{DeviceId, TestOptions};
 
 /// Request for failures of one device.
 #[derive(Clone, Debug)]
@@ -19,9 +14,9 @@ pub(super) struct Trigger {
 }
 
 impl Trigger {
-    /// Reads the file name from the environment.
+    /// Takes requests from the file that the [options](TestOptions) name.
     pub(super) fn of(device: DeviceId) -> Self {
-        Self::at(device, std::env::var_os("DOVETAIL_TEST_FAULT").map(PathBuf::from))
+        Self::at(device, TestOptions::get().fault_file)
     }
 
     /// Takes requests from the given file.

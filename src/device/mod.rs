@@ -47,6 +47,7 @@ mod fault;
 pub mod host;
 mod loss;
 mod open;
+mod options;
 mod phase;
 mod stream;
 mod types;
@@ -63,6 +64,7 @@ pub use cache::{CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
+pub use options::TestOptions;
 pub use phase::{Phase, in_phase};
 pub use stream::{DeviceHandle, Event, Stream, TransferSavings, TransferSavingsCounter, WorkTime};
 pub use types::{

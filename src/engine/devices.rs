@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine};
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
-use crate::device::{Device, DeviceId, DeviceKind, gpu_count, why_no_gpu};
+use crate::device::{Device, DeviceId, DeviceKind, TestOptions, gpu_count, why_no_gpu};
 use crate::human::{counted, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
@@ -48,6 +48,8 @@ pub struct DeviceSettings {
     pub log: String,
     /// Log format of child processes.
     pub log_format: String,
+    /// Options of all processes, for tests.
+    pub test_options: TestOptions,
 }
 
 /// Returns the bytes of host memory that a setting allows: a size, or a share of what this process
@@ -99,6 +101,7 @@ pub fn device_memory_bytes(setting: &str, kind: NodeKind) -> Result<Option<u64>>
 /// # Errors
 /// [`Error::Invalid`] for a setting that names no devices, or a file that describes none.
 pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
+    settings.test_options.clone().set();
     if let Some(path) = &settings.topology {
         if settings.devices != "auto" {
             return Err(Error::Invalid(format!(
@@ -257,7 +260,8 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         };
         let memory_name = format!("memory of device {}", node.name);
         let id = DeviceId { kind, index: node.index };
-        let opening = Opening { id, threads, memory_bytes, memory_name, memory_setting };
+        let test_options = settings.test_options.clone();
+        let opening = Opening { id, threads, memory_bytes, memory_name, memory_setting, test_options };
         if has_own_process(settings, topology, node.kind)? {
             arena.pin_by(Some(slabs.clone()));
             let (settings, arena, slabs) = (settings.clone(), arena.clone(), slabs.clone());

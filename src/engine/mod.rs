@@ -49,7 +49,7 @@ use serde::{Deserialize, Serialize};
 pub use supervised::SupervisedEngine;
 
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, open_device};
+use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
 use crate::join::{self, BatchSink, Monitor, Task};
 use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Rates, Target, measure_rates};
@@ -231,6 +231,8 @@ pub struct Opening {
     pub memory_name: String,
     /// Setting by which the operator sizes that memory.
     pub memory_setting: String,
+    /// Options of the process that opens the device.
+    pub test_options: TestOptions,
 }
 
 impl Opening {
@@ -239,6 +241,7 @@ impl Opening {
     /// # Errors
     /// Returns the errors of [`open_device`].
     pub fn open(&self) -> Result<Arc<dyn Device>> {
+        self.test_options.clone().set();
         open_device(self.id, self.threads, |free| self.budget(free))
     }
 

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::catalog::Catalog;
-use crate::device::{CancelFlag, DeviceKind, Phase};
+use crate::device::{CancelFlag, DeviceKind, Phase, TestOptions};
 use crate::join::JoinKind;
 use crate::memory::Backing;
 use crate::planner::{JoinSpec, KeyPair, Strategy, bind, plan_on};
@@ -37,6 +37,7 @@ fn opening() -> Opening {
         memory_bytes: Some(64 << 20),
         memory_name: "memory of device host:0".into(),
         memory_setting: "--device-memory".into(),
+        test_options: TestOptions::default(),
     }
 }
 

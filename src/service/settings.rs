@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::device::TestOptions;
 use crate::engine::DeviceSettings;
 
 /// All settings of the server. A flag wins over its environment variable (`DOVETAIL_` and the flag
@@ -183,6 +184,14 @@ pub struct Settings {
     /// "info,dovetail::access::poll=warn" omits these lines
     #[arg(long, env = "DOVETAIL_LOG", default_value = "info")]
     pub log: String,
+
+    /// File that requests failures of devices, for tests
+    #[arg(long, env = "DOVETAIL_TEST_FAULT", hide = true)]
+    pub test_fault: Option<PathBuf>,
+
+    /// Logical GPUs per physical GPU, for tests
+    #[arg(long, env = "DOVETAIL_TEST_GPUS_OF_ONE", hide = true)]
+    pub test_gpus_of_one: Option<u16>,
 }
 
 impl Settings {
@@ -190,6 +199,7 @@ impl Settings {
     pub fn of_devices(&self) -> DeviceSettings {
         let Self { devices, topology, device_memory, device_cache, device_processes, .. } = self.clone();
         let Self { device_restart_seconds, rates_file, recalibrate, log, log_format, .. } = self.clone();
+        let test_options = TestOptions { fault_file: self.test_fault.clone(), gpus_of_one: self.test_gpus_of_one };
         DeviceSettings {
             devices,
             topology,
@@ -201,6 +211,7 @@ impl Settings {
             recalibrate,
             log,
             log_format,
+            test_options,
         }
     }
 }

@@ -34,7 +34,7 @@ use super::fault;
 use super::observe::Observer;
 use crate::device::fault::Trigger;
 use crate::device::loss::remedy;
-use crate::device::{DeviceHandle, DeviceId, DeviceKind};
+use crate::device::{DeviceHandle, DeviceId, DeviceKind, TestOptions};
 use crate::memory::Pin;
 use crate::{Error, Result};
 
@@ -44,12 +44,9 @@ pub(super) fn is_driver_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// Logical GPUs per physical GPU, each with an equal share of its memory. 1, except in tests of
-/// several GPUs on fewer (`DOVETAIL_TEST_GPUS_OF_ONE`). In a process of its own, each has its own
-/// context, which errors of the others do not reach.
+/// Returns the logical GPUs per physical GPU.
 fn gpus_of_one() -> u16 {
-    let asked = std::env::var("DOVETAIL_TEST_GPUS_OF_ONE").ok().and_then(|count| count.parse().ok());
-    asked.unwrap_or(1).max(1)
+    TestOptions::get().gpus_of_one.unwrap_or(1).max(1)
 }
 
 /// Returns the number of GPUs of this process.
