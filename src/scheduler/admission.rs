@@ -187,8 +187,8 @@ pub(super) fn admit(
 /// an equal part of the device's memory, with its probe side in one chunk. The join gets twice its
 /// need, up to that part, so that its probe batches need not be small.
 fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms<'_>) -> Place {
-    let slots = executor.jobs_max.min(terms.jobs_per_device).max(1) as u64;
-    let (part, need) = (executor.memory.limit_bytes() / slots, plan.memory.whole_bytes);
+    let slots = executor.jobs_max().min(terms.jobs_per_device).max(1) as u64;
+    let (part, need) = (executor.memory().limit_bytes() / slots, plan.memory.whole_bytes);
     let is_small = slots > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
     let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
     Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
@@ -196,7 +196,7 @@ fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms:
 
 /// Returns the indices of the devices that a request allows.
 fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usize>> {
-    let all = || executors.iter().map(|executor| executor.id.to_string()).collect::<Vec<_>>().join(", ");
+    let all = || executors.iter().map(|executor| executor.id().to_string()).collect::<Vec<_>>().join(", ");
     match request {
         DeviceRequest::Any | DeviceRequest::Count(1) => Ok((0..executors.len()).collect()),
         DeviceRequest::Count(0) => Err(Error::Invalid(format!(
@@ -214,7 +214,7 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
         DeviceRequest::Named(names) => {
             let mut found = Vec::new();
             for name in names {
-                let at = executors.iter().position(|executor| executor.id.to_string() == *name);
+                let at = executors.iter().position(|executor| executor.id().to_string() == *name);
                 let at = at.ok_or_else(|| {
                     Error::Invalid(format!(
                         "there is no device {}; name some of {}, or leave \"devices\" out for any of them",

@@ -186,7 +186,7 @@ impl Shared {
             is_wanted[scheduled.place.device] |=
                 matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
             let job = state.live[&scheduled.id].clone();
-            let device = self.executors[scheduled.place.device].id;
+            let device = self.executors[scheduled.place.device].id();
             let waiting_for = match scheduled.wait {
                 None if state.shutdown => "the server is shutting down".into(),
                 None => match self.start(state, &job, &scheduled, now) {
@@ -259,7 +259,7 @@ impl Shared {
                 Some(_) => Load::Lost,
                 None => Load::InService {
                     slots: self.options.slots(executor),
-                    free_bytes: executor.memory.free_bytes().saturating_sub(promised_bytes),
+                    free_bytes: executor.memory().free_bytes().saturating_sub(promised_bytes),
                     running: device_state
                         .running
                         .iter()
@@ -320,7 +320,7 @@ impl Shared {
         let beside = device_state.running.len();
         {
             let mut life = job.life.lock();
-            let id = self.executors[device].id;
+            let id = self.executors[device].id();
             life.state = JobState::Running(id);
             life.forecast = None;
             life.device = Some(id);

@@ -66,7 +66,7 @@ impl Default for SchedulerOptions {
 impl SchedulerOptions {
     /// Returns the most jobs that a device runs at a time.
     pub(super) fn slots(&self, executor: &Executor) -> usize {
-        executor.jobs_max.min(self.jobs_per_device).max(1)
+        executor.jobs_max().min(self.jobs_per_device).max(1)
     }
 }
 
@@ -152,7 +152,7 @@ impl Scheduler {
         for (device, executor) in shared.executors.iter().enumerate() {
             for worker in 0..slots[device] {
                 let shared = shared.clone();
-                threads.push(spawn(executor.id.to_string(), Box::new(move || shared.work(device, worker))));
+                threads.push(spawn(executor.id().to_string(), Box::new(move || shared.work(device, worker))));
             }
         }
         if has_timer {
@@ -287,7 +287,7 @@ impl Scheduler {
         state.devices.iter_mut().for_each(|device_state| device_state.count_time(now));
         let running = state.devices.iter().map(|device_state| device_state.running.len()).sum();
         let devices = shared.executors.iter().zip(&state.devices).map(|(executor, device_state)| DeviceStats {
-            id: executor.id,
+            id: executor.id(),
             lost: device_state.lost.as_ref().map(|error| error.message().into()),
             running: device_state.running.len(),
             jobs_total: device_state.jobs_total,

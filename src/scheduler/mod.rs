@@ -66,7 +66,7 @@ mod tests;
 mod work;
 
 pub use clock::{Clock, SystemClock};
-pub use executor::{Executor, Runner};
+pub use executor::Executor;
 pub use handle::{Scheduler, SchedulerOptions, Submission};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use stats::{DeviceStats, SchedulerStats};

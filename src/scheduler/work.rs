@@ -67,7 +67,7 @@ impl Shared {
     fn grant(&self, taken: &Taken) -> Result<Grant> {
         let host_memory = taken.job.host_memory.clone();
         let Some(bytes) = taken.shared_bytes else { return Ok(Grant { device_memory: None, host_memory }) };
-        let part = self.executors[taken.device].memory.reserve(bytes, &format!("job {}", taken.job.id))?;
+        let part = self.executors[taken.device].memory().reserve(bytes, &format!("job {}", taken.job.id))?;
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
         let running = state.devices[taken.device].running.iter_mut().find(|running| running.job.id == taken.job.id);
         running.expect("a job that was taken is on its device").promised_bytes = 0;
@@ -112,16 +112,16 @@ impl Shared {
         let (device, job) = (taken.device, &taken.job);
         job.check_stop()?;
         let monitor = job.life.lock().monitor.clone();
-        let device_id = self.executors[device].id;
+        let device_id = self.executors[device].id();
         let work = job
             .runnable(device)
             .ok_or_else(|| Error::Internal(format!("job {} has no plan for {device_id}", job.id)))?;
-        let runner = &self.executors[device].runner;
-        let caught = catch_unwind(AssertUnwindSafe(|| runner.run(&work, grant, &job.result, &monitor)));
+        let engine = &self.executors[device].engine;
+        let caught = catch_unwind(AssertUnwindSafe(|| engine.run(&work.task()?, grant, &job.result, &monitor)));
         let outcome = caught.unwrap_or_else(|panic| {
             let message = panics::message(&*panic);
-            tracing::error!(job = job.id.0, device = %self.executors[device].id, message, "a job panicked");
-            Err(Error::Internal(format!("job {} panicked on {}: {message}", job.id, self.executors[device].id)))
+            tracing::error!(job = job.id.0, device = %self.executors[device].id(), message, "a job panicked");
+            Err(Error::Internal(format!("job {} panicked on {}: {message}", job.id, self.executors[device].id())))
         });
         outcome.map_err(|error| self.with_advice(job, error))
     }
@@ -142,7 +142,7 @@ impl Shared {
         let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
             let mut state = self.state.lock();
-            let id = self.executors[device].id;
+            let id = self.executors[device].id();
             // The same cause may have lost other devices too.
             self.note_lost(&mut state);
             let is_lost = state.devices[device].lost.is_some();
@@ -189,7 +189,7 @@ impl Shared {
     pub(super) fn note_lost(&self, state: &mut State) -> bool {
         let mut is_one_more = false;
         for (device_state, executor) in state.devices.iter_mut().zip(&self.executors) {
-            if let Err(lost) = executor.runner.check() {
+            if let Err(lost) = executor.engine.check() {
                 is_one_more |= device_state.lost.is_none();
                 // The message may have changed, as it tells whether the device will be back.
                 device_state.lost = Some(lost);
@@ -201,9 +201,9 @@ impl Shared {
     /// Puts lost devices that can work again back into service.
     pub(super) fn note_found(&self, state: &mut State) {
         for (device_state, executor) in state.devices.iter_mut().zip(&self.executors) {
-            if device_state.lost.is_some() && executor.runner.check().is_ok() {
+            if device_state.lost.is_some() && executor.engine.check().is_ok() {
                 device_state.lost = None;
-                tracing::info!(device = %executor.id, "back in service");
+                tracing::info!(device = %executor.id(), "back in service");
             }
         }
     }
@@ -222,7 +222,7 @@ impl Shared {
             if life.stop.is_some() || (if is_lost { life.lost_a_device } else { life.tried_again }) {
                 return false;
             }
-            let id = self.executors[taken.device].id;
+            let id = self.executors[taken.device].id();
             life.wait_again(match is_lost {
                 true => format!("{id} was lost; waiting for another"),
                 false => format!("{id} had a transient failure; trying again"),

@@ -1,4 +1,4 @@
-//! Tests of the scheduler, with runners that follow the test's orders, and a clock that stands
+//! Tests of the scheduler, with devices that follow the test's orders, and a clock that stands
 //! still.
 
 mod failing;
@@ -23,14 +23,15 @@ use parking_lot::Mutex;
 use super::clock::ManualClock;
 use super::*;
 use crate::catalog::{Catalog, Editor, SpoolState, Table};
-use crate::device::{DeviceId, DeviceKind};
-use crate::engine::Grant;
-use crate::join::{BatchSink, Monitor};
+use crate::device::host::HostDevice;
+use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind};
+use crate::engine::{Engine, Grant, MemoryUse};
+use crate::join::{BatchSink, Monitor, Task};
 use crate::memory::{Arena, Budget};
-use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Rates, Target};
+use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Rates, Target};
 use crate::{Error, Result};
 
-/// Action of a runner on its job.
+/// Action of a device on its job.
 type Order = Box<dyn FnOnce(&dyn BatchSink, &Monitor) -> Result<()> + Send>;
 
 /// Device that announces each job by the column that the join asks for, and then follows its order.
@@ -41,6 +42,10 @@ struct Puppet {
     orders: Mutex<Receiver<Order>>,
     own_orders: OwnOrders,
     lost: Arc<AtomicBool>,
+    id: DeviceId,
+    info: DeviceInfo,
+    memory: Budget,
+    jobs_max: usize,
 }
 
 fn context_lost() -> Error {
@@ -50,10 +55,42 @@ fn context_lost() -> Error {
 /// Orders of jobs that have a channel of their own, by label. Used when a device has several jobs.
 type OwnOrders = Arc<Mutex<HashMap<String, Receiver<Order>>>>;
 
-impl Runner for Puppet {
-    fn run(&self, plan: &Plan, _grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        assert!(!plan.join.left.batches.is_empty(), "a job that runs has its tables");
-        let label = plan.join.output.last().unwrap().name.clone();
+impl Engine for Puppet {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> &Budget {
+        &self.memory
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        MemoryUse::default()
+    }
+
+    fn jobs_max(&self) -> usize {
+        self.jobs_max
+    }
+
+    fn cached_rows(&self, _table: &Arc<Table>) -> Vec<ColumnRows> {
+        Vec::new()
+    }
+
+    fn cache_stats(&self) -> Option<CacheStats> {
+        None
+    }
+
+    fn measure_rates(&self, _tell: &dyn Fn(f64)) -> Option<Rates> {
+        None
+    }
+
+    fn run(&self, task: &Task, _grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        assert!(!task.build.table.batches.is_empty(), "a job that runs has its tables");
+        let label = task.output.last().unwrap().name.clone();
         let own = self.own_orders.lock().remove(&label);
         self.begun.lock().send((self.device, label)).unwrap();
         let order = match own {
@@ -118,17 +155,19 @@ impl Stage {
             memory.push(budget.clone());
             orders.push(order);
             lost.push(Arc::new(AtomicBool::default()));
+            let info = HostDevice::new(0, 1, budget.clone(), None).unwrap().info().clone();
             executors.push(Executor {
-                id,
-                memory: budget,
-                jobs_max,
                 target: Target { name: id.to_string(), memory_bytes: 1 << 20, rates, ..Target::default() },
-                runner: Box::new(Puppet {
+                engine: Arc::new(Puppet {
                     device,
                     begun: Mutex::new(begin.clone()),
                     orders: Mutex::new(receive),
                     own_orders: own_orders.clone(),
                     lost: lost[device as usize].clone(),
+                    id,
+                    info,
+                    memory: budget,
+                    jobs_max,
                 }),
             });
         }
