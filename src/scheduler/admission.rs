@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::device_set::DeviceSet;
 use super::executor::Executor;
 use super::placing::Place;
 use crate::catalog::Catalog;
@@ -191,7 +192,8 @@ fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms:
     let (part, need) = (executor.memory().limit_bytes() / slots, plan.memory.whole_bytes);
     let is_small = slots > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
     let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
-    Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
+    let devices = DeviceSet::new([device]);
+    Place { devices, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
 }
 
 /// Returns the indices of the devices that a request allows.

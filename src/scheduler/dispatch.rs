@@ -183,10 +183,10 @@ impl Shared {
         let mut is_wanted = vec![false; state.devices.len()];
         let (mut position, mut failed) = (0, false);
         for scheduled in schedule {
-            is_wanted[scheduled.place.device] |=
-                matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
+            let waits_for_devices = matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
+            scheduled.place.devices.iter().for_each(|device| is_wanted[device] |= waits_for_devices);
             let job = state.live[&scheduled.id].clone();
-            let device = self.executors[scheduled.place.device].id();
+            let device = self.executors[scheduled.place.devices.leader()].id();
             let waiting_for = match scheduled.wait {
                 None if state.shutdown => "the server is shutting down".into(),
                 None => match self.start(state, &job, &scheduled, now) {
@@ -304,7 +304,8 @@ impl Shared {
     /// # Errors
     /// Returns [`Error::Exhausted`] if less host memory is free. The job then waits on.
     fn start(&self, state: &mut State, job: &Arc<Job>, scheduled: &ScheduledStart, now: Duration) -> Result<()> {
-        let (device, seconds) = (scheduled.place.device, scheduled.place.seconds);
+        let (devices, seconds) = (&scheduled.place.devices, scheduled.place.seconds);
+        let device = devices.leader();
         // The holders are listed here, because the lock is held: the budget would wait for it.
         let reserved = self.host_budget().try_reserve(scheduled.host_bytes).map_err(|used| {
             let (needed, limit) = (human_bytes(scheduled.host_bytes), self.host_budget().limit_bytes());
@@ -315,9 +316,8 @@ impl Shared {
         let Some(entry) = state.queue.start(scheduled.id, seconds) else { return Ok(()) };
         job.host_memory.open(reserved);
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
-        let device_state = &mut state.devices[device];
-        device_state.count_time(now);
-        let beside = device_state.running.len();
+        devices.iter().for_each(|device| state.devices[device].count_time(now));
+        let beside = devices.iter().map(|device| state.devices[device].running.len()).max().unwrap_or(0);
         {
             let mut life = job.life.lock();
             let id = self.executors[device].id();
@@ -335,18 +335,22 @@ impl Shared {
             }
         }
         let shared_bytes = scheduled.place.shared_bytes;
-        device_state.running.push(Running {
-            job: job.clone(),
-            entry,
-            started: now,
-            predicted_seconds: seconds,
-            device_seconds: 0.0,
-            shared_bytes,
-            promised_bytes: shared_bytes.unwrap_or(0),
-            is_taken: false,
-        });
+        for member in devices.iter() {
+            state.devices[member].running.push(Running {
+                job: job.clone(),
+                devices: devices.clone(),
+                entry: entry.clone(),
+                started: now,
+                predicted_seconds: seconds,
+                device_seconds: 0.0,
+                shared_bytes,
+                promised_bytes: shared_bytes.unwrap_or(0),
+                // The leader's worker takes the job.
+                is_taken: member != device,
+            });
+        }
         // If no worker is idle, one will be soon.
-        if let Some(worker) = device_state.idle.pop() {
+        if let Some(worker) = state.devices[device].idle.pop() {
             self.work[device][worker].notify_one();
         }
         Ok(())

@@ -52,6 +52,7 @@
 
 mod admission;
 mod clock;
+mod device_set;
 mod dispatch;
 mod ending;
 mod executor;

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use super::JobId;
 use super::admission::HostNeed;
+use super::device_set::DeviceSet;
 use super::queue::Waiting;
 
 /// Time after which a job that has a slot, but lacks memory, is tried again.
@@ -31,17 +32,17 @@ pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// job. So a client's burst of short joins is mostly over by then.
 pub(super) const CLAIM_AFTER: Duration = Duration::from_secs(30);
 
-/// Device that a job may run on.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Devices that a job may run on together.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Place {
-    /// Index of the device.
-    pub(super) device: usize,
-    /// Predicted seconds if the job has the device alone.
+    /// The devices.
+    pub(super) devices: DeviceSet,
+    /// Predicted seconds if the job has the devices alone.
     pub(super) seconds: f64,
-    /// Bytes of device memory that must be free for the job to start alone.
+    /// Bytes of memory that must be free on each device for the job to start alone.
     pub(super) memory_bytes: u64,
-    /// Bytes of device memory with which the job runs in parallel with others. `None`: it takes the
-    /// device alone.
+    /// Bytes of memory of each device with which the job runs in parallel with others. `None`: it
+    /// takes the devices alone.
     pub(super) shared_bytes: Option<u64>,
     /// Host memory that is reserved before the job starts there.
     pub(super) host: HostNeed,
@@ -111,7 +112,7 @@ impl HostMemory {
 }
 
 /// Predicted start of a waiting job. Its index among all of them is its position in the queue.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct ScheduledStart {
     pub(super) id: JobId,
     pub(super) place: Place,
@@ -191,15 +192,17 @@ impl Timeline {
     /// Finds the place where a job is predicted to finish first, and books a slot there. `None` if
     /// all its devices are lost.
     pub(super) fn place(&mut self, job: &Waiting) -> Option<ScheduledStart> {
-        let starts = job.places.iter().filter_map(|place| Some((*place, self.start_on(place)?)));
-        let finish = |(place, start): &(Place, Duration)| start.as_secs_f64() + self.run_seconds(place, *start);
+        let starts = job.places.iter().filter_map(|place| Some((place, self.start_on(place)?)));
+        let finish = |(place, start): &(&Place, Duration)| start.as_secs_f64() + self.run_seconds(place, *start);
         let (place, start) = starts.min_by(|a, b| finish(a).total_cmp(&finish(b)))?;
-        let run = self.run_seconds(&place, start);
+        let run = self.run_seconds(place, start);
 
-        let device_free_bytes = self.device_free_bytes[place.device];
+        let device_free_bytes = self.device_free_bytes(place);
         let needed_bytes = place.host.bytes.min(self.host_bytes_ever.max(place.host.least_bytes));
-        let scheduled = |start, wait| Some(ScheduledStart { id: job.id, place, host_bytes: needed_bytes, start, wait });
-        let wait = if self.slot_free_at(&place)? > self.now {
+        let scheduled = |start, wait| {
+            Some(ScheduledStart { id: job.id, place: place.clone(), host_bytes: needed_bytes, start, wait })
+        };
+        let wait = if self.slot_free_at(place)? > self.now {
             Some(Wait::Device)
         } else if device_free_bytes < place.needed_bytes() {
             Some(Wait::DeviceMemory { needed_bytes: place.needed_bytes(), free_bytes: device_free_bytes })
@@ -213,42 +216,56 @@ impl Timeline {
             return scheduled(free_at.unwrap_or(self.now).max(self.now + RETRY), Some(wait));
         } else {
             self.host.free_bytes -= needed_bytes;
-            self.device_free_bytes[place.device] -= place.needed_bytes();
+            place.devices.iter().for_each(|device| self.device_free_bytes[device] -= place.needed_bytes());
             None
         };
         let run = Duration::try_from_secs_f64(run.max(1e-6)).unwrap_or(Duration::from_secs(u32::MAX.into()));
-        self.book(&place, start.saturating_add(run));
+        self.book(place, start.saturating_add(run));
         scheduled(start, wait)
     }
 
-    /// Returns when one slot is free for the job, or all slots if it runs alone.
+    /// Returns when one slot of each device is free for the job, or all slots if it runs alone.
+    /// `None` if a device is lost.
     fn slot_free_at(&self, place: &Place) -> Option<Duration> {
-        let slots = self.slots[place.device].iter().copied();
-        if place.shared_bytes.is_some() { slots.min() } else { slots.max() }
+        let of_device = |device: usize| {
+            let slots = self.slots[device].iter().copied();
+            if place.shared_bytes.is_some() { slots.min() } else { slots.max() }
+        };
+        let free_at: Option<Vec<Duration>> = place.devices.iter().map(of_device).collect();
+        free_at?.into_iter().max()
     }
 
-    /// Returns when the job could start. A device with a free slot but too little memory is kept
+    /// Returns the free memory of the device that has least.
+    fn device_free_bytes(&self, place: &Place) -> u64 {
+        place.devices.iter().map(|device| self.device_free_bytes[device]).min().unwrap_or(0)
+    }
+
+    /// Returns when the job could start. Devices with a free slot but too little memory are kept
     /// for the job.
     fn start_on(&self, place: &Place) -> Option<Duration> {
         let free_at = self.slot_free_at(place)?.max(self.now);
-        let is_short = free_at <= self.now && self.device_free_bytes[place.device] < place.needed_bytes();
+        let is_short = free_at <= self.now && self.device_free_bytes(place) < place.needed_bytes();
         Some(if is_short { self.now + RETRY } else { free_at })
     }
 
-    /// Returns the run time of a job, stretched by the jobs on other slots when it starts.
+    /// Returns the run time of a job, stretched by the jobs on other slots when it starts. The
+    /// device with most of them decides.
     fn run_seconds(&self, place: &Place, start: Duration) -> f64 {
-        let beside = self.slots[place.device].iter().filter(|free_at| **free_at > start).count();
-        if place.shared_bytes.is_some() { place.seconds * (1 + beside) as f64 } else { place.seconds }
+        let beside = |device: usize| self.slots[device].iter().filter(|free_at| **free_at > start).count();
+        let most = place.devices.iter().map(beside).max().unwrap_or(0);
+        if place.shared_bytes.is_some() { place.seconds * (1 + most) as f64 } else { place.seconds }
     }
 
     fn book(&mut self, place: &Place, end: Duration) {
-        let slots = &mut self.slots[place.device];
-        match place.shared_bytes {
-            Some(_) => {
-                let first = slots.iter_mut().min();
-                *first.expect("a device in service has a slot") = end;
+        for device in place.devices.iter() {
+            let slots = &mut self.slots[device];
+            match place.shared_bytes {
+                Some(_) => {
+                    let first = slots.iter_mut().min();
+                    *first.expect("a device in service has a slot") = end;
+                }
+                None => slots.fill(end),
             }
-            None => slots.fill(end),
         }
     }
 }

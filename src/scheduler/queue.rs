@@ -123,7 +123,9 @@ impl Queue {
 
     /// Removes the jobs that have no place left among `loads`.
     pub(super) fn remove_unplaceable(&mut self, loads: &[Load]) -> Vec<Waiting> {
-        let unplaceable = |job: &Waiting| job.places.iter().all(|place| loads[place.device] == Load::Lost);
+        let unplaceable = |job: &Waiting| {
+            job.places.iter().all(|place| place.devices.iter().any(|device| loads[device] == Load::Lost))
+        };
         let ids: Vec<JobId> = self.waiting.iter().filter(|job| unplaceable(job)).map(|job| job.id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }

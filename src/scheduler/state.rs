@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::clock::Clock;
+use super::device_set::DeviceSet;
 use super::executor::Executor;
 use super::handle::SchedulerOptions;
 use super::job::{Job, JobId, Tables};
@@ -85,6 +86,8 @@ pub(super) struct Leftovers {
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) job: Arc<Job>,
+    /// All devices of the job. Each of them has it among its running jobs.
+    pub(super) devices: DeviceSet,
     pub(super) entry: Waiting,
     pub(super) started: Duration,
     pub(super) predicted_seconds: f64,
@@ -94,14 +97,14 @@ pub(super) struct Running {
     pub(super) shared_bytes: Option<u64>,
     /// Bytes of that part that the worker has yet to reserve.
     pub(super) promised_bytes: u64,
-    /// True if a worker has taken the job.
+    /// True if a worker has taken the job, or another device leads.
     pub(super) is_taken: bool,
 }
 
 /// Job that a worker has taken.
 #[derive(Debug)]
 pub(super) struct Taken {
-    pub(super) device: usize,
+    pub(super) devices: DeviceSet,
     pub(super) job: Arc<Job>,
     pub(super) entry: Waiting,
     pub(super) started: Duration,

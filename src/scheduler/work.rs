@@ -42,7 +42,7 @@ impl Shared {
             if let Some(running) = state.devices[device].running.iter_mut().find(|running| !running.is_taken) {
                 running.is_taken = true;
                 return Some(Taken {
-                    device,
+                    devices: running.devices.clone(),
                     job: running.job.clone(),
                     entry: running.entry.clone(),
                     started: running.started,
@@ -67,9 +67,10 @@ impl Shared {
     fn grant(&self, taken: &Taken) -> Result<Grant> {
         let host_memory = taken.job.host_memory.clone();
         let Some(bytes) = taken.shared_bytes else { return Ok(Grant { device_memory: None, host_memory }) };
-        let part = self.executors[taken.device].memory().reserve(bytes, &format!("job {}", taken.job.id))?;
+        let leader = taken.devices.leader();
+        let part = self.executors[leader].memory().reserve(bytes, &format!("job {}", taken.job.id))?;
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
-        let running = state.devices[taken.device].running.iter_mut().find(|running| running.job.id == taken.job.id);
+        let running = state.devices[leader].running.iter_mut().find(|running| running.job.id == taken.job.id);
         running.expect("a job that was taken is on its device").promised_bytes = 0;
         // Until now these bytes counted twice, so another job may be waiting for them.
         if state.queue.len() > 0 {
@@ -95,9 +96,11 @@ impl Shared {
             let waiting_for = error.message().to_string();
             life.forecast = Some(QueueForecast { position: 0, start: SystemTime::now() + RETRY, waiting_for });
         }
-        let device_state = &mut state.devices[taken.device];
-        device_state.count_time(now);
-        device_state.running.retain(|running| running.job.id != taken.job.id);
+        for device in taken.devices.iter() {
+            let device_state = &mut state.devices[device];
+            device_state.count_time(now);
+            device_state.running.retain(|running| running.job.id != taken.job.id);
+        }
         state.totals.waited_seconds_total -= taken.started.saturating_sub(taken.entry.submitted).as_secs_f64();
         state.queue.push_back(taken.entry.clone(), taken.predicted_seconds);
         self.fail_unplaceable(&mut state, &mut leftovers);
@@ -109,7 +112,7 @@ impl Shared {
 
     /// Runs a job on the device's thread. A panic fails the job, not the thread.
     fn run(&self, taken: &Taken, grant: &Grant) -> Result<()> {
-        let (device, job) = (taken.device, &taken.job);
+        let (device, job) = (taken.devices.leader(), &taken.job);
         job.check_stop()?;
         let monitor = job.life.lock().monitor.clone();
         let device_id = self.executors[device].id();
@@ -137,7 +140,7 @@ impl Shared {
 
     /// Handles the outcome of a run: the job is tried again elsewhere, or ends.
     fn end(&self, taken: &Taken, outcome: Result<()>) {
-        let (device, job) = (taken.device, &taken.job);
+        let (device, job) = (taken.devices.leader(), &taken.job);
         let mut leftovers = Vec::new();
         let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
@@ -213,7 +216,8 @@ impl Shared {
     /// once for each of the two causes, because the job itself may be the cause of the loss.
     fn try_again(&self, state: &mut State, taken: &Taken, is_lost: bool, leftovers: &mut Vec<Leftovers>) -> bool {
         let job = &taken.job;
-        let has_place = taken.entry.places.iter().any(|place| state.devices[place.device].lost.is_none());
+        let in_service = |device: usize| state.devices[device].lost.is_none();
+        let has_place = taken.entry.places.iter().any(|place| place.devices.iter().all(in_service));
         if !has_place || job.result.progress().0 > 0 || state.shutdown {
             return false;
         }
@@ -222,7 +226,7 @@ impl Shared {
             if life.stop.is_some() || (if is_lost { life.lost_a_device } else { life.tried_again }) {
                 return false;
             }
-            let id = self.executors[taken.device].id();
+            let id = self.executors[taken.devices.leader()].id();
             life.wait_again(match is_lost {
                 true => format!("{id} was lost; waiting for another"),
                 false => format!("{id} had a transient failure; trying again"),
@@ -239,13 +243,17 @@ impl Shared {
         true
     }
 
-    /// Takes a job off its device. Returns the seconds of device time that it has had.
+    /// Takes a job off its devices. Returns the seconds that it has had of each device, in total.
     fn free(&self, state: &mut State, taken: &Taken) -> f64 {
-        let device_state = &mut state.devices[taken.device];
-        device_state.count_time(self.clock.now());
-        device_state.jobs_total += 1;
-        let at = device_state.running.iter().position(|running| running.job.id == taken.job.id);
-        at.map_or(0.0, |at| device_state.running.swap_remove(at).device_seconds)
+        let mut seconds = 0.0;
+        for device in taken.devices.iter() {
+            let device_state = &mut state.devices[device];
+            device_state.count_time(self.clock.now());
+            device_state.jobs_total += 1;
+            let at = device_state.running.iter().position(|running| running.job.id == taken.job.id);
+            seconds += at.map_or(0.0, |at| device_state.running.swap_remove(at).device_seconds);
+        }
+        seconds
     }
 
     /// Fails the jobs whose devices are all lost. The caller must drop the leftovers without the

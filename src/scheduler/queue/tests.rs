@@ -1,6 +1,7 @@
 //! Tests of the queue without threads: order and places of jobs.
 
 use super::super::admission::HostNeed;
+use super::super::device_set::DeviceSet;
 use super::super::placing::{CLAIM_AFTER, RETRY, RunningJob, Wait};
 use super::*;
 
@@ -40,7 +41,8 @@ fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waitin
 }
 
 fn place(device: usize, seconds: f64, shared_bytes: Option<u64>) -> Place {
-    Place { device, seconds, memory_bytes: 1, shared_bytes, host: HostNeed::default() }
+    let devices = DeviceSet::new([device]);
+    Place { devices, seconds, memory_bytes: 1, shared_bytes, host: HostNeed::default() }
 }
 
 fn need(bytes: u64) -> HostNeed {
@@ -59,7 +61,7 @@ fn order(queue: &Queue, now: Duration, loads: &[Load]) -> Vec<u64> {
 /// Runs all jobs on one device, one after the other, and returns their order.
 fn run_all(queue: &mut Queue, mut now: Duration) -> Vec<u64> {
     let mut order = Vec::new();
-    while let Some(scheduled) = queue.schedule(now, &[IDLE], ample()).first().copied() {
+    while let Some(scheduled) = queue.schedule(now, &[IDLE], ample()).first().cloned() {
         assert!(scheduled.wait.is_none(), "the first scheduled starts on an idle device");
         let job = queue.start(scheduled.id, scheduled.place.seconds).unwrap();
         now += seconds(scheduled.place.seconds);
@@ -88,7 +90,7 @@ fn waiting_time_eventually_outweighs_priority() {
     loop {
         id += 1;
         queue.push(Waiting { submitted: now, ..job(id, "a", 100, 1.0, 1) });
-        let first = queue.schedule(now, &[IDLE], ample())[0];
+        let first = queue.schedule(now, &[IDLE], ample())[0].clone();
         queue.start(first.id, 1.0).unwrap();
         queue.end("a", 1.0, 1.0);
         if first.id == JobId(1) {
@@ -146,7 +148,7 @@ fn an_idle_tenant_saves_up_no_turns() {
         queue.push(job(id, "always", 0, 1.0, 1));
     }
     for _ in 0..10 {
-        let scheduled = queue.schedule(Duration::ZERO, &[IDLE], ample())[0];
+        let scheduled = queue.schedule(Duration::ZERO, &[IDLE], ample())[0].clone();
         queue.start(scheduled.id, 1.0).unwrap();
         queue.end("always", 1.0, 1.0);
     }
@@ -184,7 +186,7 @@ fn jobs_spread_over_idle_devices_and_their_starts_are_predicted() {
     assert_eq!(starts, [10.0, 10.0, 12.0, 12.0, 14.0]);
     let now: Vec<bool> = schedule.iter().map(|scheduled| scheduled.wait.is_none()).collect();
     assert_eq!(now, [true, true, false, false, false]);
-    assert_ne!(schedule[0].place.device, schedule[1].place.device);
+    assert_ne!(schedule[0].place.devices.leader(), schedule[1].place.devices.leader());
 }
 
 #[test]
@@ -194,14 +196,17 @@ fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
     let mut queue = Queue::default();
     queue.push(slow_and_fast(1));
     let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(3.0)], ample());
-    assert_eq!((schedule[0].place.device, schedule[0].start, schedule[0].wait.is_none()), (1, seconds(3.0), false));
+    assert_eq!(
+        (schedule[0].place.devices.leader(), schedule[0].start, schedule[0].wait.is_none()),
+        (1, seconds(3.0), false)
+    );
     // A later job that only the slow device can run does not have to wait for the first.
     queue.push(job(2, "a", 0, 5.0, 1));
     let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(3.0)], ample());
-    assert_eq!((schedule[1].id, schedule[1].place.device, schedule[1].wait.is_none()), (JobId(2), 0, true));
+    assert_eq!((schedule[1].id, schedule[1].place.devices.leader(), schedule[1].wait.is_none()), (JobId(2), 0, true));
     // The longer the fast device is taken, the better the slow one looks.
     let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(30.0)], ample());
-    assert_eq!((schedule[0].place.device, schedule[0].wait.is_none()), (0, true));
+    assert_eq!((schedule[0].place.devices.leader(), schedule[0].wait.is_none()), (0, true));
 }
 
 #[test]
@@ -227,7 +232,7 @@ fn jobs_of_a_lost_device_move_and_jobs_without_a_device_are_reported() {
     let unplaceable: Vec<u64> = queue.remove_unplaceable(&loads).iter().map(|job| job.id.0).collect();
     assert_eq!(unplaceable, [2]);
     let schedule = queue.schedule(Duration::ZERO, &loads, ample());
-    assert_eq!((schedule.len(), schedule[0].place.device), (1, 1));
+    assert_eq!((schedule.len(), schedule[0].place.devices.leader()), (1, 1));
     assert_eq!((queue.active("b"), queue.active("a")), (0, 1));
 }
 
@@ -304,9 +309,9 @@ fn a_short_job_prefers_an_idle_device() {
     let place = |device| place(device, 1.0, Some(50));
     queue.push(Waiting { places: vec![place(0), place(1)], ..job(1, "a", 0, 1.0, 1) });
     let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[(9.0, false)]), two_slots(&[])], ample());
-    assert_eq!((schedule[0].place.device, schedule[0].wait), (1, None));
+    assert_eq!((schedule[0].place.devices.leader(), schedule[0].wait), (1, None));
     let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[(9.0, false)]), two_slots(&[(9.0, true)])], ample());
-    assert_eq!((schedule[0].place.device, schedule[0].wait), (0, None));
+    assert_eq!((schedule[0].place.devices.leader(), schedule[0].wait), (0, None));
 }
 
 #[test]
@@ -353,9 +358,9 @@ fn a_job_takes_the_host_memory_of_the_device_that_it_is_placed_on() {
     assert_eq!(queue.host_bytes(), 70);
     let host = HostMemory { free_bytes: 50, returns: Vec::new() };
     let schedule = queue.schedule(Duration::ZERO, &[IDLE, IDLE], host.clone());
-    assert_eq!((schedule[0].place.device, schedule[0].host_bytes, schedule[0].wait), (0, 10, None));
+    assert_eq!((schedule[0].place.devices.leader(), schedule[0].host_bytes, schedule[0].wait), (0, 10, None));
     let schedule = queue.schedule(Duration::ZERO, &[Load::Lost, IDLE], host);
-    assert_eq!((schedule[0].place.device, schedule[0].host_bytes), (1, 70));
+    assert_eq!((schedule[0].place.devices.leader(), schedule[0].host_bytes), (1, 70));
     assert!(
         matches!(schedule[0].wait, Some(Wait::HostMemory { needed_bytes: 70, free_bytes: 50, .. })),
         "{schedule:?}"
@@ -377,4 +382,45 @@ fn unsatisfiable_time_is_counted_separately_from_waiting_time() {
     assert_eq!(note(53.0, true), (43.0, 0.0));
     assert_eq!(note(60.0, false), (50.0, 0.0));
     assert_eq!(queue.note_starved(JobId(2), Duration::ZERO, true), None);
+}
+
+/// Job of two seconds on devices 0 and 1 together.
+fn on_both(id: u64, shared_bytes: Option<u64>) -> Waiting {
+    let place = Place { devices: DeviceSet::new([1, 0]), memory_bytes: 100, ..place(0, 2.0, shared_bytes) };
+    Waiting { places: vec![place], ..job(id, "a", 0, 2.0, 1) }
+}
+
+#[test]
+fn a_job_on_several_devices_starts_when_all_are_free_and_books_them_all() {
+    let mut queue = Queue::default();
+    queue.push(on_both(1, None));
+    queue.push(job(2, "a", 0, 1.0, 3));
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(5.0), busy(9.0)], ample());
+    assert_eq!((schedule[0].start, schedule[0].wait), (seconds(5.0), Some(Wait::Device)));
+    // Device 0 is kept for the first job until it starts there, and until it ends.
+    assert_eq!((schedule[1].place.devices.leader(), schedule[1].start), (0, seconds(7.0)));
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE, IDLE, IDLE], ample());
+    assert_eq!((schedule[0].wait, schedule[1].wait), (None, None));
+    assert_eq!(schedule[1].place.devices.leader(), 2, "the free device");
+}
+
+#[test]
+fn a_job_on_several_devices_needs_memory_on_each_and_none_of_them_lost() {
+    let mut queue = Queue::default();
+    queue.push(on_both(1, None));
+    let schedule = queue.schedule(Duration::ZERO, &[idle(200), idle(99)], ample());
+    assert_eq!(schedule[0].wait, Some(Wait::DeviceMemory { needed_bytes: 100, free_bytes: 99 }));
+    assert!(queue.schedule(Duration::ZERO, &[IDLE, Load::Lost], ample()).is_empty());
+    let unplaceable = queue.remove_unplaceable(&[IDLE, Load::Lost]);
+    assert_eq!(unplaceable.iter().map(|job| job.id).collect::<Vec<_>>(), [JobId(1)]);
+}
+
+#[test]
+fn a_short_job_on_several_devices_takes_as_long_as_on_the_fullest() {
+    let mut queue = Queue::default();
+    queue.push(on_both(1, Some(50)));
+    queue.push(Waiting { places: vec![place(0, 10.0, None)], ..job(2, "a", 0, 10.0, 1) });
+    let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[]), two_slots(&[(9.0, false)])], ample());
+    assert_eq!((schedule[0].start, schedule[0].wait), (Duration::ZERO, None));
+    assert_eq!(schedule[1].start, seconds(4.0), "two jobs on device 1 take twice as long");
 }
