@@ -18,7 +18,7 @@ use clap::Parser;
 use dovetail::device::{
     BitSlice, BytesPart, CancelFlag, Column, Device, DeviceId, Hashing, KeyEncoding, KeyField, KeyValues, KeyWidth,
     Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits,
-    Stream, Unmatched, ValueField, Which, Width, open_device, parse_device,
+    Stream, Unmatched, ValueField, Which, Width, open_device, parse_device, strings,
 };
 use dovetail::memory::{Arena, Budget};
 use parking_lot::Mutex;
@@ -239,14 +239,15 @@ impl Bench<'_> {
             BytesPart { offsets: Buffer::from_vec(offsets), data: pinned.freeze() }
         };
         let field = |part: &BytesPart| {
-            let bytes = self.device.copy_in_bytes(std::slice::from_ref(part), Width::W4, &self.stream).unwrap();
+            let bytes =
+                strings(self.device).copy_in_bytes(std::slice::from_ref(part), Width::W4, &self.stream).unwrap();
             [ValueField { values: KeyValues::Bytes(bytes), nulls_equal: false }]
         };
         let mut numbers: Vec<u32> = (0..rows as u32).collect();
         let probe = text(&numbers);
         let copied = rows * (BYTES + size_of::<u32>());
         self.case(names[0], rows, BYTES, copied, || {
-            self.device.copy_in_bytes(std::slice::from_ref(&probe), Width::W4, &self.stream)
+            strings(self.device).copy_in_bytes(std::slice::from_ref(&probe), Width::W4, &self.stream)
         });
         numbers.truncate(rows.div_ceil(2));
         numbers.shuffle(&mut StdRng::seed_from_u64(7));
@@ -260,11 +261,15 @@ impl Bench<'_> {
         let gathered = 2 * rows * BYTES + rows * (size_of::<u64>() + 2 * size_of::<u32>());
         for (name, positions) in [(names[3], self.list(&places)), (names[4], Positions::Range(0..rows))] {
             self.case(name, rows, BYTES, gathered, || {
-                self.device.gather_bytes_to_host(stored, &positions, Width::W4, u64::MAX, arena, stream).unwrap()
+                strings(self.device)
+                    .gather_bytes_to_host(stored, &positions, Width::W4, u64::MAX, arena, stream)
+                    .unwrap()
             });
         }
         let hashed = rows * (BYTES + size_of::<u64>() + KeyWidth::W16.bytes());
-        self.case(names[1], rows, BYTES, hashed, || self.device.hash_keys(&probe, hashing, &self.stream).unwrap());
+        self.case(names[1], rows, BYTES, hashed, || {
+            strings(self.device).hash_keys(&probe, hashing, &self.stream).unwrap()
+        });
         // The partner of each probe row that has one. All pairs have equal text.
         let mut partner = vec![NO_ROW; rows];
         for (row, &number) in numbers.iter().enumerate() {
@@ -274,7 +279,7 @@ impl Bench<'_> {
         let pairs = Pairs { build: positions, probe: Positions::Range(0..rows) };
         let compared = rows * size_of::<u32>() + numbers.len() * 2 * (BYTES + size_of::<u64>());
         self.case(names[2], rows, BYTES, compared, || {
-            let differing = self.device.differing_pairs(&build, &probe, &pairs, &self.stream).unwrap();
+            let differing = strings(self.device).differing_pairs(&build, &probe, &pairs, &self.stream).unwrap();
             assert!(differing.is_empty());
         });
     }

@@ -38,7 +38,7 @@ use super::rows::{Rows, are_bytes, fixed_width};
 use crate::Result;
 use crate::device::{
     BytesColumn, Column, Device, Hashing, KeyEncoding, KeyField, KeyValues, KeyWidth, PackedKeys, Stream,
-    VALUE_FIELDS_MAX, ValueField, Width,
+    VALUE_FIELDS_MAX, ValueField, Width, strings,
 };
 use crate::memory::Arena;
 
@@ -335,7 +335,7 @@ impl KeyLayout {
                         }
                         Source::Bytes { bytes_max } if self.is_made_by_device() => {
                             let bytes = copy_in_bytes(at)?;
-                            (device.short_values(&bytes, bytes_max, stream)?, KeyEncoding::Unsigned)
+                            (strings(device).short_values(&bytes, bytes_max, stream)?, KeyEncoding::Unsigned)
                         }
                         Source::Bytes { bytes_max } => {
                             let pack = |value: KeyValue<'_>| short_bytes(value, bytes_max);
@@ -368,7 +368,7 @@ impl KeyLayout {
                     Ok(ValueField { values, nulls_equal: self.facts[at].nulls_equal })
                 };
                 let fields = (0..columns.len()).map(&mut field).collect::<Result<Vec<_>>>()?;
-                let packed = device.hash_keys(&fields, *hashing, stream)?;
+                let packed = strings(device).hash_keys(&fields, *hashing, stream)?;
                 Ok((SideKeys { packed, values: Values::OnDevice(fields) }, copied))
             }
             Form::Hashed(Hashing { seed, mask }) => {

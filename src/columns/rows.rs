@@ -10,7 +10,7 @@ use arrow::datatypes::{DataType, SchemaRef};
 
 use super::types::any_part;
 use crate::Result;
-use crate::device::{BitSlice, BytesColumn, BytesPart, Column, ColumnRows, Device, Stream, Width};
+use crate::device::{BitSlice, BytesColumn, BytesPart, Column, ColumnRows, Device, Stream, Width, strings};
 
 /// Consecutive rows of a table, as slices of its batches. Row numbers count from the first of these
 /// rows.
@@ -142,7 +142,7 @@ impl Rows {
     pub fn copy_in_bytes(&self, index: usize, device: &dyn Device, stream: &Stream) -> Result<BytesColumn> {
         let offset_width = are_bytes(self.data_type(index)).expect("the column has values of variable length");
         let parts: Vec<BytesPart> = self.column(index).map(bytes_of).collect();
-        let bytes = device.copy_in_bytes(&parts, offset_width, stream)?;
+        let bytes = strings(device).copy_in_bytes(&parts, offset_width, stream)?;
         let validity = match self.has_nulls(index) {
             true => Some(device.copy_in_bits(&self.validity(index), stream)?),
             false => None,

@@ -50,6 +50,7 @@ mod open;
 mod options;
 mod phase;
 mod stream;
+mod strings;
 mod types;
 mod values;
 
@@ -67,6 +68,7 @@ pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use options::TestOptions;
 pub use phase::{Phase, in_phase};
 pub use stream::{DeviceHandle, Event, Stream, TransferSavings, TransferSavingsCounter, WorkTime};
+pub use strings::{StringOps, strings};
 pub use types::{
     BitSlice, Bounds, BoundsOnDevice, Column, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Filter,
     Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
@@ -232,53 +234,6 @@ pub trait Device: Send + Sync + Debug {
     /// result then includes the row numbers of the other rows.
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys>;
 
-    /// Brings values of variable length to the device, the parts one after the other, without their
-    /// validity. This call and the next four are for a device that [works on
-    /// them](DeviceInfo::works_on_text). `offset_width`: [`Width::W4`] or [`Width::W8`].
-    fn copy_in_bytes(&self, _parts: &[BytesPart], _offset_width: Width, _stream: &Stream) -> Result<BytesColumn> {
-        unreachable!("the host makes keys for this device")
-    }
-
-    /// Turns values of at most `bytes_max` bytes, itself at most [`SHORT_BYTES_MAX`], into numbers
-    /// of the narrowest key width. The first byte is the most significant. Zeros fill up to
-    /// `bytes_max` bytes below the last byte. The length follows, in as few bits as `bytes_max`
-    /// needs. Equal numbers are equal values, and smaller numbers are smaller values.
-    fn short_values(&self, _bytes: &BytesColumn, _bytes_max: usize, _stream: &Stream) -> Result<Column> {
-        unreachable!("the host makes keys for this device")
-    }
-
-    /// Hashes one to [`VALUE_FIELDS_MAX`] key columns into one key of 16 bytes per row. Rows with
-    /// equal values have equal keys. Unequal values collide only by accident, and not by choice of
-    /// the uploader, because the seed is secret. Rows without a key are left out as by
-    /// [`pack_keys`](Self::pack_keys).
-    fn hash_keys(&self, _fields: &[ValueField], _hashing: Hashing, _stream: &Stream) -> Result<PackedKeys> {
-        unreachable!("the host makes keys for this device")
-    }
-
-    /// Returns the indices, ascending, of the pairs whose build and probe rows have different
-    /// values. Pairs without a row of one side are passed over. Waits.
-    fn differing_pairs(
-        &self,
-        _build: &[ValueField],
-        _probe: &[ValueField],
-        _pairs: &Pairs,
-        _stream: &Stream,
-    ) -> Result<Positions> {
-        unreachable!("the host makes keys for this device")
-    }
-
-    /// True if all rows of each run of equal keys have equal values. `keys` are the hashes of
-    /// `rows`, one per row. Waits.
-    fn are_runs_uniform(
-        &self,
-        _fields: &[ValueField],
-        _rows: &Positions,
-        _keys: &Keys,
-        _stream: &Stream,
-    ) -> Result<bool> {
-        unreachable!("the host makes keys for this device")
-    }
-
     /// Builds a filter from build keys. Probe keys pass it before their rows are transformed.
     fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Filter>;
 
@@ -408,25 +363,13 @@ pub trait Device: Send + Sync + Debug {
         columns.iter().map(|(column, positions)| self.gather_to_host(column, positions, arena, stream)).collect()
     }
 
-    /// Gathers values of variable length as [`Device::gather_to_host`], on a device that
-    /// [works on them](DeviceInfo::works_on_text). The width of offsets is [`Width::W4`] or
-    /// [`Width::W8`]. Waits for the number of bytes.
-    ///
-    /// # Errors
-    /// [`TooLong`](crate::Error::TooLong) if the values have more than `bytes_max` bytes, or more
-    /// than the offsets can express.
-    fn gather_bytes_to_host(
-        &self,
-        _column: &BytesColumn,
-        _positions: &Positions,
-        _offset_width: Width,
-        _bytes_max: u64,
-        _arena: &Arena,
-        _stream: &Stream,
-    ) -> Result<HostBytes> {
-        unreachable!("the host gathers text for this device")
-    }
-
     /// Copies positions as 32-bit numbers to host memory. Waits.
     fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer>;
+
+    // ---- Capabilities ---------------------------------------------------------------------------
+
+    /// Returns the device's work on values of variable length. `None`: the host does it.
+    fn strings(&self) -> Option<&dyn StringOps> {
+        None
+    }
 }

@@ -17,7 +17,7 @@ use crate::columns::{
     BatchSlice, Role, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, is_stored_by_row,
     with_wanted_keys,
 };
-use crate::device::{Column, Device, DeviceBuffer, HostBytes, HostColumn, Positions};
+use crate::device::{Column, Device, DeviceBuffer, HostBytes, HostColumn, Positions, strings};
 use crate::human::type_name;
 use crate::memory::{Arena, ArenaReservation};
 use crate::{Error, Result};
@@ -266,8 +266,14 @@ impl<'a> ColumnGather<'a> {
             original.validity = self.needed(original.validity, column);
             let numbers = self.row_numbers()?;
             let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
-            let gathered =
-                device.gather_bytes_to_host(&original, &numbers, text.offset_width, bytes_max, arena, stream)?;
+            let gathered = strings(device).gather_bytes_to_host(
+                &original,
+                &numbers,
+                text.offset_width,
+                bytes_max,
+                arena,
+                stream,
+            )?;
             return Ok(PendingColumn::TextFromDevice(gathered, data_type));
         }
         assert!(self.input.movable(column).is_none(), "the device gathers all movable columns together");

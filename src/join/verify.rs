@@ -15,7 +15,7 @@ use super::matching::BuildSide;
 use super::transform::{JoinContext, TransformedSide};
 use crate::Result;
 use crate::columns::KeyLayout;
-use crate::device::{Matches, NO_ROW, Pairs, Positions, Unmatched};
+use crate::device::{Matches, NO_ROW, Pairs, Positions, Unmatched, strings};
 
 /// Rows that one task compares: some tenths of a millisecond between two looks at the cancel flag.
 const TASK_ROWS: usize = 1 << 13;
@@ -33,7 +33,7 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, cx: &J
     let all = Positions::Range(0..rows);
     if let Some(values) = transformed.keys.on_device() {
         let hashes = build.run_keys(cx)?;
-        return cx.device.are_runs_uniform(values, &device_rows(transformed, &all, cx)?, &hashes, cx.stream);
+        return strings(cx.device).are_runs_uniform(values, &device_rows(transformed, &all, cx)?, &hashes, cx.stream);
     }
     let numbers = row_numbers(transformed, &all, cx)?;
     let hashes = build.run_keys_on_host(cx)?;
@@ -71,7 +71,7 @@ pub(super) fn exact_matches(
         (Some(of_build), Some(of_probe)) => {
             let build_rows = device_rows(&build.transformed, &first.build, cx)?;
             let pairs = Pairs { build: build_rows, probe: device_rows(probe, &first.probe, cx)? };
-            let differing = cx.device.differing_pairs(of_build, of_probe, &pairs, cx.stream)?;
+            let differing = strings(cx.device).differing_pairs(of_build, of_probe, &pairs, cx.stream)?;
             let places = Numbers::of(&differing, cx)?;
             (0..differing.len()).map(|index| places.at(index) as usize).collect()
         }

@@ -74,8 +74,8 @@ use super::cpu_pool::{CpuPool, CpuPools};
 use super::{
     BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceId,
     DeviceInfo, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
-    Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, Table,
-    Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, StringOps,
+    Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -339,32 +339,6 @@ impl Device for CudaDevice {
         pack::pack(&self.work(stream)?, fields, width)
     }
 
-    fn copy_in_bytes(&self, parts: &[BytesPart], offset_width: Width, stream: &Stream) -> Result<BytesColumn> {
-        values::copy_in(&self.work(stream)?, parts, offset_width)
-    }
-
-    fn short_values(&self, bytes: &BytesColumn, bytes_max: usize, stream: &Stream) -> Result<Column> {
-        values::short(&self.work(stream)?, bytes, bytes_max)
-    }
-
-    fn hash_keys(&self, fields: &[ValueField], hashing: Hashing, stream: &Stream) -> Result<PackedKeys> {
-        values::hash(&self.work(stream)?, fields, hashing)
-    }
-
-    fn differing_pairs(
-        &self,
-        build: &[ValueField],
-        probe: &[ValueField],
-        pairs: &Pairs,
-        stream: &Stream,
-    ) -> Result<Positions> {
-        values::differing(&self.work(stream)?, build, probe, pairs)
-    }
-
-    fn are_runs_uniform(&self, fields: &[ValueField], rows: &Positions, keys: &Keys, stream: &Stream) -> Result<bool> {
-        values::are_runs_uniform(&self.work(stream)?, fields, rows, keys)
-    }
-
     fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Filter> {
         filter::build(&self.work(stream)?, keys)
     }
@@ -498,6 +472,42 @@ impl Device for CudaDevice {
         gather::gather_all_to_host(&self.work(stream)?, columns, arena)
     }
 
+    fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {
+        transfer::positions_to_host(&self.work(stream)?, positions, arena)
+    }
+
+    fn strings(&self) -> Option<&dyn StringOps> {
+        Some(self)
+    }
+}
+
+impl StringOps for CudaDevice {
+    fn copy_in_bytes(&self, parts: &[BytesPart], offset_width: Width, stream: &Stream) -> Result<BytesColumn> {
+        values::copy_in(&self.work(stream)?, parts, offset_width)
+    }
+
+    fn short_values(&self, bytes: &BytesColumn, bytes_max: usize, stream: &Stream) -> Result<Column> {
+        values::short(&self.work(stream)?, bytes, bytes_max)
+    }
+
+    fn hash_keys(&self, fields: &[ValueField], hashing: Hashing, stream: &Stream) -> Result<PackedKeys> {
+        values::hash(&self.work(stream)?, fields, hashing)
+    }
+
+    fn differing_pairs(
+        &self,
+        build: &[ValueField],
+        probe: &[ValueField],
+        pairs: &Pairs,
+        stream: &Stream,
+    ) -> Result<Positions> {
+        values::differing(&self.work(stream)?, build, probe, pairs)
+    }
+
+    fn are_runs_uniform(&self, fields: &[ValueField], rows: &Positions, keys: &Keys, stream: &Stream) -> Result<bool> {
+        values::are_runs_uniform(&self.work(stream)?, fields, rows, keys)
+    }
+
     fn gather_bytes_to_host(
         &self,
         column: &BytesColumn,
@@ -508,9 +518,5 @@ impl Device for CudaDevice {
         stream: &Stream,
     ) -> Result<HostBytes> {
         gather_bytes::gather_to_host(&self.work(stream)?, column, positions, offset_width, bytes_max, arena)
-    }
-
-    fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {
-        transfer::positions_to_host(&self.work(stream)?, positions, arena)
     }
 }

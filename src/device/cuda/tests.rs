@@ -25,7 +25,7 @@ use crate::device::host::testing::{patterns, random};
 use crate::device::{
     BitSlice, BytesColumn, BytesPart, CancelFlag, Column, Device, DeviceBuffer, Hashing, HostColumn, JoinedRows,
     KeyEncoding, KeyField, KeyValues, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions,
-    Payload, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, length_bits,
+    Payload, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, length_bits, strings,
 };
 use crate::memory::{Arena, Budget};
 
@@ -116,7 +116,7 @@ impl Side {
             parts.push(BytesPart { offsets, data: Buffer::from_vec(data) });
             start = end;
         }
-        self.device.copy_in_bytes(&parts, offset_width, &self.stream).unwrap()
+        strings(&*self.device).copy_in_bytes(&parts, offset_width, &self.stream).unwrap()
     }
 
     fn get<T: Pod>(&self, buffer: &DeviceBuffer, count: usize) -> Vec<T> {
@@ -483,8 +483,8 @@ fn short_text_is_encoded_as_distinct_numbers_in_the_same_order() {
             let offsets = [3].into_iter().chain(ends).collect::<Vec<u32>>();
             let data = [&b"zzz"[..], &all().flatten().copied().collect::<Vec<u8>>()].concat();
             let part = BytesPart { offsets: Buffer::from_vec(offsets), data: Buffer::from_vec(data) };
-            let bytes = gpu.device.copy_in_bytes(&[part], Width::W4, &gpu.stream).unwrap();
-            let column = gpu.device.short_values(&bytes, bytes_max, &gpu.stream).unwrap();
+            let bytes = strings(&*gpu.device).copy_in_bytes(&[part], Width::W4, &gpu.stream).unwrap();
+            let column = strings(&*gpu.device).short_values(&bytes, bytes_max, &gpu.stream).unwrap();
             let found: Vec<u8> = gpu.get(&column.data, (rows + 1) * column.width.bytes());
             let numbers: Vec<u128> = found.chunks(column.width.bytes()).map(wide).take(rows).collect();
             let expected = |value: &Vec<u8>| {
@@ -522,7 +522,7 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
             let mut hash_of = HashMap::new();
             for (side, fields) in sides.iter().zip(&fields) {
                 let hashing = Hashing { seed: 5, mask: u128::MAX };
-                let packed = gpu.device.hash_keys(fields, hashing, &gpu.stream).unwrap();
+                let packed = strings(&*gpu.device).hash_keys(fields, hashing, &gpu.stream).unwrap();
                 let kept: Vec<u32> = (0..rows).filter(|&row| has_key(side, row)).map(|row| row as u32).collect();
                 let found = packed.rows_kept.as_ref().map_or((0..rows as u32).collect(), |kept| gpu.numbers(kept));
                 assert_eq!(found, kept, "{story}");
@@ -551,7 +551,7 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
             {
                 let pairs = Pairs { build: gpu.list(&build, true), probe };
                 let [of_build, of_probe] = &fields;
-                let found = gpu.device.differing_pairs(of_build, of_probe, &pairs, &gpu.stream).unwrap();
+                let found = strings(&*gpu.device).differing_pairs(of_build, of_probe, &pairs, &gpu.stream).unwrap();
                 let expected: Vec<u32> = (0..rows).filter(|&at| differs(at, of[at])).map(|at| at as u32).collect();
                 assert_eq!(gpu.numbers(&found), expected, "{story}");
             }
@@ -559,7 +559,7 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
             // Hashes of no bits at all, and of all bits.
             for mask in [u128::MAX, 0] {
                 let hashing = Hashing { seed: 6, mask };
-                let packed = gpu.device.hash_keys(&fields[0], hashing, &gpu.stream).unwrap();
+                let packed = strings(&*gpu.device).hash_keys(&fields[0], hashing, &gpu.stream).unwrap();
                 let hashes = gpu.key_values(&packed.keys);
                 assert!(hashes.iter().all(|hash| hash & !mask == 0), "{story}");
                 let kept = packed.rows_kept.as_ref().map_or((0..rows as u32).collect(), |kept| gpu.numbers(kept));
@@ -572,7 +572,7 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
                 let first = values.next();
                 let is_uniform = mask != 0 || values.all(|value| Some(&value) == first.as_ref());
                 let ordered = gpu.list(&ordered, false);
-                let found = gpu.device.are_runs_uniform(&fields[0], &ordered, &keys, &gpu.stream).unwrap();
+                let found = strings(&*gpu.device).are_runs_uniform(&fields[0], &ordered, &keys, &gpu.stream).unwrap();
                 assert_eq!(found, is_uniform, "{story}, mask {mask:x}");
             }
         }
@@ -595,7 +595,7 @@ fn keys_with_nulls_in_different_places_have_different_hashes() {
     let text = |values: [&[u8]; 2]| {
         let offsets = vec![0, values[0].len() as u32, (values[0].len() + values[1].len()) as u32];
         let part = BytesPart { offsets: Buffer::from_vec(offsets), data: Buffer::from_vec(values.concat()) };
-        KeyValues::Bytes(gpu.device.copy_in_bytes(&[part], Width::W4, &gpu.stream).unwrap())
+        KeyValues::Bytes(strings(&*gpu.device).copy_in_bytes(&[part], Width::W4, &gpu.stream).unwrap())
     };
     let first = [&[0; 8][..], &[8], &[0; 7], b"abcdefgh"].concat();
     // One row is null, "", 1 and these 24 bytes. The other is 1, "\0", 24 and the last 8 of the
@@ -610,7 +610,7 @@ fn keys_with_nulls_in_different_places_have_different_hashes() {
         let fields = columns.map(|values| ValueField { values, nulls_equal: true });
         for seed in 0..4 {
             let hashing = Hashing { seed, mask: u128::MAX };
-            let packed = gpu.device.hash_keys(&fields, hashing, &gpu.stream).unwrap();
+            let packed = strings(&*gpu.device).hash_keys(&fields, hashing, &gpu.stream).unwrap();
             let [a, b] = gpu.key_values(&packed.keys)[..] else { panic!("two rows") };
             assert_ne!(a, b, "{number:x}, seed {seed}");
         }
@@ -629,19 +629,19 @@ fn long_values_in_many_parts_are_distinguished_by_their_last_byte() {
     };
     let none = BytesPart { offsets: Buffer::from_vec(vec![7u32]), data: Buffer::from_vec(vec![0u8; 9]) };
     let parts: Vec<BytesPart> = (0..rows).flat_map(|row| [part(row), none.clone()]).collect();
-    let bytes = gpu.device.copy_in_bytes(&parts, Width::W4, &gpu.stream).unwrap();
+    let bytes = strings(&*gpu.device).copy_in_bytes(&parts, Width::W4, &gpu.stream).unwrap();
     assert_eq!(bytes.rows, rows);
     let lengths: Vec<u64> = gpu.get::<u64>(&bytes.begins, rows + 1).windows(2).map(|ends| ends[1] - ends[0]).collect();
     assert!((0..rows).all(|row| lengths[row] == text(row).len() as u64));
     let fields = [ValueField { values: KeyValues::Bytes(bytes), nulls_equal: false }];
     let hashing = Hashing { seed: 1, mask: u128::MAX };
-    let packed = gpu.device.hash_keys(&fields, hashing, &gpu.stream).unwrap();
+    let packed = strings(&*gpu.device).hash_keys(&fields, hashing, &gpu.stream).unwrap();
     let hashes: BTreeSet<u128> = gpu.key_values(&packed.keys).into_iter().collect();
     assert_eq!(hashes.len(), rows);
     let other = |by: u32| gpu.list(&(0..rows as u32).map(|row| (row + by) % rows as u32).collect::<Vec<_>>(), false);
     for (by, differing) in [(0, 0), (9, rows)] {
         let pairs = Pairs { build: other(by), probe: Positions::Range(0..rows) };
-        let found = gpu.device.differing_pairs(&fields, &fields, &pairs, &gpu.stream).unwrap();
+        let found = strings(&*gpu.device).differing_pairs(&fields, &fields, &pairs, &gpu.stream).unwrap();
         assert_eq!(found.len(), differing, "rows {by} apart");
     }
 }
@@ -1661,17 +1661,18 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     device.gather_to_host(&column, &pairs.probe, arena, stream)?;
     let plain = Column { validity: None, ..column.clone() };
     device.gather_all_to_host(&[(&plain, &pairs.probe), (&plain, &pairs.build)], arena, stream)?;
+    assert_eq!(device.info().supports_text, device.strings().is_some());
     if device.info().supports_text {
         let text = BytesPart { offsets: Buffer::from_vec(vec![0u32; rows + 1]), data: Buffer::from_vec(vec![0u8]) };
-        let text = device.copy_in_bytes(&[text], Width::W4, stream)?;
-        device.short_values(&text, 9, stream)?;
-        device.gather_bytes_to_host(&text, &pairs.probe, Width::W4, u64::MAX, arena, stream)?;
+        let text = strings(&**device).copy_in_bytes(&[text], Width::W4, stream)?;
+        strings(&**device).short_values(&text, 9, stream)?;
+        strings(&**device).gather_bytes_to_host(&text, &pairs.probe, Width::W4, u64::MAX, arena, stream)?;
         let text = KeyValues::Bytes(text);
         let fields = [ValueField { values: text, nulls_equal: false }];
-        let hashed = device.hash_keys(&fields, Hashing { seed: 1, mask: 0 }, stream)?;
+        let hashed = strings(&**device).hash_keys(&fields, Hashing { seed: 1, mask: 0 }, stream)?;
         let all = Positions::Range(0..rows);
-        device.are_runs_uniform(&fields, &all, &hashed.keys, stream)?;
-        device.differing_pairs(&fields, &fields, &Pairs { build: all.clone(), probe: all }, stream)?;
+        strings(&**device).are_runs_uniform(&fields, &all, &hashed.keys, stream)?;
+        strings(&**device).differing_pairs(&fields, &fields, &Pairs { build: all.clone(), probe: all }, stream)?;
     }
     device.copy_out(&column.data, 4 * rows, arena, stream)?;
     device.synchronize(stream)

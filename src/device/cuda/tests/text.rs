@@ -60,8 +60,7 @@ fn text_of_any_length_and_position_is_gathered() {
                 for (positions, rows_of) in [(gpu.list(&listed, nullable), &listed), (Positions::Range(some), &ranged)]
                 {
                     let (arena, stream) = (&gpu.arena, &gpu.stream);
-                    let found = gpu
-                        .device
+                    let found = strings(&*gpu.device)
                         .gather_bytes_to_host(&column, &positions, offset_width, u64::MAX, arena, stream)
                         .unwrap();
                     gpu.device.synchronize(stream).unwrap();
@@ -86,7 +85,7 @@ fn text_after_any_number_of_empty_values_is_gathered() {
         values[row] = Some(text.into());
     }
     let column = put(&gpu, &values, Width::W4, &mut random(912));
-    let found = gpu.device.gather_bytes_to_host(
+    let found = strings(&*gpu.device).gather_bytes_to_host(
         &column,
         &Positions::Range(0..rows),
         Width::W4,
@@ -105,11 +104,12 @@ fn text_too_long_for_the_offsets_of_its_type_is_refused_and_uses_no_memory() {
     let column = put(&gpu, &values, Width::W4, &mut random(913));
     let before = gpu.device.memory().used_bytes();
     let positions = gpu.list(&[0; 2048], false);
-    let refused =
-        gpu.device.gather_bytes_to_host(&column, &positions, Width::W4, u64::MAX, &gpu.arena, &gpu.stream).unwrap_err();
+    let refused = strings(&*gpu.device)
+        .gather_bytes_to_host(&column, &positions, Width::W4, u64::MAX, &gpu.arena, &gpu.stream)
+        .unwrap_err();
     assert!(matches!(&refused, Error::TooLong(text) if text.contains("batch_rows")), "{refused}");
     // The same happens if a piece exceeds its limit, whatever its offsets can address.
-    let fits = gpu.device.gather_bytes_to_host(
+    let fits = strings(&*gpu.device).gather_bytes_to_host(
         &column,
         &gpu.list(&[0, 0], false),
         Width::W8,
@@ -118,7 +118,7 @@ fn text_too_long_for_the_offsets_of_its_type_is_refused_and_uses_no_memory() {
         &gpu.stream,
     );
     assert_eq!(fits.unwrap().data.len(), 2 << 20);
-    let too_large = gpu.device.gather_bytes_to_host(
+    let too_large = strings(&*gpu.device).gather_bytes_to_host(
         &column,
         &gpu.list(&[0, 0], false),
         Width::W8,
