@@ -161,7 +161,7 @@ pub trait Device: Send + Sync + Debug {
     /// job. The work of one job, or its stop, does not affect other jobs.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the system refuses threads.
+    /// [`Exhausted`](crate::Error::Exhausted) when the system refuses threads.
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>>;
 
     // ---- Streams --------------------------------------------------------------------------------

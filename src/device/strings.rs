@@ -14,16 +14,17 @@ pub trait StringOps {
     /// validity. `offset_width`: [`Width::W4`] or [`Width::W8`].
     fn copy_in_bytes(&self, parts: &[BytesPart], offset_width: Width, stream: &Stream) -> Result<BytesColumn>;
 
-    /// Turns values of at most `bytes_max` bytes, itself at most [`SHORT_BYTES_MAX`], into numbers
-    /// of the narrowest key width. The first byte is the most significant. Zeros fill up to
-    /// `bytes_max` bytes below the last byte. The length follows, in as few bits as `bytes_max`
-    /// needs. Equal numbers are equal values, and smaller numbers are smaller values.
+    /// Turns values of at most `bytes_max` bytes, itself at most
+    /// [`SHORT_BYTES_MAX`](super::SHORT_BYTES_MAX), into numbers of the narrowest key width. The
+    /// first byte is the most significant. Zeros fill up to `bytes_max` bytes below the last byte.
+    /// The length follows, in as few bits as `bytes_max` needs. Equal numbers are equal values, and
+    /// smaller numbers are smaller values.
     fn short_values(&self, bytes: &BytesColumn, bytes_max: usize, stream: &Stream) -> Result<Column>;
 
-    /// Hashes one to [`VALUE_FIELDS_MAX`] key columns into one key of 16 bytes per row. Rows with
-    /// equal values have equal keys. Unequal values collide only by accident, and not by choice of
-    /// the uploader, because the seed is secret. Rows without a key are left out as by
-    /// [`pack_keys`](Self::pack_keys).
+    /// Hashes one to [`VALUE_FIELDS_MAX`](super::VALUE_FIELDS_MAX) key columns into one key of 16
+    /// bytes per row. Rows with equal values have equal keys. Unequal values collide only by
+    /// accident, and not by choice of the uploader, because the seed is secret. Rows without a key
+    /// are left out as by [`pack_keys`](Device::pack_keys).
     fn hash_keys(&self, fields: &[ValueField], hashing: Hashing, stream: &Stream) -> Result<PackedKeys>;
 
     /// Returns the indices, ascending, of the pairs whose build and probe rows have different
@@ -40,8 +41,7 @@ pub trait StringOps {
     /// `rows`, one per row. Waits.
     fn are_runs_uniform(&self, fields: &[ValueField], rows: &Positions, keys: &Keys, stream: &Stream) -> Result<bool>;
 
-    /// Gathers values of variable length as [`Device::gather_to_host`], on a device that
-    /// [works on them](DeviceInfo::works_on_text). The width of offsets is [`Width::W4`] or
+    /// Gathers values as [`Device::gather_to_host`]. The width of offsets is [`Width::W4`] or
     /// [`Width::W8`]. Waits for the number of bytes.
     ///
     /// # Errors

@@ -92,9 +92,9 @@ pub struct DeviceInfo {
     /// later.
     pub fuses_partition_join: bool,
     /// True if the device makes keys of values of variable length
-    /// ([`short_values`](super::Device::short_values), [`hash_keys`](super::Device::hash_keys)) and
-    /// gathers them ([`gather_bytes_to_host`](super::Device::gather_bytes_to_host)). Otherwise the
-    /// host does.
+    /// ([`short_values`](super::StringOps::short_values),
+    /// [`hash_keys`](super::StringOps::hash_keys)) and gathers them
+    /// ([`gather_bytes_to_host`](super::StringOps::gather_bytes_to_host)). Otherwise the host does.
     pub supports_text: bool,
 }
 

@@ -100,7 +100,7 @@ pub trait Engine: Send + Sync + Debug {
     /// Runs a task to its end in the granted memory, and pushes the result batch by batch.
     ///
     /// # Errors
-    /// Returns the errors of [`join::run`](crate::join::run), and
+    /// Returns the errors of [`join::run`], and
     /// [`Unavailable`](crate::Error::Unavailable) if the device is lost. [`Engine::check`] reports
     /// a lost device too.
     fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;

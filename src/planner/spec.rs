@@ -3,7 +3,7 @@
 use crate::catalog::IntoMode;
 use crate::join::{JoinKind, Strategy};
 
-/// A requested join. Names are not checked yet: [`bind`](super::bind) checks them.
+/// A requested join. Names are not checked yet: [`bind`](super::bind()) checks them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JoinSpec {
     /// Name of the left table.

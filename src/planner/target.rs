@@ -33,7 +33,7 @@ pub struct Target {
     pub probe_batch_rows: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
-    /// [`DeviceInfo::supports_text`](crate::device::DeviceInfo::works_on_text).
+    /// [`DeviceInfo::supports_text`](crate::device::DeviceInfo::supports_text).
     pub supports_text: bool,
     /// Rates of the device.
     pub rates: Rates,
@@ -73,7 +73,7 @@ impl Target {
     }
 
     /// Returns the rows of a table that the device has cached, by column.
-    pub(super) fn kept_rows_of(&self, table: &Arc<Table>) -> HashMap<usize, CachedRows> {
+    pub(super) fn cached_rows_of(&self, table: &Arc<Table>) -> HashMap<usize, CachedRows> {
         let of_table = |kept: &&ColumnRows| std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table));
         let mut by_column: HashMap<usize, CachedRows> = HashMap::new();
         for kept in self.kept.iter().filter(of_table) {

@@ -41,7 +41,7 @@ pub trait Lender: Send + Sync + Debug {
     /// Takes back the piece at `address`.
     fn give_back(&self, address: u64);
 
-    /// Takes back the bytes that [`Lender::hold`] reserved.
+    /// Takes back the bytes that [`Lender::reserve`] reserved.
     fn release(&self, held: u64);
 
     /// Bytes that pieces can still take, like [`Arena::free_bytes`].

@@ -52,7 +52,7 @@ impl Links {
 impl SideLinks {
     fn new(join: &BoundJoin, input: &Input, target: &Target) -> Self {
         let table = join.table(input.side);
-        let kept: HashMap<usize, CachedRows> = target.kept_rows_of(table);
+        let kept: HashMap<usize, CachedRows> = target.cached_rows_of(table);
         let link = |column: usize| {
             let share = |at_once| kept.get(&column).map_or(0.0, |kept| kept.share(table.rows, at_once));
             Link {

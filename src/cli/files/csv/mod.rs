@@ -8,8 +8,8 @@
 //! * An empty field is null, quoted or not, and so are the words of `--null-values`.
 //! * A column has the type that `--types` gives it, or else the first of [`types::INFERRED`] that
 //!   fits all of its first rows.
-//! * A value has the form that [`types::form`] defines. Arrow and pyarrow would each read other
-//!   forms, too.
+//! * A value has the form that `form` in `types.rs` defines. Arrow and pyarrow would each read
+//!   other forms, too.
 
 mod records;
 mod types;
