@@ -95,7 +95,7 @@ pub fn key_class(data_type: &DataType) -> Result<KeyClass> {
 mod tests {
     use super::*;
 
-    /// Checks the table of README.md.
+    /// Mirrors the table of README.md.
     #[test]
     fn key_types_match_as_the_readme_lists_them() {
         use DataType as T;

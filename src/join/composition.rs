@@ -3,6 +3,11 @@
 //! A [`Strategy`] is the name of some compositions: those with one row layout that move payload, or
 //! that do not. The planner chooses a composition by its price, a caller may override parts of it,
 //! and the join follows it as far as its device can.
+//!
+//! A new decision is a field here. The planner takes it where it prices a composition
+//! (`planner/cost/choice.rs`), and a caller overrides it by a field of
+//! [`PlanOverrides`](crate::planner::PlanOverrides). `Composed` in `tests/joins` and `every_way` in
+//! `benches/src/overrides.rs` vary it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,8 +29,8 @@ pub struct Composition {
     /// True if the build keys look distinct and dense, so that an array over their extent replaces
     /// the hash table. For rows that stay in table order.
     pub dense: bool,
-    /// True if probe rows pass a filter of the build keys before they are transformed. A kind of
-    /// join that keeps probe rows without a match uses no filter.
+    /// True if a filter of the build keys drops probe rows after their keys are made and before
+    /// anything is moved. A kind of join that keeps probe rows without a match uses no filter.
     pub filter: bool,
     /// Order in which columns of both sides cross the link.
     pub transfer_order: TransferOrder,
@@ -132,8 +137,9 @@ impl MovedPayload {
     }
 }
 
-/// All decisions on one line, except whether the probe side comes at once. Records of planned joins
-/// name compositions by it.
+/// All decisions on one line, except whether the probe side comes at once. Recorded joins name
+/// their compositions by this line, so a new decision prints nothing at its former value
+/// (`planner/tests/recorded.rs`).
 impl fmt::Display for Composition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { build_side, dense, moved_payload, .. } = self;

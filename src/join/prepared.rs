@@ -4,8 +4,8 @@
 //! ```text
 //!   prepare(build) ─► probe(rows)* ─► finish
 //!
-//!   prepare: build side ─► transform ─► index ─► (compare runs; hash again if two differ) ─► (filter)
-//!   probe:   rows ─► chunk ─► (filter) ─► transform ─► probe batch ─► match ─► (compare) ─► batches
+//!   prepare: build side ─► transform ─► index ─► (compare; hash again if two differ) ─► (filter)
+//!   probe:   chunk ─► (filter) ─► transform ─► probe batch ─► match ─► (compare) ─► batches
 //!   finish:  build rows without a key, or that the kind of join keeps for having a match or none
 //! ```
 //!

@@ -150,7 +150,7 @@ fn bind_keys(spec: &JoinSpec, left_named: &Named<'_>, right_named: &Named<'_>) -
             nulls_equal: pair.nulls_equal.unwrap_or(spec.nulls_equal),
             // Each dictionary has its own order.
             alike: !is_float
-                && !is_ordered(left, left_index)
+                && !has_ordered_dictionary(left, left_index)
                 && gathered_type(&[(left, left_index)]) == gathered_type(&[(right, right_index)]),
         })
     };
@@ -416,20 +416,22 @@ fn output_schema(
             }
             OutputSource::Key { index } => gathered_type(&[(left, keys[index].left)]),
         };
-        let is_ordered = match column.source {
-            OutputSource::Column { side: Side::Left, index } => is_ordered(left, index),
-            OutputSource::Column { side: Side::Right, index } => is_ordered(right, index),
-            OutputSource::Key { index } => !spec.how.keeps_unmatched(Side::Right) && is_ordered(left, keys[index].left),
+        let has_ordered_dictionary = match column.source {
+            OutputSource::Column { side: Side::Left, index } => has_ordered_dictionary(left, index),
+            OutputSource::Column { side: Side::Right, index } => has_ordered_dictionary(right, index),
+            OutputSource::Key { index } => {
+                !spec.how.keeps_unmatched(Side::Right) && has_ordered_dictionary(left, keys[index].left)
+            }
         };
         let field = Field::new(&column.name, data_type, source.is_nullable() || nullable);
-        Ok(field.with_dict_is_ordered(is_ordered).with_metadata(source.metadata().clone()))
+        Ok(field.with_dict_is_ordered(has_ordered_dictionary).with_metadata(source.metadata().clone()))
     };
     Ok(Arc::new(Schema::new(output.iter().map(field).collect::<Result<Vec<_>>>()?)))
 }
 
 /// True if the order of a column's dictionary has a meaning. The result's dictionary then has the
 /// same order.
-fn is_ordered(table: &Table, index: usize) -> bool {
+fn has_ordered_dictionary(table: &Table, index: usize) -> bool {
     table.schema.field(index).dict_is_ordered() == Some(true) && is_as_it_lies(&[(table, index)])
 }
 

@@ -53,7 +53,7 @@ pub struct Plan {
 /// A strategy on a build side that was not chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
-    /// Composition of the alternative.
+    /// Strategy of the alternative.
     pub strategy: Strategy,
     /// Its build side.
     pub build_side: Side,

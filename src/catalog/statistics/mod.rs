@@ -121,7 +121,7 @@ impl StatisticsCollector {
     /// the same rows differ in their estimates. Collectors that will be merged should have
     /// different seeds.
     pub fn seeded(data_type: &DataType, seed: u64) -> Self {
-        let ordered = summary::is_ordered(data_type);
+        let ordered = summary::has_order(data_type);
         Self {
             rows: 0,
             nulls: 0,

@@ -32,9 +32,9 @@ impl Summary {
 }
 
 /// True if columns of that type have minima, order and samples.
-pub(super) fn is_ordered(data_type: &DataType) -> bool {
+pub(super) fn has_order(data_type: &DataType) -> bool {
     match data_type {
-        DataType::Dictionary(_, values) => is_ordered(values) && !matches!(**values, DataType::Dictionary(..)),
+        DataType::Dictionary(_, values) => has_order(values) && !matches!(**values, DataType::Dictionary(..)),
         DataType::Interval(_) => false,
         _ => data_type.is_primitive() || *data_type == DataType::Boolean || has_value_bytes(data_type),
     }
