@@ -17,8 +17,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The request is wrong, and a retry fails again. The caller corrects it.
     Invalid(String),
-    /// Values are too long or too many for one batch of a result. A join tries fewer rows. If a
-    /// batch cannot have fewer, the caller asks for smaller batches or uploads wider types.
+    /// Values are too long or too many for one batch of a result. The join tries fewer rows. A
+    /// caller sees this error only for a single row, and uploads the column with wider types.
     TooLong(String),
     /// No table, job, upload or ticket has this name (any more). The caller names another.
     NotFound(String),

@@ -51,6 +51,8 @@ struct Entry {
     words: Vec<String>,
     kind: Kind,
     origin: Origin,
+    /// True for a setting that only tests use.
+    is_hidden: bool,
 }
 
 /// Form of a value in TOML.
@@ -116,7 +118,7 @@ pub fn layer(matches: &ArgMatches, file: Option<&Path>) -> Result<Layered> {
             },
         };
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        entries.push(Entry { kind: kind_of(&arg), key, help, words, origin });
+        entries.push(Entry { kind: kind_of(&arg), key, help, words, origin, is_hidden: arg.is_hide_set() });
     }
     let settings = parse(&entries).map_err(|error| blame(error, &entries))?;
     check_relations(&settings).map_err(|error| attributed(error, &entries))?;
@@ -137,11 +139,16 @@ impl Layered {
         attributed(error, &self.entries)
     }
 
+    /// Returns the settings that operators see.
+    fn shown(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| !entry.is_hidden)
+    }
+
     /// Renders the settings as a configuration file that gives the same settings again, each with
     /// its help and its origin.
     pub fn to_toml(&self) -> String {
         let mut text = String::from("# Settings of `dovetail serve`. The comment after a value names its source.\n");
-        for entry in &self.entries {
+        for entry in self.shown() {
             let value = entry.toml_value();
             let (mark, value) = if entry.words.is_empty() { ("# ", "\"\"") } else { ("", value.as_str()) };
             // Writing to a String cannot fail.
@@ -163,7 +170,7 @@ impl Layered {
             };
             (entry.key.clone(), serde_json::json!({ "value": value, "origin": entry.origin.describe() }))
         };
-        serde_json::Value::Object(self.entries.iter().map(entry).collect())
+        serde_json::Value::Object(self.shown().map(entry).collect())
     }
 }
 
@@ -208,11 +215,10 @@ fn setting_args() -> Vec<Arg> {
     command.get_arguments().filter(|arg| is_setting(arg)).cloned().collect()
 }
 
-/// True if the argument is a setting. The arguments that clap adds, hidden ones, and those without
-/// an environment variable are not.
+/// True if the argument is a setting. The arguments that clap adds, and those without an
+/// environment variable, are not.
 fn is_setting(arg: &Arg) -> bool {
     arg.get_env().is_some_and(|variable| variable.to_string_lossy().starts_with(PREFIX))
-        && !arg.is_hide_set()
         && arg.get_id().as_str() != super::CONFIG_ID
 }
 

@@ -170,7 +170,7 @@ impl KeyLayout {
     }
 
     /// Returns the same layout for a device that
-    /// [works on text](crate::device::DeviceInfo::supports_text), if the device can read all key
+    /// [supports text](crate::device::DeviceInfo::supports_text), if the device can read all key
     /// columns. Returns the layout unchanged where no keys have to be made.
     #[must_use]
     pub fn made_by_device(self) -> Self {

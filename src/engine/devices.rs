@@ -101,7 +101,6 @@ pub fn device_memory_bytes(setting: &str, kind: NodeKind) -> Result<Option<u64>>
 /// # Errors
 /// [`Error::Invalid`] for a setting that names no devices, or a file that describes none.
 pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
-    settings.test_options.clone().set();
     if let Some(path) = &settings.topology {
         if settings.devices != "auto" {
             return Err(Error::Invalid(format!(

@@ -4,6 +4,9 @@
 //! that do not. The planner chooses a composition by its price, a caller may override parts of it,
 //! and the join follows it as far as its device can.
 //!
+//! The planner applies the build side, the dense array and the gathering of text when it makes a
+//! task (`planner/task.rs`).
+//!
 //! A new decision is a field here. The planner takes it where it prices a composition
 //! (`planner/cost/choice.rs`), and a caller overrides it by a field of
 //! [`PlanOverrides`](crate::planner::PlanOverrides). `Composed` in `tests/joins` and `every_way` in

@@ -46,7 +46,7 @@ pub(super) struct TextColumn {
 
 impl SideInput {
     /// Makes the input of one role from the task's table. `supports_text` is true if the device
-    /// works on text.
+    /// supports text.
     pub(super) fn of_task(task: &Task, role: Role, supports_text: bool) -> Self {
         let table = match role {
             Role::Build => &task.build.table,

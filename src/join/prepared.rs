@@ -28,7 +28,7 @@ use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
 use crate::columns::KeyLayout;
-use crate::device::{DeviceBuffer, Filter, Phase};
+use crate::device::{DeviceBuffer, Event, Filter, Phase};
 use crate::{Error, Result};
 
 /// Number of seeds to hash keys with, one after the other, until no two different keys have the
@@ -50,6 +50,8 @@ pub(super) struct PreparedJoin {
     pub(super) flags: Option<DeviceBuffer>,
     /// Filter that drops most probe rows without a match, if many are expected.
     pub(super) filter: Option<Filter>,
+    /// Marks the end of the work that prepared the join. Other streams wait for it.
+    pub(super) ready: Event,
 }
 
 /// Inputs of a join that is to be prepared.
@@ -122,8 +124,8 @@ impl PreparedJoin {
             Some(_) => Some(cx.device.new_flags(built.transformed.len(), cx.stream)?),
             None => None,
         };
-        let built = SharedBuild::new(built);
-        Ok(Self { task, layout, build, probe_shape, semantics, sizes, built, flags, filter })
+        let (built, ready) = (SharedBuild::new(built), cx.device.record_event(cx.stream)?);
+        Ok(Self { task, layout, build, probe_shape, semantics, sizes, built, flags, filter, ready })
     }
 
     /// Returns what makes batches of the result from build rows and rows of `probe`.

@@ -118,6 +118,7 @@ impl<'a> Probing<'a> {
     /// # Errors
     /// Errors of the device, the sink, and gathering; the first of any stream.
     pub(super) fn run(self, cx: &JoinContext<'_>) -> Result<Progress<'a>> {
+        cx.device.wait_event(&self.join.ready, cx.stream)?;
         self.probe_all(cx)?;
         Ok(self.progress.into_inner().inner)
     }

@@ -100,7 +100,7 @@ pub struct TaskSide<T = Arc<Table>> {
     /// True if the result may share these columns with the table, provided that the
     /// result has all rows of a slice in table order.
     pub shares: bool,
-    /// Columns of values of variable length that the device gathers, if it works on text. Otherwise
+    /// Columns of values of variable length that the device gathers, if it supports text. Otherwise
     /// the host gathers them.
     pub device_text: BTreeSet<usize>,
 }

@@ -8,7 +8,7 @@
 //! 2. It *moved* with the keys (gather from transformed relation, GFTR: Wu et al. 2024, section
 //!    4.2).
 //! 3. It is stored on the device as it was copied in, and is gathered by row number (gather from
-//!    untransformed relation, GFUR). This includes text if the device works on text.
+//!    untransformed relation, GFUR). This includes text if the device supports text.
 //! 4. Devices cannot move it (nested, booleans, text elsewhere). The host gathers it by row number.
 //!
 //! Nullable columns are never moved, because validity bits do not move well. They come from place

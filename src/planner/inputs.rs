@@ -445,20 +445,20 @@ fn dense_slots(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Opt
 }
 
 impl BoundJoin {
-    /// True if a device that works on text could gather a column of the result, for the given build
+    /// True if a device that supports text could gather a column of the result, for the given build
     /// side.
     pub(super) fn has_device_text(&self, build_side: Side) -> bool {
         let of_side = |side| !self.device_text_columns(side, build_side).is_empty();
         !self.spec.count && [Side::Left, Side::Right].into_iter().any(of_side)
     }
 
-    /// Columns of a side of the result that a device that works on text could gather.
+    /// Columns of a side of the result that a device that supports text could gather.
     pub(super) fn device_text_columns(&self, side: Side, build_side: Side) -> BTreeSet<usize> {
         let columns = self.output_columns(side, build_side).into_iter();
         columns.filter(|&column| self.device_text(side, column).is_some()).collect()
     }
 
-    /// Returns a variable-length column if a device that works on text could gather it. Its values
+    /// Returns a variable-length column if a device that supports text could gather it. Its values
     /// must be known to be short and have no more bytes than such values can have. Nulls may have
     /// bytes too, in unknown places.
     fn device_text(&self, side: Side, index: usize) -> Option<TextColumn> {

@@ -1,6 +1,7 @@
 //! Dispatch: takes a request to a job in the queue, and from there to a device, with the memory
 //! that it needs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -155,8 +156,9 @@ impl Shared {
         }
         // A client that has stopped a job need not wait until the job's device has noticed.
         let is_stopped = |running: &&Running| running.job.owner == owner && running.job.check_stop().is_err();
-        let stopped = state.devices.iter().flat_map(|device_state| &device_state.running).filter(is_stopped).count();
-        let active = state.queue.active(owner).saturating_sub(stopped);
+        let running = state.devices.iter().flat_map(|device_state| &device_state.running);
+        let stopped: BTreeSet<JobId> = running.filter(is_stopped).map(|running| running.job.id).collect();
+        let active = state.queue.active(owner).saturating_sub(stopped.len());
         if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
             return Err(Error::Exhausted(format!(
                 "tenant {owner:?} has {} waiting or running, and may have no more; wait for one to end, or raise the server's --tenant-jobs",

@@ -285,7 +285,10 @@ impl Scheduler {
         let now = shared.clock.now();
         let mut state = shared.state.lock();
         state.devices.iter_mut().for_each(|device_state| device_state.count_time(now));
-        let running = state.devices.iter().map(|device_state| device_state.running.len()).sum();
+        let led = |(device, device_state): (usize, &DeviceState)| {
+            device_state.running.iter().filter(|running| running.devices.leader() == device).count()
+        };
+        let running = state.devices.iter().enumerate().map(led).sum();
         let devices = shared.executors.iter().zip(&state.devices).map(|(executor, device_state)| DeviceStats {
             id: executor.id(),
             lost: device_state.lost.as_ref().map(|error| error.message().into()),

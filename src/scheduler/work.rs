@@ -148,7 +148,7 @@ impl Shared {
             let id = self.executors[device].id();
             // The same cause may have lost other devices too.
             self.note_lost(&mut state);
-            let is_lost = state.devices[device].lost.is_some();
+            let is_lost = taken.devices.iter().any(|device| state.devices[device].lost.is_some());
             match is_lost {
                 true => tracing::error!(device = %id, job = job.id.0, %error, "device out of service"),
                 false => tracing::warn!(device = %id, job = job.id.0, %error, "a transient device failure"),

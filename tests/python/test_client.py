@@ -322,7 +322,9 @@ def test_unsupported_data_is_refused_before_anything_is_sent(client: dovetail.Cl
         with pytest.raises(TypeError, match="a sequence to upload has .* this one (is empty|begins with)"):
             client.put("t", data)
     for data in (pd.Series([1]), pd.Index([1]), pl.Series([1]), np.arange(3), TABLE["k"], pa.array([1])):
-        with pytest.raises(TypeError, match='is one column, .* give a dictionary of them, such as {"k": values}'):
+        with pytest.raises(
+            TypeError, match='is one column without a name; give a dictionary of columns, such as {"k": values}'
+        ):
             client.put("t", data)
     for data in ({"k": 1}, {"k": "abc"}, {1: [1]}):
         with pytest.raises(TypeError, match="a dictionary to upload maps column names to values"):
@@ -429,7 +431,7 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
         ValueError,
         "delimiter is 'é'; it takes one ASCII character, such as ';', that is not a quote or a line end",
     ),
-    "a quote for a delimiter": (lambda client: client.put("t", "t.csv", delimiter='"'), ValueError, "no quote"),
+    "a quote for a delimiter": (lambda client: client.put("t", "t.csv", delimiter='"'), ValueError, "not a quote"),
     "a line end for a delimiter": (lambda client: client.put("t", "t.csv", delimiter="\n"), ValueError, "a line end"),
     "strategy": (lambda client: client.join("t", "t", on="k", strategy=1), TypeError, "strategy is 1 (int)"),
     "nulls_equal": (

@@ -114,6 +114,7 @@ fn an_error_names_the_source_of_a_setting_and_leaves_flags_unchanged() {
         words: vec!["x".into()],
         kind: Kind::Text,
         origin,
+        is_hidden: false,
     };
     let entries = [
         entry("tls", Origin::File("/etc/other.toml".into())),
@@ -171,8 +172,16 @@ fn the_printed_configuration_parses_to_the_same_settings() {
     let text = first.to_toml();
     let again = layered(&[], Some(&text)).unwrap();
     assert_eq!(format!("{:?}", again.settings), format!("{:?}", first.settings), "{text}");
-    for entry in &first.entries {
+    for entry in first.shown() {
         assert!(!entry.help.is_empty(), "setting {} is not documented", entry.key);
         assert!(text.contains(&entry.help), "{} is printed without its help", entry.key);
     }
+}
+
+#[test]
+fn a_setting_for_tests_takes_effect_and_is_not_shown() {
+    let layered = layered(&["--test-fault", "/f", "--test-gpus-of-one", "2"], None).unwrap();
+    assert_eq!(layered.settings.test_fault, Some("/f".into()));
+    assert_eq!(layered.settings.test_gpus_of_one, Some(2));
+    assert!(!layered.to_toml().contains("test-") && !layered.to_json().to_string().contains("test-"));
 }

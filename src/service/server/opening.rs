@@ -73,6 +73,7 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     let authenticator = authenticator.with_certificates(settings.tls_client_ca.is_some())?;
     let host_memory_bytes = engine::host_memory_bytes(&settings.host_memory)?;
     let of_devices = settings.of_devices();
+    of_devices.test_options.clone().set();
     let topology = engine::topology(&of_devices)?;
     let budget = Budget::new("host memory", "the server's --host-memory", host_memory_bytes);
     let arena = Arena::with_backing(budget, engine::arena_backing(&of_devices, &topology)?);
