@@ -111,7 +111,7 @@ pub struct PlannedJoin<'a> {
     pub join: &'a Join,
     /// The planner's choice.
     pub plan: Plan,
-    /// The device, with its kept columns.
+    /// The device, with its cached columns.
     pub target: &'a Target,
 }
 
@@ -360,7 +360,7 @@ impl Engine {
     /// Runs once. Returns the run and its peak device memory.
     fn run_and_see_memory(&self, asked: &PlanOverrides) -> Result<(Run, Option<u64>)> {
         if self.keeps {
-            // A job with all memory would evict the kept columns.
+            // A job with all memory would evict the cached columns.
             return Ok((self.run(asked, &*self.device)?, None));
         }
         // A separate budget shows the peak of this strategy alone, not of an earlier one.

@@ -333,7 +333,7 @@ struct OfCase {
     rows: [u64; 2],
     measured: Vec<Measured>,
     /// The planner's inputs, with the times of every way to compose the join: a line for columns
-    /// copied in, and a line for kept columns.
+    /// copied in, and a line for cached columns.
     planned: Vec<Value>,
 }
 

@@ -35,7 +35,7 @@ pub fn line(planned: &PlannedJoin<'_>, measured: &[Measured]) -> Value {
     })
 }
 
-/// Returns the device properties that plans depend on, except the kept columns.
+/// Returns the device properties that plans depend on, except the cached columns.
 fn device(target: &Target) -> Value {
     json!({
         "memory_bytes": target.memory_bytes,

@@ -17,12 +17,12 @@ pub struct DeviceRates {
     pub rates: Rates,
     /// Time of the measurement; `None`: the rates could not be measured, and are assumed.
     pub measured: Option<SystemTime>,
-    /// File that kept the rates; `None`: they are of this start.
+    /// File that had the rates; `None`: they are of this start.
     pub kept_in: Option<PathBuf>,
 }
 
-/// Returns the rates of devices, in the order of the devices. Rates that are kept of a model are
-/// used. Otherwise they are measured now, once for all devices that are alike, and kept. A file
+/// Returns the rates of devices, in the order of the devices. Rates that are saved for a model are
+/// used. Otherwise they are measured now, once for all devices that are alike, and saved. A file
 /// that cannot be written is a warning. `tell` receives the finished share.
 pub fn device_rates(
     settings: &DeviceSettings,

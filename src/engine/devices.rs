@@ -231,7 +231,7 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Arc<dyn Engine>]) -> Stri
 ///
 /// A device shares threads and memory only with devices of its kind. GPUs seldom need threads, and
 /// slices of the CPU without these threads would always be slow. So a device is as fast in a mix as
-/// without the others, and its kept rates apply.
+/// without the others, and its saved rates apply.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device
@@ -376,8 +376,8 @@ fn enable_cache(settings: &DeviceSettings, memory: &Budget, keep: impl FnOnce(u6
     }
 }
 
-/// Returns the bytes of a device's memory that kept columns may take. The setting is a share of the
-/// memory, a size, or 0.
+/// Returns the bytes of a device's memory that cached columns may take. The setting is a share of
+/// the memory, a size, or 0.
 ///
 /// # Errors
 /// [`Error::Invalid`] names the accepted forms.

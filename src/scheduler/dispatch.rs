@@ -300,8 +300,8 @@ impl Shared {
     }
 
     /// Reserves the job's host memory, promises its part of the device's memory, and gives the job
-    /// to the device's workers. A worker reserves that part without the lock. Kept columns may have
-    /// to be evicted first, which can wait for all work on the device; see [`Shared::grant`].
+    /// to the device's workers. A worker reserves that part without the lock. Cached columns may
+    /// have to be evicted first, which can wait for all work on the device; see [`Shared::grant`].
     ///
     /// # Errors
     /// Returns [`Error::Exhausted`] if less host memory is free. The job then waits on.

@@ -264,7 +264,7 @@ fn random_joins_agree_with_the_naive_join() {
     }
 }
 
-/// Opens a device of 4 MiB of memory, with `bytes` of it for kept columns.
+/// Opens a device of 4 MiB of memory, with `bytes` of it for cached columns.
 fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
     let memory = 4 << 20;
     let device = match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {

@@ -64,7 +64,7 @@ struct RecordedColumn {
     max_value_bytes: Option<u64>,
     /// Bytes of all values, for text.
     value_bytes: Option<u64>,
-    /// Rows that the device had kept.
+    /// Rows that the device had cached.
     kept: Vec<(u64, u64)>,
 }
 
@@ -208,7 +208,7 @@ impl RecordedTarget {
     }
 }
 
-/// For each device, with and without kept columns: seconds of the choices over those of the best.
+/// For each device, with and without cached columns: seconds of the choices over those of the best.
 fn replay() -> BTreeMap<(String, bool), Vec<f64>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/planned.jsonl.gz");
     let lines = BufReader::new(MultiGzDecoder::new(File::open(path).unwrap())).lines();

@@ -192,7 +192,7 @@ fn a_running_job_is_told_whether_others_wait_for_its_device() {
     stage.idle();
 }
 
-/// Holds memory of a device as kept columns do, and gives it back on demand.
+/// Holds memory of a device as cached columns do, and gives it back on demand.
 #[derive(Debug)]
 struct Keeper {
     kept: Mutex<Option<Reservation>>,
