@@ -222,9 +222,9 @@ struct Tally {
         longest = count > longest ? count : longest;
     }
 
-    // Called by all threads of a block, which must consist of whole warps. All blocks add to the
-    // same few words, which the GPU serializes (1.3 G/s on an H200). A block adds once, and should
-    // have some thousand rows.
+    // Called by all threads of a block, which must consist of whole warps. All blocks update the
+    // same few words, and the GPU serializes these atomics (1.3 billion/s on an H200). So each
+    // block updates them once, and should cover about a thousand rows or more.
     __device__ void store(DovetailMatchTotals* totals) const {
         __shared__ u64 total_of[32];
         __shared__ u32 matched_of[32], longest_of[32];

@@ -31,7 +31,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use crate::human::{counted_as, system_words};
 use crate::{Error, Result};
 
-/// Maximum bytes in the queue: some thousand lines.
+/// Maximum bytes in the queue: several thousand lines.
 const QUEUE_BYTES: usize = 1 << 20;
 
 /// Time between attempts to write to a full non-blocking file.

@@ -532,7 +532,7 @@ impl ResultSpool {
             };
             let others = if wanted.is_some() { ", and other joins waited for its device" } else { "" };
             return Err(Error::Exhausted(format!(
-                "the reader of this result {slow} while {} waited for it and memory had no room for more{others}; read \
+                "the result was dropped: its reader {slow}, {} waited to be read, and memory was full{others}; read \
                  faster, let the server keep the result with retain_seconds (--retain-seconds), or raise the server's --host-memory",
                 human_bytes(held.bytes),
             )));

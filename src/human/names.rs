@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-/// Formats a name for a list of names. Adds quotes if the name could be read as several names, as
-/// none, or as more than a name. The command line reads this form, and the Python client writes it.
+/// Formats a name for a list of names. Adds quotes if the name is empty or contains white space or
+/// one of `,=()"`, because a reader would not take it for one plain name. The command line reads
+/// this form, and the Python client writes it.
 pub fn quoted(name: &str) -> String {
     let is_plain = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || ",=()\"".contains(c));
     if is_plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }

@@ -243,8 +243,9 @@ impl<'a> ColumnGather<'a> {
         matches!(self.rows, SideRows::Transformed(_, Positions::List { nullable: true, .. }))
     }
 
-    /// Returns a column's validity, unless no row has a null. The table may have nulls: nulls that
-    /// match nothing are in no matched row.
+    /// Returns a column's validity, or `None` if the gathered rows cannot have a null. That holds
+    /// for a key whose nulls never match, if only matched rows are gathered, even if the table has
+    /// nulls.
     fn needed(&self, validity: Option<DeviceBuffer>, column: usize) -> Option<DeviceBuffer> {
         let has_none = self.are_matched && self.input.unmatched_nulls.contains(&column);
         validity.filter(|_| !has_none)

@@ -209,8 +209,8 @@ impl Materializer<'_> {
                         return Err(error);
                     }
                 }
-                // Only the mean length of text is known. This piece overflows the offsets of one
-                // batch, or memory, so halve it.
+                // Pieces are sized by the mean length of text. This piece has more text than one
+                // batch or memory can hold, so halve it.
                 Err(Error::TooLong(_)) if piece.range.len() > 1 => parts.extend(piece.halves()),
                 Err(error) => return Err(error),
             }

@@ -53,10 +53,11 @@ pub(super) struct Probes<'a> {
 }
 
 impl Prefetch {
-    /// Queues the copies of up to `CHUNKS` chunks behind the build side's copies on both of the
-    /// context's streams. Queues none if a chunk needs a host wait before it is ready. Queues none
-    /// if free memory is under twice the sum of the index, a chunk for each stream and `held_back`
-    /// bytes. The index then has enough memory whatever its keys are.
+    /// Queues copies of up to `CHUNKS` chunks, each on a stream of its own that waits for the build
+    /// side's copies on both of the context's streams. Queues none if a chunk needs a host wait
+    /// before it is ready. Queues none if free memory is under twice the sum of the index, a chunk
+    /// for each stream and `held_back` bytes. The index then has enough memory whatever its keys
+    /// are.
     ///
     /// # Errors
     /// Errors of the device.

@@ -6,9 +6,9 @@ use std::fmt;
 use super::{Side, Strategy};
 use crate::join::Composition;
 
-/// Decisions taken beforehand. The planner takes all others to suit them. They take effect where
+/// Decisions fixed by the caller. The planner makes the others to fit them. They apply where
 /// compositions are priced (`cost/choice.rs`). [`device_gathers_text`](Self::device_gathers_text)
-/// takes effect earlier, in the choice of inputs (`plan.rs`).
+/// applies earlier, in the choice of inputs (`plan.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanOverrides {
     /// Strategy to use.

@@ -156,7 +156,7 @@ pub(super) fn propose_estimated(
     let wanted = |candidate: &Candidate| overrides.allows(&candidate.costed.composition);
     let Some(chosen) = candidates.iter().position(wanted) else {
         return Err(Error::Unsupported(format!(
-            "no plan of this join on {} meets the request: {overrides}; a build side has at most {ROWS_MAX} rows, a filter needs a \
+            "no plan for this join on {} satisfies: {overrides}; a build side has at most {ROWS_MAX} rows, a filter needs a \
              kind of join that drops probe rows without a match and a device that has filters, and a GPU gathers text only if \
              there is text that it supports",
             target.name

@@ -217,7 +217,7 @@ impl Server {
         usable.map(|_| remarks).map_err(|error| unusable_tls(settings, &error))
     }
 
-    /// Returns the address of the Flight service, with the port that was taken.
+    /// Returns the address of the Flight service, with the port that it listens on.
     pub fn flight_address(&self) -> SocketAddr {
         self.flight_address
     }

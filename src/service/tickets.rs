@@ -50,7 +50,7 @@ pub enum Target {
         /// Number of endpoints.
         parts: usize,
     },
-    /// Batches `first..end` of a job's result, which are available.
+    /// Batches `first..end` of a job's result.
     Part {
         /// Number of the job.
         job: u64,

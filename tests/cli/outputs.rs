@@ -81,7 +81,7 @@ fn put(server: &Server) {
     server.ok(&["put", "t.csv"]);
 }
 
-/// Makes calls and joins, which must work as with a log that is read.
+/// Makes calls and joins. They must work even if the log is not read.
 fn use_table(server: &Server) {
     call_often(server);
     assert!(server.admin("/healthz").starts_with("HTTP/1.0 200"), "{}", server.admin("/healthz"));

@@ -35,8 +35,8 @@ pub const STDIN: &str = "-";
 /// Iterator over the batches of a file, for the readers of all formats.
 pub(super) type Batches = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
-/// Starts reading the rows of a file, cast to the types of a schema: its own types, or types given
-/// by the caller.
+/// Starts reading the rows of a file, cast to the types of a schema: the file's own, or one that
+/// the caller gives.
 pub(super) type Begin = Box<dyn FnOnce(SchemaRef) -> Batches + Send>;
 
 /// File that is open for reading.

@@ -83,8 +83,7 @@ pub(in crate::device) fn patterns(rows: usize, random: &mut StdRng) -> Vec<(&'st
     let mut shuffled: Vec<u32> = (0..count).collect();
     shuffled.shuffle(random);
     let zipf = |random: &mut StdRng| {
-        // The inverse of a power law's distribution: a third of the rows have one of the first few
-        // numbers.
+        // The inverse of a power law's distribution: over a third of the rows have the number 1.
         let uniform: f64 = random.random_range(1e-9..1.0);
         (uniform.powf(-1.5) as u32).min(1 << 20)
     };

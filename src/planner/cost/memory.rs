@@ -32,8 +32,8 @@ const SMALL_BYTES: f64 = (32 << 10) as f64;
 /// differ.
 const PARTITION_SPREAD: f64 = 1.5;
 
-/// Maximum rows of one key for which a table reserves room ahead. Beyond that it grows by distinct
-/// keys.
+/// Maximum rows of one key for which a table reserves room. Beyond that, it grows with the number
+/// of distinct keys.
 const HEAVY_TABLE_ROWS: f64 = (1 << 16) as f64;
 
 /// Division of the probe side into chunks.

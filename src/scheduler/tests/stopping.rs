@@ -31,7 +31,7 @@ fn cancelling_a_running_job_stops_it_and_ends_its_readers_at_once() {
     assert!(is_raised, "the device was not told");
     assert!(matches!(pushed, Err(Error::Cancelled(_))), "a stopped job can still push: {pushed:?}");
     assert_eq!(stage.ended(&job), JobState::Cancelled);
-    // A stopped job stays stopped, whatever it answers.
+    // A stopped job stays stopped, even if its device then reports success.
     let job = stage.submit("r0");
     stage.next();
     stage.scheduler.cancel(job.id).unwrap();

@@ -51,9 +51,9 @@ pub enum Content {
     Nothing,
 }
 
-/// Decodes the messages of one upload whose Arrow body is available as a whole: the ordinary path,
-/// for messages that tonic has received. Batches are copied into the arena, and validated like
-/// those of the one-copy path.
+/// Decodes one upload on the ordinary path: tonic has received each message, so its whole Arrow
+/// body is in memory. Batches are copied into the arena, and validated like those of the one-copy
+/// path.
 #[derive(Debug)]
 pub struct StreamDecoder {
     arena: Arena,

@@ -264,7 +264,10 @@ impl<'a> Compressed<'a> {
         };
         match written {
             Ok(len) if len == slot.len() => Ok(()),
-            Ok(len) => Err(Error::Invalid(format!("a compressed buffer claims {} bytes and has {len}", slot.len()))),
+            Ok(len) => Err(Error::Invalid(format!(
+                "a compressed buffer declares {} bytes, and decompresses to {len}",
+                slot.len()
+            ))),
             Err(error) => Err(Error::Invalid(format!(
                 "a buffer of {} bytes does not decompress to {} bytes: {error}",
                 self.bytes.len(),

@@ -417,7 +417,7 @@ fn compressed_bodies_with_false_claims_are_refused() {
         let at = good[1].data_body.windows(8).position(|window| window == prefix).expect("the buffer's length");
         for (claimed, part) in [
             (7999, "column"),
-            (8001, "claims 8001 bytes and has 8000"),
+            (8001, "declares 8001 bytes, and decompresses to 8000"),
             (i64::MAX, "over the limit"),
             (1 << 40, "over the limit"),
             (-2, "claims -2 bytes"),
@@ -489,8 +489,8 @@ fn a_batch_larger_than_the_budget_is_refused_and_takes_no_memory() {
     assert_eq!((arena.budget().used_bytes(), arena.mapped_bytes()), (0, 0));
 }
 
-/// Flips every bit of every header and every byte of a whole stream. Each flip gives an error or a
-/// valid batch. No panic escapes, no memory stays, and no batch has invalid values.
+/// Flips each bit of a stream, and sets each byte of its headers to extreme values. Each flip gives
+/// an error or a valid batch. No panic escapes, no memory stays, and no batch has invalid values.
 #[test]
 fn flipped_bits_give_an_error_or_a_valid_batch() {
     let mut rng = StdRng::seed_from_u64(5);
