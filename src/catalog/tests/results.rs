@@ -278,7 +278,7 @@ fn a_writer_without_readers_continues_while_memory_is_free() {
     let options = SpoolOptions { arena: Some(arena.clone()), ..consumed(1, Duration::from_millis(50)) };
     let spool = ResultSpool::with_options(schema(), options);
     let outcome = (0..1000).try_for_each(|key| spool.push(batch(key * 1000..key * 1000 + 1000)));
-    assert_refused(outcome, is!(Exhausted), &["took nothing", "no room", "retain_seconds", "--host-memory"]);
+    assert_refused(outcome, is!(Exhausted), &["took nothing", "memory was full", "retain_seconds", "--host-memory"]);
     let (used, limit) = (arena.budget().used_bytes(), arena.budget().limit_bytes());
     assert!(used > limit / 2, "{used} of {limit} bytes were used");
     assert!(used < limit, "others have room");
