@@ -5,11 +5,11 @@
 //! and not its name, so a table that replaces another has its own entries.
 //!
 //! Joins ask for different ranges of one column. A build side asks for all rows, and a probe side
-//! for chunks. Once its columns are cached, the planner may prefer one chunk to many. So a range is
-//! also read out of a larger one that is cached. Or the device puts it together from several cached
-//! ranges, and caches the result.
+//! for chunks. Once the columns of a probe side are cached, the planner may prefer one chunk to
+//! many. So a range is also read out of a larger cached range. Or the device puts the range
+//! together from several cached ranges, and caches the result.
 //!
-//! Cached columns are charged to the device's memory and are evicted when a job asks for it.
+//! Cached columns are charged to the device's memory, and are evicted when a job needs memory.
 //! Columns of dropped tables are evicted first, then the least recently used.
 
 use std::any::Any;
@@ -94,7 +94,7 @@ struct Inner {
     entries: HashMap<Key, Entry>,
     /// Number of uses so far, which orders them.
     clock: u64,
-    /// Bytes that are being copied, and have room.
+    /// Bytes that are being copied in, with room reserved for them.
     coming_bytes: u64,
     stats: CacheStats,
 }
@@ -156,10 +156,10 @@ pub(super) struct CachedPart {
 
 /// Source of rows that a device copies.
 pub(super) enum CopyFrom<'a> {
-    /// Host memory. Charged to the given budget, or to the job if there is none.
+    /// Host memory. The copy is charged to the given budget, or to the job if no budget is given.
     Host(Option<&'a Budget>),
-    /// Kept parts, one after the other. Charged to the given budget, or to the job if there is
-    /// none. A single part need not be copied.
+    /// Cached parts, one after the other, charged in the same way. A single part need not be
+    /// copied.
     Cached(&'a [CachedPart], Option<&'a Budget>),
 }
 
@@ -194,7 +194,7 @@ impl DeviceMemory for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let bytes = self.charged_bytes();
-        // Release the buffer first, so that bytes counted as out of use really are.
+        // Release the buffer first, so that bytes counted as out of use really are out of use.
         self.buffer = None;
         self.totals.lent.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -320,8 +320,8 @@ impl ColumnCache {
         let mut lent = |(key, rows): (Key, Range<u64>)| {
             let entry = entries.get_mut(&key)?;
             if is_one {
-                // Several parts are put together into one range that is cached instead, so they may
-                // be evicted.
+                // Several parts are copied into one range, which is cached. The parts may then be
+                // evicted.
                 entry.last_used = *clock;
             }
             let byte = |row: u64| ((row - key.start) * row_bytes) as usize;
@@ -332,7 +332,7 @@ impl ColumnCache {
     }
 
     /// Reserves room for `bytes` more, after evictions if needed. `None` when there is no room.
-    /// Memory that jobs have, or are free to take, is not asked for.
+    /// Takes only memory that no job has reserved.
     fn room(self: &Arc<Self>, bytes: u64) -> Option<Room> {
         /// Upper bound of the granule in which devices charge memory.
         const GRANULE_BYTES: u64 = 256;

@@ -1,13 +1,13 @@
 //! CPU threads of a device, which do a host device's work and the work that a GPU cannot do. The
-//! device has one pool, and each job that runs in parallel with others has one. A GPU has further
-//! pools, whose threads drive the streams of a join.
+//! device has one pool, and each job that runs in parallel with others has its own. A GPU has
+//! further pools, whose threads drive the streams of a join.
 //!
 //! Jobs do not share a pool. A thread that waits for a part of its own work, or for a GPU, takes up
-//! any other work of its pool. With another job's work it would delay its own job until that work
-//! is done, stopped or read.
+//! any other work of its pool. If that were another job's work, the thread's own job would wait
+//! until the other job's work is done, stopped or read.
 //!
 //! A thread that runs jobs of a host device, one after the other, is itself part of a pool. A small
-//! join then never changes threads, because a change would take longer than its rows.
+//! join then never changes threads, because a change would take longer than the work on its rows.
 
 use std::cell::OnceCell;
 use std::ops::Deref;
@@ -71,10 +71,10 @@ impl CpuPools {
         Ok(CpuPool { threads, home: self.clone(), is_of_caller: false })
     }
 
-    /// Takes a pool that includes the calling thread, unless that thread already has a pool of
-    /// another device. The caller works on the tasks that it shares out, and runs small tasks
-    /// without a change of threads. Other threads must not give work to this pool while its caller
-    /// does not work.
+    /// Takes a pool that includes the calling thread. If that thread already has a pool of another
+    /// device, takes a pool without it. The caller works on the tasks that it shares out, and runs
+    /// small tasks without a change of threads. Other threads must not give work to this pool while
+    /// its caller does not work.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
@@ -107,7 +107,7 @@ impl CpuPools {
 pub(super) struct CpuPool {
     threads: Arc<ThreadPool>,
     home: Arc<CpuPools>,
-    /// True for a pool that includes the calling thread, which keeps it.
+    /// True for a pool that includes the calling thread. The thread keeps the pool.
     is_of_caller: bool,
 }
 
@@ -120,7 +120,7 @@ impl CpuPool {
         self.home.cpu_pool()
     }
 
-    /// Takes another pool of the same device, as [`CpuPools::cpu_pool_of_caller`].
+    /// Takes another pool of the same device, like [`CpuPools::cpu_pool_of_caller`].
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.

@@ -1,4 +1,4 @@
-//! Remedies after the loss of a device, which depend on the process that it is lost in.
+//! Remedies after the loss of a device. They depend on the process in which it is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -118,8 +118,8 @@ pub trait Device: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Returns the work times by the device's own clock since the last call, of streams that are no
-    /// longer used. Times are added up after [`Device::add_up_times`], or always with
+    /// Returns the times of work since the last call, by the device's own clock, for streams that
+    /// are no longer used. Times are added up after [`Device::add_up_times`], or always with
     /// `DOVETAIL_GPU_OBSERVER=times`.
     fn take_times(&self) -> Vec<WorkTime> {
         Vec::new()
@@ -127,8 +127,8 @@ pub trait Device: Send + Sync + Debug {
 
     /// Runs `work` so that its parallel parts, such as gathering strings, use the CPU threads of
     /// this device. On a host device these are its own threads. Returns when `work` is done. A
-    /// thread that waits for its parts takes up any other work of these threads. If several streams
-    /// are at work, `work` must not wait for a thing that another stream holds.
+    /// thread that waits for parts of `work` takes up any other work of these threads. If several
+    /// streams are at work, `work` must not wait for a thing that another stream holds.
     fn install(&self, work: &mut (dyn FnMut() + Send));
 
     /// Runs `work` on `threads` threads at once, at most [`streams`](DeviceInfo::streams). The
@@ -142,8 +142,8 @@ pub trait Device: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Returns the pinner that keeps host memory in place, so that all devices of this kind copy it
-    /// by themselves. `None` where copies need no pinning.
+    /// Returns the pinner that keeps host memory in place, so that all devices of this kind can
+    /// copy it without the CPU. `None` where copies need no pinning.
     fn pin(&self) -> Option<Arc<dyn Pin>> {
         None
     }
@@ -183,9 +183,9 @@ pub trait Device: Send + Sync + Debug {
     /// that work.
     fn synchronize(&self, stream: &Stream) -> Result<()>;
 
-    /// Orders the buffer's free in `stream`, which then waits for the work of other streams on the
-    /// buffer. Callers may drop the buffer while work on it is queued. A cached column is freed
-    /// by its cache all the same.
+    /// Makes `stream` the stream in whose order the buffer is freed. `stream` must wait for other
+    /// streams' work on the buffer. Callers may drop the buffer while work on it is queued. A
+    /// cached column is still freed by its cache.
     fn record_stream(&self, _buffer: &DeviceBuffer, _stream: &Stream) {}
 
     // ---- Transfers ------------------------------------------------------------------------------
@@ -194,14 +194,14 @@ pub trait Device: Send + Sync + Debug {
     /// an emulated link, a host device uses a single part in place, without copying.
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
 
-    /// Brings data in as [`Device::copy_in`], for the values of the given rows. A device that
-    /// caches columns may have them already. The result is read-only.
+    /// Brings the values of the given rows in, like [`Device::copy_in`]. A device that caches
+    /// columns may already have the values. The result is read-only.
     fn copy_in_column(&self, _rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         self.copy_in(parts, stream)
     }
 
     /// Makes later copied columns stay on the device, in up to `_limit_bytes` of memory that no job
-    /// needs. No effect on a device that reads host memory in place, or caches columns already.
+    /// needs. No effect on a device that reads host memory in place, or already caches columns.
     fn enable_cache(&self, _limit_bytes: u64) -> Result<()> {
         Ok(())
     }
@@ -230,15 +230,15 @@ pub trait Device: Send + Sync + Debug {
     // ---- Keys and layouts ------------------------------------------------------------------
 
     /// Packs one or several key columns into one key of fixed width per row. Keys are equal exactly
-    /// when all fields are. Rows with a null in a field that does not match nulls are left out. The
-    /// result then includes the row numbers of the other rows.
+    /// when all fields are equal. Rows with a null in a field that does not match nulls are left
+    /// out. The result then includes the row numbers of the other rows.
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys>;
 
     /// Builds a filter from build keys. Probe keys pass it before their rows are transformed.
     fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Filter>;
 
     /// Returns the keys that the filter may contain, in their order, with their row numbers. All
-    /// keys that it contains pass, and few others. Waits.
+    /// keys that the filter was built from pass, and few others. Waits.
     fn filter_keys(&self, filter: &Filter, keys: &PackedKeys, stream: &Stream) -> Result<PackedKeys>;
 
     /// Partitions rows by `bits` of the mixed key, and their payload. Order within a
@@ -287,8 +287,8 @@ pub trait Device: Send + Sync + Debug {
 
     /// Joins the rows of the given partitions in one step, also with repeated keys: matches,
     /// expands and gathers the payload columns. Returns `None` without any work if a partition has
-    /// too many build rows. Grouping and [matching](Self::match_partitions) such partitions is the
-    /// better way. Waits.
+    /// too many build rows. It is better to group such partitions and then
+    /// [match](Self::match_partitions) them. Waits.
     fn join_partitions(
         &self,
         build: &Partitions,
@@ -298,8 +298,8 @@ pub trait Device: Send + Sync + Debug {
         stream: &Stream,
     ) -> Result<Option<JoinedPartitions>>;
 
-    /// Matches probe rows `rows` of sorted keys against sorted build keys. It works by merge path,
-    /// or by tiles of probe rows, each with its bounds in the build side.
+    /// Matches probe rows `rows` of sorted keys against sorted build keys. Devices use merge path,
+    /// or tiles of probe rows, each with its bounds in the build side.
     fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches>;
 
     // ---- From matches to rows -------------------------------------------------------------------
@@ -309,8 +309,8 @@ pub trait Device: Send + Sync + Debug {
     /// pair whose build position is [`NO_ROW`].
     fn expand(&self, matches: &Matches, pairs: Range<u64>, unmatched: Unmatched, stream: &Stream) -> Result<Pairs>;
 
-    /// Groups pairs by the part of the build side that they refer to. No pair lacks a build row.
-    /// Part `p` has the `p`-th `1 << part_bits` build positions. Pairs within a part are in no
+    /// Groups pairs by the part of the build side that they refer to. Every pair must have a build
+    /// row. Part `p` has the `p`-th `1 << part_bits` build positions. Pairs within a part are in no
     /// order, and their build positions count from the start of the part. Also returns the start of
     /// each of the `parts` parts in the pairs, and the end of the last. There are at most
     /// [`PARTS_MAX`] parts. Waits.
@@ -352,8 +352,8 @@ pub trait Device: Send + Sync + Debug {
         stream: &Stream,
     ) -> Result<HostColumn>;
 
-    /// Gathers as [`Device::gather_to_host`], for several columns, each at its own positions.
-    /// Columns may share a piece of the arena.
+    /// Gathers several columns like [`Device::gather_to_host`], each at its own positions. Columns
+    /// may share a piece of the arena.
     fn gather_all_to_host(
         &self,
         columns: &[(&Column, &Positions)],

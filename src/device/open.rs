@@ -13,7 +13,7 @@ use crate::memory::Budget;
 /// Parses `host` or `cuda:N`, for programs that run on one device.
 ///
 /// # Errors
-/// A text that names the accepted forms, for any other text.
+/// For any other text, a message that names the accepted forms.
 pub fn parse_device(text: &str) -> Result<DeviceId, String> {
     match text.split_once(':') {
         None if text == "host" => Ok(DeviceId { kind: DeviceKind::Host, index: 0 }),
@@ -74,8 +74,8 @@ pub fn why_no_gpu() -> &'static str {
     concat!("this build has no kernels: ", env!("DOVETAIL_WHY_NO_KERNELS"))
 }
 
-/// Opens GPU number `index`, with `threads` CPU threads for the work next to the GPU's. `budget`
-/// receives the number of bytes that its memory can give: 95% of the free bytes.
+/// Opens GPU number `index`, with `threads` CPU threads for work that the GPU cannot do. `budget`
+/// receives the number of bytes that the GPU's memory can give: 95% of the free bytes.
 ///
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) when there is no such GPU, or this build

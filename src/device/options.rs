@@ -10,13 +10,13 @@ static OPTIONS: OnceLock<TestOptions> = OnceLock::new();
 /// Options that only tests set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TestOptions {
-    /// File that requests failures of devices. Whenever it exists, the next call that its text
-    /// applies to removes the file and fails in that way. The text may begin with the device that
-    /// it is for: `host:1 lost`. `host/fault.rs` and `cuda/fault.rs` list the failures.
+    /// File that requests failures of devices. Whenever it exists, the next call to which its text
+    /// applies removes the file and fails as the text says. The text may begin with the name of a
+    /// device: `host:1 lost`. `host/fault.rs` and `cuda/fault.rs` list the failures.
     pub fault_file: Option<PathBuf>,
     /// Logical GPUs per physical GPU, each with an equal share of its memory, for tests of several
-    /// GPUs on fewer. In a process of its own, each has its own context, which errors of the others
-    /// do not reach.
+    /// GPUs on fewer. A logical GPU in a process of its own has its own context, which errors of
+    /// other logical GPUs do not reach.
     pub gpus_of_one: Option<u16>,
 }
 

@@ -15,7 +15,7 @@ pub struct Stream {
     pub handle: Arc<dyn DeviceHandle>,
     /// Raised when the job should stop.
     pub cancel: CancelFlag,
-    /// Bytes that copies on this stream were asked for and did not have to move.
+    /// Bytes that callers asked this stream to copy, and that did not have to be moved.
     pub savings: Arc<TransferSavingsCounter>,
 }
 
@@ -66,8 +66,8 @@ impl TransferSavingsCounter {
 }
 
 impl Stream {
-    /// Returns the same queue for work that must be done even if the job is stopped. An example is
-    /// the wait before memory is freed that queued work still reads.
+    /// Returns the same queue for work that must be done even if the job is stopped. For example,
+    /// memory that queued work reads is freed only after a wait for that work.
     #[must_use]
     pub fn uncancelled(&self) -> Self {
         Self { cancel: CancelFlag::new(), ..self.clone() }

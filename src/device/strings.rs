@@ -14,11 +14,11 @@ pub trait StringOps {
     /// validity. `offset_width`: [`Width::W4`] or [`Width::W8`].
     fn copy_in_bytes(&self, parts: &[BytesPart], offset_width: Width, stream: &Stream) -> Result<BytesColumn>;
 
-    /// Turns values of at most `bytes_max` bytes, itself at most
-    /// [`SHORT_BYTES_MAX`](super::SHORT_BYTES_MAX), into numbers of the narrowest key width. The
-    /// first byte is the most significant. Zeros fill up to `bytes_max` bytes below the last byte.
-    /// The length follows, in as few bits as `bytes_max` needs. Equal numbers are equal values, and
-    /// smaller numbers are smaller values.
+    /// Turns values of at most `bytes_max` bytes into numbers of the narrowest key width.
+    /// `bytes_max` is at most [`SHORT_BYTES_MAX`](super::SHORT_BYTES_MAX). The first byte is the
+    /// most significant. Zeros after the last byte fill up to `bytes_max` bytes. The length
+    /// follows, in as few bits as `bytes_max` needs. Equal numbers are equal values, and smaller
+    /// numbers are smaller values.
     fn short_values(&self, bytes: &BytesColumn, bytes_max: usize, stream: &Stream) -> Result<Column>;
 
     /// Hashes one to [`VALUE_FIELDS_MAX`](super::VALUE_FIELDS_MAX) key columns into one key of 16
@@ -41,7 +41,7 @@ pub trait StringOps {
     /// `rows`, one per row. Waits.
     fn are_runs_uniform(&self, fields: &[ValueField], rows: &Positions, keys: &Keys, stream: &Stream) -> Result<bool>;
 
-    /// Gathers values as [`Device::gather_to_host`]. The width of offsets is [`Width::W4`] or
+    /// Gathers values like [`Device::gather_to_host`]. The width of offsets is [`Width::W4`] or
     /// [`Width::W8`]. Waits for the number of bytes.
     ///
     /// # Errors

@@ -71,8 +71,8 @@ pub struct DeviceInfo {
     /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 if a
     /// call is finished when it returns.
     pub streams: usize,
-    /// Rows per morsel, which one thread takes at a time. Other threads idle if there are no more
-    /// rows. 1 if rows are shared out one by one.
+    /// Rows per morsel, which one thread takes at a time. If a call has no more rows, the other
+    /// threads idle. 1 if rows are shared out one by one.
     pub morsel_rows: usize,
     /// Probe rows that one probe batch of matching and gathering should cover. Intermediate data
     /// then stays in cache (host), or launches stay few (GPU).
@@ -80,10 +80,11 @@ pub struct DeviceInfo {
     /// Bytes of the result that should be gathered at once. About one message while the bytes are
     /// in cache (host), more if each call and each copy has a cost (GPU).
     pub gather_bytes: usize,
-    /// Device memory per row that transforming a side takes beyond a host device's need and beyond
-    /// a second copy of the transformed data. `None` if there is no such need.
+    /// Extra bytes of device memory per row for transforming a side, compared with a host device. A
+    /// second copy of the transformed data comes on top. `None` if the device needs no more than a
+    /// host device.
     pub row_scratch_bytes: Option<usize>,
-    /// Build rows per partition that keep its hash table in the fastest memory.
+    /// Build rows per partition whose hash table stays in the fastest memory.
     pub partition_rows: usize,
     /// Maximum bits that one partition pass resolves well.
     pub pass_bits_max: u32,
@@ -94,7 +95,8 @@ pub struct DeviceInfo {
     /// True if the device makes keys of values of variable length
     /// ([`short_values`](super::StringOps::short_values),
     /// [`hash_keys`](super::StringOps::hash_keys)) and gathers them
-    /// ([`gather_bytes_to_host`](super::StringOps::gather_bytes_to_host)). Otherwise the host does.
+    /// ([`gather_bytes_to_host`](super::StringOps::gather_bytes_to_host)). Otherwise the host does
+    /// both.
     pub supports_text: bool,
 }
 
@@ -264,8 +266,8 @@ pub struct KeyField {
     pub null_bit: Option<u32>,
 }
 
-/// Encoding of a key value in bits, so that equal bits mean equal values. Order is kept if the type
-/// has one.
+/// Encoding of a key value in bits, so that equal bits mean equal values. If the type has an order,
+/// the bits keep it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyEncoding {
     /// The bits as they are, zero-extended.
@@ -567,7 +569,7 @@ pub enum Wanted {
     Count,
     /// The rows, if there are at most `room`, with their keys or without.
     Rows {
-        /// Rows that memory may be taken for.
+        /// Maximum number of rows to allocate memory for.
         room: usize,
         /// True if the keys are included.
         keys: bool,

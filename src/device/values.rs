@@ -60,8 +60,8 @@ pub struct ValueField {
     pub nulls_equal: bool,
 }
 
-/// Values that are equal exactly when their bits are: in their encoding if of fixed width, byte by
-/// byte if of variable length.
+/// Values of a key column. Values of fixed width are equal exactly when their encodings are. Values
+/// of variable length are equal exactly when their bytes are.
 #[derive(Clone, Debug)]
 pub enum KeyValues {
     /// Values of fixed width.

@@ -14,12 +14,12 @@ use crate::device::{DeviceBuffer, DeviceMemory, Keys};
 use crate::memory::{Budget, Reservation};
 use crate::{Error, Result};
 
-/// Alignment of the pool's memory, in bytes. Lengths are multiples of it too; kernels that move
+/// Alignment of the pool's memory, in bytes. Lengths are also multiples of it. Kernels that move
 /// whole words rely on both.
 pub(super) const GRANULE_BYTES: usize = 256;
 
-/// Memory of a GPU. Dropping it frees it after the work queued so far on its stream: the stream it
-/// was made for, or the last one that [was recorded](Self::record_stream).
+/// Memory of a GPU. Dropping the buffer frees it after the work queued so far on its stream. That
+/// is the stream it was made for, or the last [recorded](Self::record_stream) stream.
 #[derive(Debug)]
 pub(super) struct CudaBuffer {
     pointer: sys::CUdeviceptr,
@@ -64,7 +64,7 @@ impl CudaBuffer {
         Ok(Self { pointer, bytes, queue, arrivals: Mutex::default(), memory })
     }
 
-    /// Returns a view of those bytes of another buffer.
+    /// Returns a view of a range of another buffer's bytes.
     pub(super) fn part_of(whole: &DeviceBuffer, bytes: Range<usize>) -> Self {
         let CudaBuffer { pointer, bytes: whole_bytes, queue, .. } = cuda(whole);
         assert!(bytes.end <= *whole_bytes, "bytes {bytes:?} of {whole_bytes}");
@@ -96,9 +96,9 @@ impl CudaBuffer {
         if is_arriving { arrivals } else { Vec::new() }
     }
 
-    /// Frees the buffer on `queue` from now on, so that the stream it was made for may end earlier.
-    /// A buffer whose current stream is `but_from` stays there. Other uses must be done, or waited
-    /// for by the buffer's stream, before the buffer is dropped.
+    /// Makes `queue` the stream on which the buffer is freed, so that the stream it was made for
+    /// may end earlier. A buffer whose current stream is `but_from` stays there. Before the buffer
+    /// is dropped, other uses must be done, or the buffer's stream must wait for them.
     pub(super) fn record_stream(&self, queue: &Arc<Queue>, but_from: Option<&Arc<Queue>>) {
         let mut current = self.queue.lock();
         if !but_from.is_some_and(|other| Arc::ptr_eq(other, &current)) {

@@ -14,8 +14,8 @@
 //! A code in no list is transient if the GPU still answers, and otherwise lost. After an error of
 //! class lost the context is useless: the GPU is marked as lost, and fails every call with that
 //! error until the process restarts. After an error of class all lost, CUDA fails every call of the
-//! process with it, in any context. Two H200s did so even with contexts of our own. Only another
-//! process would be unharmed.
+//! process with that error, in any context. Two H200s did so even with contexts of our own. Only
+//! another process would be unharmed.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -512,8 +512,8 @@ impl Queue {
         // writes to the page.
         self.gpu.check(fault::of_read_back(self, Ok(())), attempt)?;
         self.synchronize(attempt)?;
-        // SAFETY: the page has that many bytes, and the kernel that writes them is done, as was
-        // just waited for.
+        // SAFETY: the page has that many bytes, and the wait above returns only after the kernel
+        // that writes them.
         Ok(unsafe { std::slice::from_raw_parts(page.cast::<u8>(), bytes) }.to_vec())
     }
 }

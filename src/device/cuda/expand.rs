@@ -11,11 +11,11 @@ use super::work::Work;
 use crate::Result;
 use crate::device::{DeviceMemory, Matches, Pairs, Positions, Unmatched};
 
-/// Pairs of some matches, or the starts of their pairs, kept because they are expanded in several
-/// calls.
+/// Pairs of some matches, or the starts of their pairs, cached because several calls expand the
+/// same matches.
 #[derive(Debug)]
 pub(super) struct KnownPairs {
-    /// The matches that they belong to.
+    /// Memory of the matches that the pairs belong to.
     first: Weak<dyn DeviceMemory>,
     unmatched: Unmatched,
     pairs: PairList,
@@ -84,7 +84,7 @@ fn known_pairs(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Resu
     let first = Arc::downgrade(&matches.first);
     if let Some(known) = &*remembered
         && Weak::ptr_eq(&known.first, &first)
-        // First matches without their counts are stored in the same memory.
+        // The same matches without counts are in the same memory, but have other pairs.
         && matches!(known.pairs, PairList::Starts(_)) == matches.count.is_some()
         && known.unmatched == unmatched
     {

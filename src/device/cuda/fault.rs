@@ -51,7 +51,7 @@ pub(super) fn before_copy(queue: &Queue, attempt: &str) -> Result<()> {
 }
 
 /// Injects the failure of a just queued copy to host memory, or returns the driver's answer. The
-/// copy still runs, as it may after a real error: its target must live until it is done.
+/// copy still runs, as it may after a real error: its target must live until the copy is done.
 pub(super) fn of_copy_out(queue: &Queue, copied: Result<(), DriverError>) -> Result<(), DriverError> {
     unless_due(queue, "copy-out-error", copied)
 }

@@ -29,8 +29,8 @@ fn nullable(positions: &Positions) -> bool {
     matches!(positions, Positions::List { nullable: true, .. })
 }
 
-/// Gathers values, or consecutive numbers from `data_start` on if `data` is `None`. Whole places of
-/// `out` after the last value become zero.
+/// Gathers values. If `data` is `None`, they are consecutive numbers from `data_start` on. Room in
+/// `out` for more whole values becomes zero.
 pub(super) fn gather_cells(
     work: &Work<'_>,
     data: Option<*const c_void>,
@@ -228,7 +228,7 @@ fn gather_together(work: &Work<'_>, columns: &[(&Column, &Positions)], arena: &A
 }
 
 pub(super) fn compose(work: &Work<'_>, map: &Positions, positions: &Positions) -> Result<Positions> {
-    // Consecutive rows of consecutive rows are consecutive, and the whole of a list is the list.
+    // A range of a range is a range. All places of a list, in order, give the list.
     if let (Positions::Range(map), Positions::Range(positions)) = (map, positions) {
         assert!(positions.end <= map.len(), "positions {positions:?} of a map of {}", map.len());
         return Ok(Positions::Range(map.start + positions.start..map.start + positions.end));

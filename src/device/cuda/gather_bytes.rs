@@ -1,6 +1,6 @@
 //! Gathering of values of variable length to host memory. The first call computes their total
 //! length and waits for it. Then values are concatenated and copied out. All waits come before the
-//! column's own copies, because they would otherwise wait for these copies too.
+//! column's own copies, because a wait would otherwise include these copies.
 
 use std::ptr::{null, null_mut};
 

@@ -12,7 +12,8 @@ use crate::Result;
 use crate::device::{Grouping, Keys, Partitions, Payload, Runs};
 
 /// Sorts by the mixed key. Partitions are ranges of the mixed key, so they stay as they are, and
-/// equal keys become adjacent. Their runs are found here once, not for each chunk that is matched.
+/// equal keys become adjacent. Their runs are found once here, and not again for each chunk of
+/// probe rows.
 pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitions> {
     if partitions.is_grouped() {
         return Ok(partitions.clone());

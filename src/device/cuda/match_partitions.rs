@@ -12,8 +12,8 @@ use crate::Result;
 use crate::device::{Grouping, PartitionMatches, Partitions};
 
 /// Distribution of the probe rows of partitions among blocks. A partition with far more probe rows
-/// than others is divided. If its units are too large, it keeps a block busy long after the others
-/// are done. If they are too small, its table is rebuilt too often.
+/// than others is divided. If its units are too large, one block is busy long after the others. If
+/// its units are too small, its table is rebuilt too often.
 pub(super) struct UnitRows {
     /// Largest number of rows of a partition that is one unit.
     whole: usize,
@@ -31,12 +31,13 @@ impl UnitRows {
     fn new(build: usize, probe: usize, partitions: usize) -> Self {
         /// The largest unit.
         const MAX: usize = 8 * DOVETAIL_TABLE_ROWS as usize;
-        /// The smallest unit: some tiles of a block.
+        /// The smallest unit: at most two tiles of a block.
         const MIN: usize = 1024;
-        /// Number of units at which each is so small a part of the whole that waiting for one is
-        /// short.
+        /// Number of units from which each is a small part of the whole, so that the wait for the
+        /// last one is short.
         const UNITS: usize = 4096;
-        /// Probe rows per build row, so that building tables does not take most of the time.
+        /// Probe rows of a unit, at least, per build row of its table. With fewer, building tables
+        /// would take most of the time.
         const OF_BUILD_ROW: usize = 4;
         /// Multiple of the average size above which a partition is divided.
         const OF_AVERAGE: usize = 2;
@@ -59,8 +60,8 @@ pub(super) fn match_partitions(
 ) -> Result<PartitionMatches> {
     const PURPOSE: &str = "matching partitions";
     if !build.is_grouped() && any_above(DOVETAIL_TABLE_ROWS as usize, build, partitions.clone())? {
-        // Its table takes several rounds, which would not detect a key that repeats in another
-        // round.
+        // Such a partition takes several rounds. A round would not detect that a key repeats in
+        // another round.
         return Ok(PartitionMatches::RepeatedBuildKeys);
     }
     // The table holds the keys of a partition or, if grouped, the first key of each of its runs.

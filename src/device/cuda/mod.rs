@@ -27,7 +27,7 @@
 //!                       a timeline, or sums of times
 //! ```
 //!
-//! A primitive has one file name here, in `kernels/` and in `src/device/host/`.
+//! The files of a primitive have the same name here, in `kernels/` and in `src/device/host/`.
 //!
 //! Calls queue work on the job's stream and return; calls that return a number wait for it. Memory
 //! is stream-ordered: later work of the same stream may reuse a dropped buffer at once. A stream
@@ -115,7 +115,7 @@ pub struct CudaDevice {
 #[derive(Debug)]
 struct Cached {
     cache: Arc<ColumnCache>,
-    /// Stream on which their memory is freed, because the streams of the joins that copied them in
+    /// Stream on which the columns' memory is freed. The streams of the joins that copied them in
     /// have ended by then.
     queue: Arc<Queue>,
 }
@@ -142,8 +142,8 @@ impl CudaDevice {
             // Joining 2^27 rows with 2^27 of 12 bytes by `hash` on an H200, with 1, 3, 5 and 8
             // streams: more than 5 gained nothing (kernels/tuning.md).
             streams: 5,
-            // Blocks take some thousand rows each, but so few rows are done before the next call is
-            // made.
+            // A block takes several thousand rows. A call with too few rows for all blocks ends
+            // before the next call is made.
             morsel_rows: 1,
             gather_bytes: 64 << 20,
             // Sorting needs images of keys and row numbers, twice each, and several copies of the

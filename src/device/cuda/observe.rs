@@ -2,8 +2,8 @@
 //!
 //! `DOVETAIL_GPU_OBSERVER` chooses one when a GPU is opened:
 //!
-//! * `silent`, the default. It adds times up like `times` while that is turned on: `dovetail-bench`
-//!   does so for a run of each join that it does not time otherwise;
+//! * `silent`, the default. It adds times up like `times` while a caller has turned that on:
+//!   `dovetail-bench` does so in an extra run of each join, which it does not time otherwise;
 //! * `trace`: launches, copies and fills are events of the log, at level TRACE;
 //! * `nvtx`: they are ranges of NVTX, by whose names Nsight Systems shows them and
 //!   `ncu --nvtx --nvtx-include` chooses them;
@@ -112,7 +112,7 @@ impl Observer {
         Ok(())
     }
 
-    /// Takes in the times of `queue`, whose work is all done and gets no more.
+    /// Takes in the times of `queue`. All its work must be done, and no more may follow.
     pub(super) fn settle(&self, queue: &Queue) {
         if let Some(timed) = self.timed() {
             timed.settle(queue);

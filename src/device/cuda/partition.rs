@@ -127,7 +127,7 @@ pub(super) struct BoundsThere {
     pub(super) partitions: usize,
     largest_there: CudaBuffer,
     largest: OnceLock<usize>,
-    /// Stream on which the bounds were made, so that reading them waits for no other.
+    /// Stream on which the bounds were made, so that reading them waits for no other stream.
     queue: Arc<Queue>,
 }
 

@@ -34,7 +34,7 @@ pub(super) fn rows_that(condition: u32, rows: usize) -> abi::DovetailSelect {
     }
 }
 
-/// Rows of one call.
+/// Maximum number of rows of one call.
 fn rows_at_once() -> usize {
     // Under sanitizers, tests reach this path with few rows.
     match cfg!(test) && std::env::var_os("DOVETAIL_TEST_ROWS_MAX").is_some() {

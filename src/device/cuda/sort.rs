@@ -24,9 +24,8 @@ pub(super) fn is_sorted(work: &Work<'_>, keys: &Keys) -> Result<bool> {
     Ok(work.read::<u32>(&unsorted, PURPOSE)? == 0)
 }
 
-/// Sorts the keys with row numbers, then gathers the payload columns by these numbers. A payload of
-/// 4 bytes of payload moved through the radix sort would be moved by each pass, as often as the
-/// key.
+/// Sorts the keys with row numbers, then gathers the payload columns by these numbers. Payload of 4
+/// bytes in the radix sort itself would be moved by each pass, as often as the key.
 pub(super) fn sort(work: &Work<'_>, keys: &Keys, payload: &[Payload]) -> Result<Sorted> {
     let (order, sorted) = sorted_order(work, keys, Image::Key)?;
     let keys = match sorted {

@@ -151,8 +151,8 @@ pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: 
     let span = key_max.saturating_sub(key_min).saturating_add(1);
     let bits = 8 * keys.width.bytes() as u32;
     if key_max > u128::MAX >> (128 - bits) || span < keys.rows as u128 {
-        // Keys beyond their width cannot occur, and more rows than keys imply a repeat. In both
-        // cases there is no such table.
+        // No key reaches a `key_max` beyond its width, and a key repeats if the range has fewer
+        // keys than there are rows. In both cases there is no such table.
         return Ok(None);
     }
     let Ok(span) = u64::try_from(span) else { return Ok(None) };

@@ -472,8 +472,8 @@ fn short_text_is_encoded_as_distinct_numbers_in_the_same_order() {
                 (0..len).map(|_| *[0, 1, b'a', u8::MAX].choose(&mut random).unwrap()).collect::<Vec<u8>>()
             };
             let values: Vec<Vec<u8>> = (0..rows).map(|_| value()).collect();
-            // Longer bytes are under a null. Their number is arbitrary, but no bytes beyond the
-            // values may be read.
+            // The row under a null has more bytes than `bytes_max`. It may give any number, but no
+            // bytes beyond the values may be read.
             let hidden = vec![b'x'; 40];
             let all = || values.iter().chain([&hidden]);
             let ends = all().scan(3, |end, value| {
@@ -1316,7 +1316,7 @@ fn large_passes_are_partitioned_as_on_the_host() {
         .map(|row| match random.random_range(0..1000) {
             0..333 => 7,
             333..340 => few[row as usize % few.len()],
-            // These keys all fall into some of the partitions.
+            // These keys fall into only some of the partitions.
             _ => row % 200_000,
         })
         .collect();

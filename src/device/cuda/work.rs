@@ -97,11 +97,12 @@ impl Work<'_> {
         self.buffer(usize::try_from(bytes).unwrap_or(usize::MAX), purpose)
     }
 
-    /// Queues a kernel. All launches go through here, except of the kernel that reads numbers back.
-    /// Stops a cancelled job, and converts errors.
+    /// Queues a kernel. All launches go through here, except those of the kernel that reads numbers
+    /// back. Stops a cancelled job, and converts errors.
     ///
-    /// `entry` must be an entry point of the kernels. `args` must be as it documents: pointers to
-    /// memory of this device that has the stated length. The callers in this room ensure both.
+    /// `entry` must be an entry point of the kernels. `args` must be as the entry point documents:
+    /// pointers to memory of this device that has the stated length. The callers in this room
+    /// ensure both.
     pub(super) fn launch<A>(
         &self,
         kernel: &'static str,
@@ -123,7 +124,7 @@ impl Work<'_> {
     }
 
     /// Queues copies of host memory, concatenating the parts in one buffer. The queue keeps each
-    /// part until it was read. A large buffer records the arrival of its pieces
+    /// part until the copy has read it. A large buffer records the arrival of its pieces
     /// ([`CudaBuffer::take_arrivals`]).
     pub(super) fn copy_from_host(&self, parts: &[Buffer], purpose: &'static str) -> Result<CudaBuffer> {
         let buffer = self.buffer(parts.iter().map(Buffer::len).sum(), purpose)?;
@@ -151,8 +152,8 @@ impl Work<'_> {
         Arriving { queue: self.queue, bytes, is_marked: bytes >= 2 * PIECE_BYTES, arrivals: Vec::new() }
     }
 
-    /// Queues a copy of host memory to a buffer, from `offset` on. The queue keeps `part` until it
-    /// was read.
+    /// Queues a copy of host memory to a buffer, from `offset` on. The queue keeps `part` until the
+    /// copy has read it.
     pub(super) fn copy_part(&self, part: Buffer, to: &CudaBuffer, offset: usize, purpose: &'static str) -> Result<()> {
         assert!(offset + part.len() <= to.size(), "{} bytes to {offset} of {}", part.len(), to.size());
         // SAFETY: the buffer has room for the bytes, as was just asserted. The queue keeps them

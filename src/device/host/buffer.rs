@@ -29,7 +29,7 @@ const KEPT_BYTES_MAX: u64 = 1 << 30;
 /// Smaller blocks go back to the allocator, which is as quick with them.
 const KEPT_BLOCK_BYTES_MIN: usize = 64 << 10;
 
-/// Few enough that a search through the blocks costs much less than the use of one.
+/// Maximum number of kept blocks. A search through them costs much less than the use of one.
 const KEPT_BLOCKS_MAX: usize = 128;
 
 /// Charged memory. Clones share budget and kept blocks.
@@ -79,8 +79,8 @@ impl Pool {
 
     /// Takes the smallest kept block that is large enough and not wastefully large.
     fn take_kept(&self, bytes: usize) -> Option<Block> {
-        // The size of a new block is not waste. With a few megabytes, rounding up to whole huge
-        // pages adds more than a quarter.
+        // A kept block no larger than a new one is not wasteful. For a few megabytes, rounding up
+        // to whole huge pages adds more than a quarter.
         let most = Block::rounded(bytes)?.saturating_add((bytes / 4).max(KEPT_BLOCK_BYTES_MIN));
         let fits = |block: &Block| block.len() >= bytes && block.len() <= most;
         let mut kept = self.kept.lock();

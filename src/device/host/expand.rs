@@ -81,7 +81,8 @@ pub(super) fn expand(run: &Run<'_>, matches: &Matches, pairs: Range<u64>, unmatc
     })
 }
 
-/// Rows whose pairs are counted together. A chunk searches at most this many rows for its first.
+/// Rows whose pairs are counted together. A chunk searches at most this many rows for its first
+/// row.
 const BLOCK_ROWS: usize = 1 << 10;
 
 const _: () = assert!(MORSEL_ROWS.is_multiple_of(BLOCK_ROWS));

@@ -15,8 +15,7 @@ use crate::device::fault::Trigger;
 use crate::device::loss::remedy;
 use crate::{Error, Result};
 
-/// Failures of one device. Clones belong to views of the device for several jobs, and are lost
-/// together.
+/// Failures of one device. Each job's view of the device has a clone. All clones are lost together.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
     device: DeviceId,

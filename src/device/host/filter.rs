@@ -13,7 +13,7 @@
 //! the largest key, and rejects keys outside this range.
 //!
 //! Several threads fill a large filter region by region, with keys that were transformed by region
-//! first. They share no line.
+//! first. The threads share no line.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use super::{MORSEL_ROWS, Run};
 use crate::Result;
 use crate::device::{DeviceMemory, Filter, KeyWidth, Keys, PackedKeys, Positions};
 
-/// Approximate share of keys without a match that pass all the same. A test counts them.
+/// Approximate share of keys without a match that still pass. A test counts them.
 pub const FILTER_FALSE_POSITIVES: f64 = 0.015;
 
 /// With three bits in each of two words, eight bits per key would let twice as many keys through.
@@ -40,7 +40,7 @@ type Line = [u64; 8];
 
 const LINE_BITS: usize = 512;
 
-/// Lines that one thread fills at a time, so that they stay in its second cache.
+/// Lines that one thread fills at a time, so that they stay in its second-level cache.
 const REGION_LINES: usize = 1 << 12;
 
 /// Bytes of device memory that a filter takes. The type is next to the code that takes the memory,

@@ -15,9 +15,9 @@ use crate::{Error, Result};
 /// Destination of a partition's keys, and of its piece of each payload column.
 type GroupTask<'a, K> = (&'a mut [K], Vec<&'a mut [u8]>);
 
-/// Partitions of more rows than this, several times an ordinary one, may be worked on by all
-/// threads. They are if they have a large share of all rows. Otherwise other threads would wait for
-/// the one thread that has the partition.
+/// All threads may work on a partition of more rows than this, several times an ordinary one. They
+/// do if it has a large share of all rows. With one thread on it, all others would wait for that
+/// thread.
 const HEAVY_ROWS_MIN: usize = 8 * MORSEL_ROWS;
 
 /// Makes equal keys adjacent by counting. A table gives each distinct key of a partition a group,
@@ -47,7 +47,7 @@ pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Par
     let (heavy, others): (Vec<_>, Vec<_>) = tasks.into_iter().enumerate().partition(is_heavy);
     for (partition, task) in heavy {
         let range = bounds[partition]..bounds[partition + 1];
-        // Working together takes more memory. If there is not enough, one thread does it.
+        // Working together takes more memory. If there is not enough, one thread orders the rows.
         match order_together(run, &values[range.clone()], run.threads) {
             Ok(order) => take_in_order(run, &order, values, &payload, range, task)?,
             Err(Error::Exhausted(_)) => group_alone(run, values, &payload, range, task)?,
@@ -107,7 +107,7 @@ fn take<T: bytemuck::Pod + Send + Sync>(run: &Run<'_>, order: &[u32], from: &[T]
 }
 
 /// Returns the row at each place once equal keys are adjacent, in the order of [`group_places`].
-/// Several threads find it.
+/// Several threads find these rows.
 ///
 /// ```text
 ///   rows    [  part 0  |  part 1  ]   1. each part numbers its own groups, and counts their rows

@@ -2,8 +2,8 @@
 //!
 //! Partitions are worked on in parallel. So are the probe rows of one partition if there are many
 //! (a heavy key), with one shared table. If many build rows have few keys, several threads search
-//! for the runs of equal keys. A build partition that outgrows the cache only makes its table
-//! slower to reach.
+//! for the runs of equal keys. If a build partition outgrows the cache, its table only gets slower
+//! to read.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -125,8 +125,8 @@ fn enter_runs<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Values<
 /// Partitions of more rows than this, several times an ordinary one, are searched by all threads.
 const HEAVY_ROWS_MIN: usize = 8 * MORSEL_ROWS;
 
-/// Returns the starts of runs of equal keys if they are few. Their list is then small compared with
-/// the table that they will need. All threads search.
+/// Returns the starts of runs of equal keys if they are few. The list is then small compared with
+/// the table that the runs will need. All threads search.
 fn few_run_starts<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<Option<Vec<u32>>> {
     let few = keys.len() / 8;
     let starts_run = |row: usize| row == 0 || keys[row] != keys[row - 1];

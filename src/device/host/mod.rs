@@ -96,8 +96,8 @@ pub struct HostDevice {
 
 impl HostDevice {
     /// Creates device number `index` with `threads` threads of its own and `memory`. With a link,
-    /// transfers are copies that take the time of a bus with these rates. Without a link, they run
-    /// at memory speed.
+    /// transfers are copies that take the time of a bus with the link's rates. Without a link, they
+    /// run at memory speed.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no threads or a link without a rate, [`Error::Exhausted`] when the
@@ -119,7 +119,7 @@ impl HostDevice {
         let id = DeviceId { kind: DeviceKind::Host, index };
         Ok(Self {
             id,
-            // A GPU behind such a link would join partitions too.
+            // A GPU behind such a link would also join partitions in one step.
             info: DeviceInfo { fuses_partition_join: route.is_some(), ..info(threads) },
             pool: Pool::new(memory),
             threads: CpuPools::new(id, threads).cpu_pool()?,
@@ -130,7 +130,7 @@ impl HostDevice {
     }
 
     /// Returns the device with several streams per job, like a device whose copies overlap with its
-    /// primitives. All streams use the same threads, so the only gain is a test of the joins that
+    /// primitives. All streams use the same threads, so this only serves to test the joins that
     /// such devices run.
     #[must_use]
     pub fn with_streams(mut self, streams: usize) -> Self {

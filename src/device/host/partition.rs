@@ -200,12 +200,12 @@ pub(super) fn scatter<K: Key>(
     Ok(Scattered { keys: keys_out, columns, bounds })
 }
 
-/// Digits are kept in 16 bits.
+/// Digits are stored in 16 bits.
 const DIGITS_MAX: usize = 1 << 16;
 
-/// Rows whose digits are computed before the columns are moved, one after the other. Many rows per
-/// line of a column while its lines are in the first cache, few enough that the digits fit there
-/// too.
+/// Rows whose digits are computed before their columns are moved, column by column. They are many
+/// for each line of a column while its lines are in the first-level cache. They are few enough that
+/// the digits fit there too.
 const BLOCK_ROWS: usize = 1 << 13;
 
 fn payload_width(payload: &Payload) -> Width {

@@ -162,7 +162,7 @@ impl<S: Pod> GrowingTable<S> {
         Ok(Self { slots, purpose, entered: 0 })
     }
 
-    /// Ensures room for `rows` more keys, all of them distinct if need be.
+    /// Ensures room for `rows` more keys, which may all be distinct.
     pub(super) fn make_room<K: Key>(&mut self, run: &Run<'_>, rows: usize) -> Result<()>
     where
         S: Slot<K>,

@@ -27,7 +27,7 @@ use crate::Result;
 use crate::device::{Column, KeyWidth, Keys, Payload, Sorted, Width};
 
 /// Rows that a range should have. Two copies of its keys and row numbers, and one column, then stay
-/// in the second cache.
+/// in the second-level cache.
 const RANGE_ROWS: usize = 1 << 14;
 
 /// Ranges shorter than this are sorted by comparison, because counters would cost more than the
@@ -35,10 +35,11 @@ const RANGE_ROWS: usize = 1 << 14;
 const COMPARED_ROWS_MAX: usize = 256;
 
 /// Bits that one pass over a range resolves. Its counters and the lines that it writes stay in the
-/// first cache.
+/// first-level cache.
 const DIGIT_BITS_MAX: u32 = 11;
 
-/// Maximum size of a range relative to the average, before ranges are bounded by splitters.
+/// Maximum size of a range relative to the average. If a range is larger, splitters bound the
+/// ranges instead.
 const CROWDED: usize = 8;
 
 /// Returns the bytes that sorting takes in addition to the sorted keys and payload columns. For
@@ -117,8 +118,8 @@ fn divide<K: Key>(run: &Run<'_>, keys: &Keys, payload: &[Payload]) -> Result<Sca
 }
 
 /// Returns the first keys of all ranges except the first, from a sorted sample. A key that would be
-/// several of them is heavy. It gets a range of its own, which ends before the next larger key, so
-/// that its rows need no sorting.
+/// the first of several ranges is heavy. It gets a range of its own, which ends before the next
+/// larger key, so that its rows need no sorting.
 fn splitters_of<K: Key>(sample: &[K], ranges: usize) -> Vec<K> {
     let all: Vec<K> = (1..ranges).map(|range| sample[range * sample.len() / ranges]).collect();
     let mut splitters = Vec::with_capacity(2 * ranges);

@@ -1,5 +1,5 @@
-//! Splits pairs by the part of the build side that they refer to. Each morsel counts its own, and
-//! has its own place in every part.
+//! Splits pairs by the part of the build side that they refer to. Each morsel counts its own pairs,
+//! and has its own place in every part.
 
 use std::ops::Range;
 

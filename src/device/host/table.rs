@@ -28,8 +28,8 @@ use super::{MORSEL_ROWS, Run};
 use crate::device::{DeviceMemory, KeyWidth, Keys, Matches, Payload, Positions, Table};
 use crate::{Error, Result};
 
-/// Slots of a region. They and the rows that fill them fit in the second cache for every width of
-/// key.
+/// Slots of a region. They and the rows that fill them fit in the second-level cache for every
+/// width of key.
 const REGION_SLOTS: usize = 1 << 15;
 
 /// Maximum number of slots of a region, because [`fill_runs`] keeps the slot of each row in 32
@@ -149,8 +149,8 @@ impl Regions {
         self.rows.as_ref().map(|rows| values_of::<u32>(rows, self.keys.rows))
     }
 
-    /// Builds a table of distinct keys. `None` when keys repeat or may repeat, because a region
-    /// gets more keys than distinct keys should give.
+    /// Builds a table of distinct keys. `None` when keys repeat. Also `None` when a region gets
+    /// more keys than distinct keys should give, because keys may then repeat.
     fn build_unique<K: Key>(&self, run: &Run<'_>) -> Result<Option<HostTable<K>>> {
         let mut slots = run.values::<K::Unique>(self.addressing.mask + 1, "a hash table")?;
         let repeated = AtomicBool::new(false);

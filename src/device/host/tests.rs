@@ -136,7 +136,7 @@ fn devices_that_share_a_lane_share_its_rate() {
     let own = || Lane::new(1e12).unwrap();
     let both_ways = |index| {
         let memory = Budget::new("memory of a device", "--device-memory", 1 << 30);
-        // The lane between them and host memory counts the bytes of both directions.
+        // Both devices share the `socket` lane, which counts the bytes of both directions.
         let lanes = || vec![socket.clone(), own()];
         let route = EmulatedRoute { to_device: lanes(), from_device: lanes() };
         HostDevice::with_route(index, 1, memory, Some(route)).unwrap()

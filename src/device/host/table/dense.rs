@@ -20,8 +20,8 @@ pub(in crate::device::host) fn build_dense<K: Key>(
     assert!(key_min <= key_max || keys.rows == 0, "a range of keys from {key_min} to {key_max}");
     let span = key_max.saturating_sub(key_min).saturating_add(1);
     if key_max > u128::MAX >> (128 - K::BITS) || span < keys.rows as u128 {
-        // Keys beyond their width cannot occur, and more rows than keys must repeat. Both rule out
-        // such a table.
+        // No key reaches a `key_max` beyond its width, and a key repeats if the range has fewer
+        // keys than there are rows. Both rule out such a table.
         return Ok(None);
     }
     let Ok(span) = usize::try_from(span) else { return Ok(None) };
@@ -31,8 +31,8 @@ pub(in crate::device::host) fn build_dense<K: Key>(
     run.fill(&mut positions, |_, positions| positions.fill(NO_ROW))?;
     let sound = AtomicBool::new(true);
     {
-        // Each row is written, then each checks that it is still stored. This is quicker than
-        // atomic exchanges.
+        // First all rows are written. Then each row is checked to be still stored. This is quicker
+        // than atomic exchanges.
         let positions = as_atomic_u32(&mut positions);
         let slot = |key: K| positions.get(dense_index(key, key_min));
         run.map(0..keys.rows, |range| {
