@@ -1,13 +1,13 @@
 // First radix pass for rows of several columns of mostly 4 bytes. It writes only whole sectors of
 // memory.
 //
-// A tile's rows of a partition begin and end at any address, so two tiles write the 32-byte sector
-// that they share twice. On average only 21 bytes of a sector that `scatter` (partition.cu) writes
+// A tile's rows of a partition begin and end at any address, so a 32-byte sector that two tiles
+// share is written twice. On average only 21 bytes of a sector that `scatter` (partition.cu) writes
 // are new. Here a block works through consecutive tiles and keeps up to seven rows of each
-// partition in shared memory until it has eight. It writes groups of eight rows to output indices
-// that are multiples of eight. A group is one or two sectors per column, moved by 16-byte loads and
-// stores. CPUs partition in this way for their caches and TLBs (software write-combining; Wu et al.
-// 2024, section 4.2, on why partitioning is memory-bound).
+// partition in shared memory until the partition has eight. It writes groups of eight rows to
+// output indices that are multiples of eight. A group is one or two sectors per column, moved by
+// 16-byte loads and stores. CPUs partition in this way for their caches and TLBs (software
+// write-combining; Wu et al. 2024, section 4.2, on why partitioning is memory-bound).
 //
 // Leftover rows go to both ends of a partition, outside the whole groups:
 //
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
                     for (u32 column = 0; column < EXTRA; ++column)
                         s.cells[column][start + at] = s.left_cells[column][at * BINS_MAX + bin];
                 }
-                // All threads mark the groups of a partition that has many.
+                // If the partition has many groups, a warp marks them below.
                 if (out <= OWN_GROUPS_MAX * GROUP)
                     for (u32 at = start; at < start + out; at += GROUP) s.bin_of_group[at / GROUP] = u8(bin);
             }

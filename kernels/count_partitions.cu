@@ -56,7 +56,7 @@ template <typename Key, u32 COUNT>
 __device__ inline void read_keys(const Key* keys, u64 first, u64 end, Key (&read)[COUNT]) {
     const Key* from = keys + first + threadIdx.x;
     // Skips the bounds check per key if all keys exist. Counting has little other work that would
-    // hide it.
+    // hide the check.
     if (first + COUNT * THREADS <= end) {
 #pragma unroll
         for (u32 at = 0; at < COUNT; ++at) read[at] = from[at * THREADS];

@@ -50,8 +50,8 @@ __global__ void gather_bits(DovetailGatherBits args) {
     }
 }
 
-// Each row of blocks (`blockIdx.y`) copies one list. A copy within GPU memory would take as long as
-// a kernel for each list.
+// Each row of blocks (`blockIdx.y`) copies one list. A copy within GPU memory for each list would
+// take as long as a kernel for each list.
 __global__ void concat(const __grid_constant__ DovetailConcat args) {
     const DovetailList list = args.lists[blockIdx.y];
     u32* to = args.to + list.start;

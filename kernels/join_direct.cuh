@@ -8,8 +8,8 @@
 // bytes. The general kernel (join_partitions.cu) takes 2.7 ms with half as many warps (tuning.md).
 //
 // Units that are not simple are left to that kernel: a partition with more rows than the table
-// holds, and probe rows from the first tile on in which one row has several matches. If many units
-// are left over, later blocks return at once.
+// holds, and a partition's probe rows from the first tile in which a row has several matches. If
+// many units are left over, later blocks return at once.
 
 #pragma once
 

@@ -16,8 +16,8 @@
 // of runs would be faster, the kernel stops the walk and sets `long_chains`. Pairs beyond the
 // output's room are still counted, so that the caller can run again with enough room.
 //
-// Loads go to registers several at a time, before any of them is stored. The compiler would keep
-// each load behind every store that might alias it.
+// Loads go to registers several at a time, before any of them is stored. Otherwise the compiler
+// would keep each load behind every store that might alias it.
 
 #include "join_direct.cuh"
 

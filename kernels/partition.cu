@@ -97,8 +97,8 @@ template <typename Cell, u32 TILE, u32 PER_THREAD>
 __device__ inline void move_column(const DovetailMove& move, const Tile& tile, const u16 (&place)[PER_THREAD],
                                    const Places<TILE>& places, u8* staged_bytes, u32 staged_size) {
     const u32 at_once = staged_size / sizeof(Cell);
-    // Loads are issued together. The compiler would keep each load behind a store that might alias
-    // it.
+    // Loads are issued together. Otherwise the compiler would keep each load behind a store that
+    // might alias it.
     constexpr u32 LOADS = sizeof(Cell) <= 8 ? 4 : 1;
     static_assert(PER_THREAD % LOADS == 0, "whole groups of loads");
     Cell* to = static_cast<Cell*>(move.to);

@@ -70,15 +70,15 @@ __device__ inline void load_rows(const DovetailPartition& args, const Tile& tile
     }
 }
 
-// Rows of a warp with the same partition, at least, for which one atomic counts them all.
+// Minimum number of a warp's rows in one partition for which one atomic counts them all.
 constexpr u32 ALIKE_MIN = 8;
 
 // Ranks the rows of a tile within their partitions and counts each partition in shared memory.
 // `bin_of` returns the partition of one of this thread's rows. `is_there`: true if that row exists.
 //
-// Each row takes an atomic, and atomics of one warp to one partition are serialized. With one key
-// in half of all rows, that took longer than all other work. If at least ALIKE_MIN lanes share a
-// partition in a warp's first rows, one atomic counts that partition for the whole warp.
+// Normally each row takes an atomic, and the GPU serializes a warp's atomics to one partition. With
+// one key in half of all rows, that took longer than all other work. If at least ALIKE_MIN lanes
+// share a partition in a warp's first rows, one atomic counts that partition for the whole warp.
 template <u32 PER_THREAD, typename BinOf, typename IsThere>
 __device__ inline void rank_rows(u32* counts, u16 (&rank)[PER_THREAD], BinOf bin_of, IsThere is_there) {
     const u32 first = is_there(0) ? bin_of(0) : BINS_MAX, same = __match_any_sync(~0u, first);
