@@ -1,7 +1,7 @@
 // A blocked Bloom filter over build keys. Each key sets four bits of one 64-bit word, so one atomic
 // inserts it and one load looks it up. At 12 bits per key, about one in thirty keys without a match
-// passes. The filter pays while it fits in the L2 cache and few rows match; the planner decides.
-// select.cu lists the keys that pass.
+// passes. The filter pays while it fits in the L2 cache and few rows match. The planner decides if
+// a join has one. select.cu lists the keys that pass.
 
 #include "filter.cuh"
 
