@@ -160,9 +160,10 @@ pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: 
     let own = entering.work(work);
     let positions = own.filled(usize::try_from(span).unwrap_or(usize::MAX).saturating_mul(4), 0xff, PURPOSE)?;
     let totals = own.totals()?;
-    // Unordered keys write to random places. If the array outgrows the cache, this takes four times
-    // as long as first clustering the keys by the part of the array that they write to. It takes no
-    // longer than keys need to arrive over PCIe.
+    // Unordered keys write to random places. If the array outgrows the cache, such writes take four
+    // times as long as first clustering the keys by the part of the array that they write to. Keys
+    // that arrive over PCIe are not clustered, because their arrival takes at least as long as
+    // random writes.
     let is_random = !entering.is_in_pieces() && positions.size() as u64 > work.queue.gpu.cache_bytes / 2;
     let clustered = match is_random && !is_sorted(work, keys)? {
         true => clustered(work, keys, u64::BITS - (span - 1).leading_zeros())?,
