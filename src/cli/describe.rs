@@ -45,7 +45,7 @@ fn object(fields: &Map<String, Value>, indent: usize, lines: &mut Vec<String>) {
 }
 
 /// Renders objects that share keys as a table, with a column for each key that has a short value in
-/// any of them.
+/// any object.
 fn table(items: &[Value]) -> String {
     let mut keys: Vec<&String> = Vec::new();
     for (key, value) in items.iter().filter_map(Value::as_object).flatten() {

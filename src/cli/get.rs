@@ -75,7 +75,7 @@ pub enum Destination {
 }
 
 impl OutputArgs {
-    /// True if rows go to standard output in a file format, so that no other text may.
+    /// True if rows go to standard output in a file format. No other text may then go there.
     pub fn is_stdout(&self) -> bool {
         self.output.as_deref() == Some(Path::new(STDOUT))
     }
@@ -93,8 +93,8 @@ impl OutputArgs {
         }
     }
 
-    /// Opens the file, if rows go into one. Opening it first reports its errors before a job
-    /// starts.
+    /// Opens the file, if rows go into one. The command thus reports an error of the file before a
+    /// job starts.
     ///
     /// # Errors
     /// The errors of [`OutputArgs::check`] and [`Target::create`].
@@ -122,7 +122,7 @@ pub struct Received {
     pub bytes: u64,
     /// Time from the first request to the last row.
     pub seconds: f64,
-    /// True if these are all rows.
+    /// True if all rows were received.
     pub whole: bool,
 }
 
@@ -146,8 +146,8 @@ async fn fetch(args: GetArgs, to: Destination) -> Result<()> {
     };
     let received = receive(&client, &what, &info, &Names::together(&args.columns), to, Instant::now()).await;
     received.map(drop).map_err(|error| match error {
-        // A table that was replaced meanwhile. The server's advice names an RPC, which a user of
-        // the command does not call.
+        // The table was replaced meanwhile. The server's advice names an RPC, which a user of the
+        // command does not call.
         Error::Precondition(text) => Error::Precondition(text.replace("call GetFlightInfo again", "run this again")),
         error => error,
     })
@@ -209,8 +209,8 @@ pub async fn receive(
     }
 }
 
-/// Returns the progress bar of a flight. It counts bytes if their total is known, and shows the
-/// job's progress until then.
+/// Returns the progress bar of a flight. It shows the job's progress until the total bytes are
+/// known, and then counts bytes.
 pub fn progress_of(what: &str, info: &FlightInfo) -> Progress {
     match (u64::try_from(info.total_bytes), jobs::id_of(info)) {
         (Err(_), Ok(_)) => Progress::share(what),

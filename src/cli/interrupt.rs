@@ -1,9 +1,9 @@
 //! Handles Ctrl-C, and the SIGTERM that a script's time limit sends: a command undoes its work
 //! before the process ends.
 //!
-//! A command that waits for [`interrupted`] has its work dropped and reports what became of it. It
-//! exits with 128 plus the number of the signal, as shells do. A second signal ends the command at
-//! once. Other commands end at the first signal.
+//! A command that waits for [`interrupted`] drops its work at a signal, and reports what became of
+//! the work. It exits with 128 plus the number of the signal, as shells do. A second signal ends
+//! the command at once. Other commands end at the first signal.
 
 use std::process::ExitCode;
 use std::sync::Once;
@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Number of the received signal; 0 if none.
 static SIGNAL: AtomicU8 = AtomicU8::new(0);
 
-/// Waits for a signal that interrupts the process, and returns the word for it.
+/// Waits for a signal that interrupts the process, and returns a word for what happened.
 pub async fn interrupted() -> &'static str {
     static SECOND: Once = Once::new();
     SECOND.call_once(exit_by_second);

@@ -288,7 +288,7 @@ impl JoinArgs {
     }
 
     /// Returns the lease to ask for. A join that ends with the first rows needs no server memory
-    /// for the others.
+    /// for the other rows.
     fn retain_seconds(&self) -> Option<u32> {
         let ends_early = self.into.is_none() && self.to.limit.is_some_and(|limit| limit > 0);
         self.retain_seconds.or(ends_early.then_some(0))
@@ -349,9 +349,9 @@ pub async fn run(args: JoinArgs) -> Result<()> {
     }
 }
 
-/// Releases the result on the server, which has arrived in whole or is not wanted. Otherwise the
-/// result would stay for its lease, and a loop of joins would fill the memory. A failure is
-/// harmless, because the lease then ends the result.
+/// Releases a result that has arrived completely, or that is not wanted. Otherwise the server would
+/// store the result until its lease ends, and a loop of joins would fill the memory. A failed
+/// release is harmless, because the result is freed when its lease ends.
 async fn release(client: &Client, args: &JoinArgs, job: u64) {
     let body = json!({ "job": job });
     let _ = tokio::time::timeout(args.connect.connect_timeout, client.action("cancel_job", &body)).await;
@@ -375,8 +375,8 @@ async fn finish(
             jobs::status(client, job).await?;
         }
         let received = get::receive(client, &what, info, &[], to, start).await?;
-        // A result with a lease of 0 that was read only in part ends its job, so do not wait for
-        // it.
+        // If the lease is 0, reading only a part of the result ends the job. Do not wait for the
+        // job then.
         if args.to.output.is_none() && (is_kept || received.whole) {
             let done = jobs::wait(client, job, &what).await?;
             report(&what, &done, start, args)?;

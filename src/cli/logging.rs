@@ -48,8 +48,8 @@ pub fn outlive_full_files() -> Result<()> {
 }
 
 /// Parses a log filter: a level, or pairs of target and level, separated by commas. `EnvFilter`
-/// takes any other word for a target: it then logs everything of that target and nothing else. A
-/// misspelt level would thus turn the log off.
+/// reads any other word as a target, and then logs only the messages of that target. A misspelt
+/// level would thus turn the log off.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the accepted forms.
@@ -84,7 +84,7 @@ mod tests {
     /// Variable with the number of panics for the test process.
     const PANICS: &str = "DOVETAIL_TEST_PANICS";
 
-    /// Process of the tests below.
+    /// Process that the tests below start.
     #[test]
     fn panicking() {
         let Ok(times) = std::env::var(PANICS) else { return };

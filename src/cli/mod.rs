@@ -137,8 +137,8 @@ pub fn main() -> ExitCode {
     status_of(outcome, asks_a_server)
 }
 
-/// Runs another program with the command line, errors and exit status of `dovetail`. Its arguments
-/// need a flag `json`, and it asks no server.
+/// Runs another program with the command line, errors and exit status of `dovetail`. The program's
+/// arguments need a flag `json`, and the program asks no server.
 pub fn run_program<A: CommandFactory + FromArgMatches>(run: impl FnOnce(&A, &ArgMatches) -> Result<()>) -> ExitCode {
     let command = A::command().mut_args(with_negative_numbers);
     match read(command, std::env::args_os().collect()) {
@@ -147,8 +147,8 @@ pub fn run_program<A: CommandFactory + FromArgMatches>(run: impl FnOnce(&A, &Arg
     }
 }
 
-/// Parses a command line. Prints the answer to a wrong command line or a request for help, and
-/// returns its exit status.
+/// Parses a command line. For a wrong command line or a request for help, prints the answer and
+/// returns the exit status.
 fn read<A: FromArgMatches>(mut command: clap::Command, words: Vec<OsString>) -> Result<(A, ArgMatches), ExitCode> {
     let given: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let matches = command.try_get_matches_from_mut(words);
@@ -189,7 +189,7 @@ fn status_of(outcome: Result<()>, asks_a_server: bool) -> ExitCode {
     }
 }
 
-/// True for a command that goes on, whatever becomes of its standard error and standard output.
+/// True for a command that continues even if writing to standard error or standard output fails.
 fn outlives_readers(command: &Command) -> bool {
     match command {
         Command::Serve(args) => args.runs(),
@@ -244,8 +244,9 @@ fn without_misleading_tips(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Names the environment variable of a refused value, where clap names the option. `given` has the
-/// words of the command line, and `variable` returns the values of the environment.
+/// Replaces the option in clap's error by the environment variable, if the refused value came from
+/// there. `given` has the words of the command line, and `variable` returns the values of the
+/// environment.
 fn with_variable(mut error: clap::Error, given: &[String], variable: impl Fn(&str) -> Option<String>) -> clap::Error {
     let Some(flag) = settings::flag_of(&error) else { return error };
     let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return error };

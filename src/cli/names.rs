@@ -10,8 +10,8 @@
 //!
 //! A quote opens a name only where the name begins; elsewhere it is an ordinary character. Quotes
 //! hide separators and nothing else, so the server receives the same text for `"left.a"` and
-//! `left.a`. The server takes it for the column of that name if a table has one, and else for the
-//! left table's `a`. `left."left.a"` is the left table's column named `left.a`.
+//! `left.a`. The server reads `left.a` as the column of that name if a table has one, and otherwise
+//! as column `a` of the left table. `left."left.a"` is the left table's column named `left.a`.
 
 use std::str::FromStr;
 
@@ -144,7 +144,7 @@ impl<'a> Words<'a> {
     /// argument.
     ///
     /// # Errors
-    /// A message with any other text, which follows the closing quote of a name.
+    /// A message with the text, if other text follows the closing quote of a name.
     pub fn next_is(&mut self, separator: char) -> Result<bool, String> {
         match self.rest.strip_prefix(separator) {
             Some(rest) => {

@@ -120,8 +120,8 @@ pub async fn run(args: PutArgs) -> Result<()> {
     Ok(())
 }
 
-/// Gives columns of CSV without a value the types of the same columns in the table that the rows
-/// are added to.
+/// Sets the types of CSV columns without a value. The types come from the same columns of the table
+/// to which the rows are added.
 async fn take_types(client: &Client, table: &str, sources: &mut [Source]) -> Result<()> {
     let schema = match client.info(table_descriptor(table)).await {
         Ok(info) => info.try_decode_schema()?,
@@ -156,8 +156,8 @@ pub(super) async fn upload(
     client.put(table, options, schema, batches.boxed(), move |bytes| sending.moved(bytes), stop).await
 }
 
-/// Reports an upload. `inferred` has the columns if they came from CSV, because a wrong guess would
-/// show only in the first join.
+/// Reports an upload. `inferred` has the columns if their types were inferred from CSV. They are
+/// printed, because a wrong guess would show only in the first join.
 fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schema>) {
     if output::is_json() {
         let Uploaded { rows, bytes } = uploaded;

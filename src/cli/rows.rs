@@ -97,8 +97,9 @@ pub fn check_has_parquet(schema: &Schema) -> Result<()> {
     check_columns(schema, "Parquet", "write Arrow instead", |field| has_parquet(field.data_type()))
 }
 
-/// True if Parquet's library writes and reads the type; tested with one null. The library refuses
-/// other types or panics over them, for some only with a batch, and for some only when reading.
+/// True if Parquet's library writes and reads the type; tested with one null. For other types, the
+/// library returns an error or panics. For some types it does so only when it writes a batch, and
+/// for some only when it reads.
 pub fn has_parquet(data_type: &DataType) -> bool {
     let read_back = || -> parquet::errors::Result<bool> {
         let batch = RecordBatch::try_from_iter([("c", new_null_array(data_type, 1))])?;

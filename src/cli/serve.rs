@@ -158,7 +158,7 @@ impl<'a> ReadyFile<'a> {
         format!("writing the file of --ready-file, {}", self.path.display())
     }
 
-    /// Removes the file of a server that was killed: its addresses do not answer.
+    /// Removes the ready file of a killed server, whose addresses do not answer.
     fn remove_last(&self) -> Result<()> {
         let text = std::fs::read_to_string(self.path).unwrap_or_default();
         let last = serde_json::from_str::<serde_json::Value>(&text).unwrap_or_default();

@@ -134,7 +134,7 @@ pub fn defaults() -> Result<Settings> {
 }
 
 impl Layered {
-    /// Rewrites an error that names settings by their flags, to name the origins of their values.
+    /// Replaces the flags in an error by the origins of their values.
     pub fn attributed(&self, error: Error) -> Error {
         attributed(error, &self.entries)
     }
@@ -428,8 +428,8 @@ fn check_relations(settings: &Settings) -> Result<()> {
     }
 }
 
-/// True if two addresses cannot both be listened on: they are equal, or one covers all networks
-/// including the other. Port 0 stands for a free port, so it never collides.
+/// True if two addresses cannot both be listened on: they are equal, or one stands for all
+/// addresses of the host, including the other. Port 0 stands for a free port, so it never collides.
 fn share_a_port(a: SocketAddr, b: SocketAddr) -> bool {
     // The address [::] also receives IPv4.
     let covers = |a: IpAddr, b: IpAddr| a == b || (a.is_unspecified() && (a.is_ipv6() || b.is_ipv4()));

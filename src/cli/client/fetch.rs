@@ -65,8 +65,8 @@ impl std::fmt::Debug for BatchStream {
 }
 
 impl Client {
-    /// Reads all endpoints of a flight at once, each over its own connection. An ordered flight
-    /// arrives in order; otherwise batches come as they are ready.
+    /// Reads all endpoints of a flight at once, each over its own connection. Batches of an ordered
+    /// flight arrive in order. Other batches arrive as soon as they are ready.
     ///
     /// # Errors
     /// [`Error::Internal`] if the server's answer makes no sense. Later errors come with the

@@ -219,7 +219,8 @@ impl Client {
             .max_encoding_message_size(usize::MAX)
     }
 
-    /// Asks where to read a table or the result of a command. A command starts its job.
+    /// Asks where to read a table, or the result of a command. For a command, the server starts a
+    /// job.
     ///
     /// # Errors
     /// The server's.

@@ -16,8 +16,8 @@ use super::{Client, from_status, table_descriptor};
 use crate::service::encode::Encoder;
 use crate::{Error, Result};
 
-/// Encoded messages that may wait for the socket. 8 keep the socket busy and bound memory at about
-/// 16 MB per stream.
+/// Encoded messages that may wait for the socket. 8 messages keep the socket busy and bound memory
+/// at about 16 MB per stream.
 const MESSAGES_AHEAD: usize = 8;
 
 /// Options of an upload.
@@ -168,8 +168,8 @@ fn options_json(options: &PutOptions) -> Value {
     said
 }
 
-/// Encodes all batches. Returns `Err(None)` if the receiver is gone; the call itself then reports
-/// the better error.
+/// Encodes all batches. Returns `Err(None)` if the receiver is gone; the DoPut call then reports a
+/// better error.
 async fn encode_all(
     encoder: &mut Encoder,
     first: FlightData,
@@ -214,8 +214,8 @@ impl Failure {
 }
 
 /// Returns the request body. The server publishes the table when the body ends, so a failure must
-/// not end it. After a failure the body stays pending until the call is dropped, which resets the
-/// stream.
+/// not end the body. After a failure the body stays pending until the call is dropped, which resets
+/// the stream.
 fn request_stream(
     outgoing: mpsc::Receiver<Result<FlightData>>,
     failure: Arc<Failure>,

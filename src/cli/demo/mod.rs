@@ -164,7 +164,7 @@ fn check_free(folder: &Path) -> Result<()> {
 }
 
 /// Writes the TPC-H tables into files whose names are free. All files appear together at the end. A
-/// demo that fails or is interrupted earlier leaves no files that would block the next one.
+/// demo that fails or is interrupted earlier leaves no files that would block the next demo.
 async fn save(tables: &Tables, folder: &Path) -> Result<()> {
     let rows = TPCH.iter().map(|name| tables.get(name).rows()).sum();
     let progress = Progress::of(&format!("writing files into {}", folder.display()), Some(rows));

@@ -18,7 +18,7 @@ pub use source::{Piece, STDIN, Source, folder};
 
 use crate::{Error, Result};
 
-/// Batches that may wait between the thread that reads or writes a file and its other end.
+/// Batches that may wait in the queue of a thread that reads or writes a file.
 const BATCHES_AHEAD: usize = 4;
 
 /// Bytes at the start of a file that show its format.
@@ -69,8 +69,9 @@ impl Format {
         })
     }
 
-    /// Returns the format by the first bytes of the file, which are more reliable than its name, or
-    /// else by [`Format::of_name`]. A gzip file must be CSV by the name before `.gz`.
+    /// Returns the format that the first bytes of the file show, or else that of
+    /// [`Format::of_name`]. The bytes are more reliable than the name. A gzip file must be CSV by
+    /// the name before `.gz`.
     fn of_file(path: &Path, start: &[u8]) -> Result<Self> {
         if let Some(format) = Self::of_magic(start) {
             return Ok(format);
@@ -94,7 +95,8 @@ impl Format {
     }
 
     /// Refuses a `--format` that contradicts the first bytes. A text file may begin with the
-    /// letters of a mark. A file that carries the mark has bytes after it that are not text.
+    /// letters of a mark by chance. In a file of the marked format, the mark is followed by bytes
+    /// that are not text.
     fn check_said(self, start: &[u8]) -> Result<()> {
         let is_text = !start.iter().any(|byte| matches!(byte, 0..b'\t' | 0x0e..b' ' | 0xff));
         match Self::of_magic(start) {

@@ -1,10 +1,10 @@
 //! Nulls that Parquet's reader makes for the rows of a null struct.
 //!
-//! A row of a null struct takes a place in the arrays below it. The reader (parquet 59.3) fills
-//! some of these places with nulls: those of lists of a fixed size, and all places inside of lists
-//! and maps. A struct or list that may not be null gets no bitmap. Where its values may not be null
-//! either, nothing hides their nulls, and Arrow refuses the array. Here such structs and lists get
-//! the nulls of the struct above them.
+//! A null struct still takes a place in each of its child arrays. The reader (parquet 59.3) puts
+//! nulls into some of these places: into lists of a fixed size, and everywhere inside of lists and
+//! maps. A non-nullable struct or list gets no bitmap. If its values are non-nullable too, no
+//! bitmap hides the nulls in these values, and Arrow refuses the array. This module gives such
+//! structs and lists the nulls of the struct above them.
 
 use arrow::array::{ArrayData, RecordBatch, RecordBatchOptions, make_array};
 use arrow::buffer::NullBuffer;
@@ -13,7 +13,7 @@ use arrow::error::ArrowError;
 
 use crate::columns::{any_part, children};
 
-/// True for types that the reader may give nulls that nothing hides.
+/// True for types in which the reader may make nulls that no bitmap hides.
 pub(super) fn has_padding(data_type: &DataType) -> bool {
     any_part(
         data_type,
@@ -21,17 +21,16 @@ pub(super) fn has_padding(data_type: &DataType) -> bool {
     )
 }
 
-/// True for fields that take a place in each row of their parent and may not be null, with values
-/// that may not be null.
+/// True for non-nullable structs and lists of fixed size that contain non-nullable values.
 fn has_no_bitmap(field: &Field) -> bool {
     let takes_place = matches!(field.data_type(), DataType::Struct(_) | DataType::FixedSizeList(..));
     takes_place && !field.is_nullable() && children(field.data_type()).into_iter().any(|value| !value.is_nullable())
 }
 
-/// Returns the batch with the nulls of structs in the fields that they hide.
+/// Returns the batch, with the nulls of each struct added to the fields that the struct hides.
 ///
 /// # Errors
-/// Arrow's, for a null in a field that may not be null, and that no struct hides.
+/// Arrow's, for a null in a non-nullable field, if no struct hides the null.
 pub(super) fn hide_padding(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let schema = batch.schema();
     let columns =
@@ -44,7 +43,7 @@ pub(super) fn hide_padding(batch: &RecordBatch) -> Result<RecordBatch, ArrowErro
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
 }
 
-/// Adds the nulls of the parent to the array, if its field may not be null. Values without parts
+/// Adds the nulls of the parent to the array, if `field` is non-nullable. Arrays without children
 /// stay as they are.
 fn hidden(field: &Field, array: ArrayData, parent: Option<&NullBuffer>) -> Result<ArrayData, ArrowError> {
     let fields = children(array.data_type());

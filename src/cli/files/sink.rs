@@ -223,7 +223,7 @@ fn create_aside(path: &Path, there: Option<std::fs::Permissions>) -> std::io::Re
     Ok((file, Some(aside)))
 }
 
-/// Resolves a link, and links behind it, also if no file exists at the end.
+/// Resolves a link, and the links behind it, even if no file exists at the end.
 fn behind_links(path: &Path) -> std::io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {

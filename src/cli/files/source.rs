@@ -43,8 +43,8 @@ pub(super) type Begin = Box<dyn FnOnce(SchemaRef) -> Batches + Send>;
 pub struct Source {
     /// Columns and their types.
     pub schema: SchemaRef,
-    /// Size of the file in bytes; 0 if unknown. The pieces add up to it, or to a little less if the
-    /// format stores something after the rows.
+    /// Size of the file in bytes; 0 if unknown. The bytes of all pieces add up to this size, or to
+    /// a little less if the format stores something after the rows.
     pub file_bytes: u64,
     /// True if the types were inferred from the first rows.
     pub is_inferred: bool,
@@ -129,8 +129,8 @@ impl Source {
             let Self { begin, schema, .. } = self;
             let mut batches = begin(schema);
             let (mut rows, mut told) = (0, 0);
-            // Without the check, a reader that panicked would look like a finished one, and half of
-            // a file like all of it.
+            // Without the check, a reader that panicked would look finished, and half of a file
+            // would look like a whole file.
             while let Some(batch) = unless_it_panics(|| batches.next().transpose()).transpose() {
                 let piece = batch.context(|| format!("reading {}", name_of(&self.path))).map(|batch| {
                     rows += batch.num_rows() as u64;

@@ -73,7 +73,7 @@ async fn the_reported_progress_adds_up_to_the_size_of_the_file() {
         // The first rows of CSV are in three pieces.
         assert_eq!(pieces.len(), if name == "t.csv" { 8 } else { 6 }, "{name}");
         let sum: u64 = pieces.iter().sum();
-        // An IPC file ends with a footer of some hundred bytes, which is not read twice.
+        // An IPC file ends with a footer of several hundred bytes, which is not read twice.
         assert!((file_bytes - 4096..=file_bytes).contains(&sum), "{name}: {pieces:?} of {file_bytes}");
         // Readers read at most one buffer ahead: halfway through the rows, about half of the file
         // is done.

@@ -94,8 +94,8 @@ impl<R: Read> Records<R> {
         if rows != self.rows {
             self.rows = rows;
             self.decoder = next.decoder(false, rows);
-            // A decoder removes a byte order mark at its start only. Feed it an empty line first,
-            // which it skips, so that it keeps the mark in a value.
+            // A decoder removes a byte order mark only from the start of its input. Feed it an
+            // empty line first, which it skips. The decoder then keeps a mark within a value.
             self.decoder.decode(b"\n")?;
         }
         let lines = std::mem::replace(lines, next);
