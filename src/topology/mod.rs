@@ -76,7 +76,7 @@ pub struct DeviceNode {
     pub threads: Option<usize>,
     /// Bytes of memory; `None`: set by the server's settings.
     pub memory_bytes: Option<u64>,
-    /// Name of the socket whose host memory the device uses. `None`: the first.
+    /// Name of the socket whose host memory the device uses. `None`: the first socket.
     pub socket: Option<String>,
 }
 
@@ -101,7 +101,7 @@ pub struct Link {
     pub forward_rate: f64,
     /// Bytes per second from the second node to the first.
     pub backward_rate: f64,
-    /// Bytes per second in both directions at once, when that is less than their sum.
+    /// Bytes per second in both directions at once. `None`: the sum of both rates.
     pub total_rate: Option<f64>,
 }
 
@@ -112,7 +112,7 @@ pub struct HostLink {
     pub to_device_rate: f64,
     /// Bytes per second from the device to host memory.
     pub from_device_rate: f64,
-    /// Bytes per second in both directions at once, when that is less than their sum.
+    /// Bytes per second in both directions at once. `None`: the sum of both rates.
     pub total_rate: Option<f64>,
 }
 
@@ -121,7 +121,7 @@ pub struct HostLink {
 pub struct Hop {
     /// Index in [`Topology::links`].
     pub link: usize,
-    /// True if from its first node to its second.
+    /// True if the hop goes from the link's first node to its second node.
     pub forward: bool,
 }
 
@@ -190,9 +190,8 @@ impl Topology {
 }
 
 impl Topology {
-    /// Returns the links that a device's transfers pass, so that they can be emulated. Devices
-    /// whose routes have a link in common share its rates. `None` as for
-    /// [`host_link`](Self::host_link).
+    /// Returns the links that a device's transfers pass, for emulation. Devices whose routes have a
+    /// link in common share its rates. `None` as for [`host_link`](Self::host_link).
     pub fn host_route(&self, device: &DeviceNode) -> Option<HostRoute> {
         let socket = self.socket_of(device)?;
         let hops = |from: &str, to: &str| {
