@@ -3,8 +3,8 @@
 use std::fmt;
 
 /// Formats a name for a list of names. Adds quotes if the name is empty or contains white space or
-/// one of `,=()"`, because a reader would not take it for one plain name. The command line reads
-/// this form, and the Python client writes it.
+/// one of `,=()"`, because a reader would not recognize it as one name. The command line reads this
+/// form, and the Python client writes it.
 pub fn quoted(name: &str) -> String {
     let is_plain = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || ",=()\"".contains(c));
     if is_plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
@@ -40,15 +40,15 @@ pub fn first_of<T: fmt::Display>(things: impl ExactSizeIterator<Item = T>) -> St
 }
 
 /// Returns `; did you mean "orders"?` for the end of a sentence, if exactly one known name is close
-/// to the unknown one. Close means equal except for case, or at most two letters away. These
-/// letters may be at most a third of the name, or one of two. Otherwise, or if comparing all known
-/// names would take long, returns an empty string.
+/// to the unknown one. Close means equal except for case, or at most two letters away. The
+/// differing letters may be at most a third of the name, or one letter of a name of two. Otherwise,
+/// or if comparing all known names would take long, returns an empty string.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     const DISTANCE_MAX: usize = 2;
     /// Maximum bytes of a compared name. Comparing takes the product of both lengths, and an
     /// unknown name may have any length.
     const LENGTH_MAX: usize = 255;
-    /// Maximum letter comparisons: some hundredths of a second.
+    /// Maximum letter comparisons. They take a few hundredths of a second.
     const COMPARED_MAX: usize = 16 << 20;
     if name.len() > LENGTH_MAX {
         return String::new();
