@@ -7,9 +7,9 @@
 //!
 //! Prints one JSON line per strategy: rows, bytes, seconds (median and minimum of the runs), rows
 //! per second of both sides together, the phases of the median run, and the planner's predictions.
-//! Every run is checked by its number of rows. Unless the join only counts, it is also checked by
-//! the sum of the keys and the sums of products of both sides' payload columns, which are
-//! independent of the keys.
+//! Every run is checked by its number of rows. Unless the join only counts, the run is also checked
+//! by the sum of the keys and by sums of products of payload columns. Each product takes one column
+//! of each side. Payload is independent of the keys.
 
 use std::ops::Range;
 use std::sync::Arc;

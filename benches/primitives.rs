@@ -8,8 +8,8 @@
 //! Prints one JSON line per case. `rows` are the probe rows for cases with two sides, and the build
 //! side has half as many. `seconds` is the median of the runs. `moved_bytes` counts every byte that
 //! the primitive must read or write once, so that `gb_per_second` compares with the memory's rate.
-//! On the CPU, the case `copy_out` measures that rate; on a GPU, it crosses the link. Cases use the
-//! [`Device`] trait, and hold for every kind of device.
+//! On the CPU, the case `copy_out` measures the memory's rate. On a GPU, that case crosses the link
+//! instead. Cases use the [`Device`] trait, and hold for every kind of device.
 
 use std::time::Instant;
 
@@ -463,9 +463,9 @@ impl Bench<'_> {
         // calls, so a repeated run would time nothing.
         for (name, run) in [("expand/one-each", 1), ("expand/runs-of-8", 8)] {
             let matches = self.matches(1.0, run);
-            // The first pairs, at most `rows`. With one match per row, all except the first pair:
-            // all pairs would be the matches in place, at no cost. A part of them, as for a batch,
-            // is copied.
+            // Expand the first pairs, at most `rows`. With one match per row, leave out the first
+            // pair: the device would return all pairs in place, at no cost. It copies a part of the
+            // pairs, as for a batch.
             let one_each = run == 1;
             let pairs = u64::from(one_each)..matches.total.min(rows as u64);
             let count = (pairs.end - pairs.start) as usize;

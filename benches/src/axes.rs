@@ -88,7 +88,8 @@ impl Rows {
         Self { build, probe: Some(probe) }
     }
 
-    /// Multiplies the rows by `scale`, and leaves at least `ROWS_MIN` or all rows.
+    /// Multiplies the rows by `scale`, but keeps at least `ROWS_MIN` rows, or all rows of a smaller
+    /// side.
     pub fn scaled(self, scale: f64) -> Self {
         let scaled = |rows: u64| ((rows as f64 * scale).round() as u64).max(ROWS_MIN.min(rows));
         Self { build: scaled(self.build), probe: self.probe.map(scaled) }
@@ -109,7 +110,7 @@ impl Payloads {
         Self::both(Columns { as_key: count, of_4: 0, of_8: 0 })
     }
 
-    /// Replaces columns as wide as the key by columns of that width.
+    /// Replaces columns as wide as the key by columns of `key_bytes` bytes.
     pub fn resolved(self, key_bytes: usize) -> Self {
         Self { build: self.build.resolved(key_bytes), probe: self.probe.resolved(key_bytes) }
     }

@@ -13,7 +13,7 @@ use super::workload::Workload;
 use dovetail::cli::output::{self, Align};
 use dovetail::planner::PlanOverrides;
 
-/// A choice this much slower than the best is good enough.
+/// A choice is good if it takes at most this many times as long as the best way.
 const TOLERANCE: f64 = 1.1;
 
 /// Range of build rows at full size, uniform in the logarithm. Smaller joins take a fraction of a
@@ -23,7 +23,7 @@ const BUILD_ROWS: (f64, f64) = ((1 << 14) as f64, (1 << 26) as f64);
 /// Maximum bytes of tables and result at full size.
 const BYTES_MAX: f64 = (24u64 << 30) as f64;
 
-/// Lower bound of that maximum at tiny scales, so that the smallest joins fit.
+/// Lower bound of the maximum at tiny scales, so that the smallest joins fit.
 const BYTES_MIN: f64 = (16 << 20) as f64;
 
 /// Returns the maximum bytes of tables and result at `scale`.
@@ -92,9 +92,9 @@ impl Draws {
 
 /// The planner's choice of one case next to the best alternative.
 ///
-/// The minimum of many times is partly luck, more so the more they vary. An alternative that seems
-/// faster than the choice is therefore timed again in turn with it, and only the second times
-/// count.
+/// The minimum of many times is partly luck, and more so if the times vary more. The benchmark
+/// therefore repeats the choice and an alternative that seems faster, in turn. Only the second
+/// times count.
 #[derive(Clone, Debug, PartialEq)]
 struct Choice {
     case: String,
@@ -149,7 +149,7 @@ impl Choice {
     }
 }
 
-/// Returns the planner's choice and the fastest alternative. `None` without either.
+/// Returns the planner's choice and the fastest alternative. `None` if one of them is missing.
 fn rival<'a>(measured: &[&'a Measured]) -> Option<(&'a Measured, &'a Measured)> {
     let chosen = measured.iter().find(|measured| measured.asked == PlanOverrides::default())?;
     let others = measured.iter().filter(|other| other.asked != chosen.asked);

@@ -100,7 +100,8 @@ pub struct Measured {
     /// device always records them. Otherwise they are from the check run, which events slow down a
     /// little.
     pub times: Vec<WorkTime>,
-    /// Peak device memory. `None` if columns are kept, because these take all free memory.
+    /// Peak device memory. `None` if columns stay cached, because cached columns take all free
+    /// memory.
     pub device_memory_max_bytes: Option<u64>,
 }
 
@@ -259,7 +260,7 @@ impl Engine {
     /// Keeps columns on the device from now on, as in a server, and shows them to the planner.
     ///
     /// Runs each strategy once, so that the device has all columns that any strategy needs. Returns
-    /// false, and changes nothing, on a device that keeps none because it reads host memory in
+    /// false, and changes nothing, if the device caches no columns because it reads host memory in
     /// place.
     ///
     /// # Errors
@@ -289,8 +290,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Returns every way to compose the join on this device that gives another plan than the
-    /// `known` ways, each plan once. Empty for several joins.
+    /// Returns one way to compose the join for each plan that is possible on this device, except
+    /// the plans of the `known` ways. Empty for several joins.
     ///
     /// # Errors
     /// Errors of the planner.

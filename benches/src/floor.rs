@@ -17,12 +17,12 @@ const BYTES_MIN: u64 = 64 << 10;
 /// Rounds per measurement. The best round counts, because the first round touches fresh memory.
 const ROUNDS: usize = 4;
 
-/// Copies queued at once on a GPU, because one takes only half a millisecond.
+/// Copies queued at once on a GPU, because one copy takes only half a millisecond.
 const GPU_COPIES: usize = 8;
 
 /// Peak rates of memory and link. The planner's rates are unsuitable for a floor, because they are
-/// those of primitives on chunks of a join's size. They would make the floor too high, and results
-/// would look too good.
+/// measured with primitives on chunks of a join's size. These lower rates would make the floor too
+/// high, and results would look too good.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Boundaries {
     /// Bytes per second of the device's memory, reads plus writes, during a copy of a large buffer.

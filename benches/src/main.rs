@@ -74,8 +74,8 @@ use dovetail::{Context, Error, Result};
 const CPU_CASE_BYTES: u64 = 256 << 20;
 
 /// Minimum total time of the timed runs of a case. Shorter cases have up to `SHORT_RUNS` times the
-/// runs, because other work on the machine disturbs a join of a millisecond or two more than
-/// strategies differ.
+/// runs. Other work on the machine changes the time of a join of one or two milliseconds by more
+/// than strategies differ.
 const SHORT: Duration = Duration::from_millis(250);
 const SHORT_RUNS: u32 = 8;
 
@@ -167,7 +167,7 @@ struct BenchArgs {
     #[arg(long)]
     json: bool,
 
-    // Last, because later options would appear under the heading of these.
+    // Keep these options last: later options would appear under their heading.
     #[command(flatten)]
     axes: AxisArgs,
 }
@@ -215,7 +215,7 @@ fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
         None => suite.fitting_scale(&args.axes, args.seed, bytes_max)?,
     };
     tables_fit(&cases_of(suite, scale, args)?, machine.host_memory)?;
-    // Measured with all memory, because caches would hold a small part of it.
+    // Measure with all memory: caches would hold copies in a small part of it.
     let boundaries = Boundaries::measure(&*machine.open()?, machine.host_memory)?;
     if args.device_memory.is_none() {
         machine.device_memory = device_memory(suite, scale);
@@ -373,7 +373,7 @@ fn measure_group(
         let checked = engine.check(&asked, prepared).context(|| overrides::label(&asked));
         match checked {
             Ok(checked) => measured.push(checked),
-            // Another strategy may need less.
+            // Another strategy may need less memory.
             Err(Error::Exhausted(reason)) => {
                 progress.aside(|| {
                     output::remark(format!("skipped {} for {}: {reason}", overrides::label(&asked), case.label()));

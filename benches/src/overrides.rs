@@ -1,4 +1,5 @@
-//! Requests to the planner: a strategy, its own choice, or one of all ways to compose a join.
+//! Requests to the planner: a given strategy, the planner's own choice, or one of all ways to
+//! compose a join.
 
 use super::suite::vary;
 use dovetail::planner::{PlanOverrides, Side, Strategy};

@@ -52,7 +52,7 @@ const COLUMNS: [(&str, Align, usize); 7] = [
 ];
 
 impl Report {
-    /// Opens the file for the results of `cases`. `exhaustive`: each case also runs with kept
+    /// Opens the file for the results of `cases`. `exhaustive`: each case also runs with cached
     /// columns. `on_stdout`: results are also shown.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl Report {
 
     fn row(&self, label: &str, cells: [String; COLUMNS.len()]) -> String {
         let pad = |(cell, (_, align, width)): (&String, (&str, Align, usize))| match align {
-            // Only the strategy is on the left.
+            // Only the strategy is aligned left.
             Align::Left => format!("  {cell:<width$}"),
             Align::Right => format!("  {cell:>width$}"),
         };

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Foreign keys of later joins are payload, until the join that uses and drops them. Wu et al.
-//! fetch each by row number before its join, which is work outside of a join here.
+//! fetch each foreign key by row number before its join. Here, such a fetch would be work outside
+//! of a join.
 
 use arrow::array::RecordBatch;
 use rayon::prelude::*;

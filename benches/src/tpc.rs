@@ -13,10 +13,10 @@
 //! J1 takes the lines (`lineitem`) shipped in two years, and J3 those shipped by air and delivered
 //! in person. The demographics of J4 are the customers'.
 //!
-//! The published joins use TPC-H at scale factor 10 and TPC-DS at 100. Ours multiply these by a
-//! scale. As in the paper, text is coded as numbers, keys have 4 or 8 bytes, other columns have 8,
-//! and rows are shuffled. Only the columns that a join needs are kept. Three things differ from the
-//! queries:
+//! The published joins use TPC-H at scale factor 10 and TPC-DS at 100. Our joins multiply both
+//! scale factors by a scale. As in the paper, text is coded as numbers, keys have 4 or 8 bytes,
+//! other columns have 8, and rows are shuffled. Only the columns that a join needs are kept. Three
+//! things differ from the queries:
 //!
 //! * The nation of J1 is derived from the customer's number.
 //! * The probe side of J4 is the first store sales with a demography, as many as in the query's
