@@ -33,8 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns the commit of the build, or `unknown` outside a checkout. Adds `-dirty` if the tree
-/// differs in more than appended results.
+/// Returns the commit of the build, or `unknown` outside a checkout. Adds `-dirty` if tracked files
+/// outside `benches/results` differ from the commit.
 fn commit() -> String {
     let git =
         |arguments: &[&str]| Command::new("git").args(arguments).output().ok().filter(|output| output.status.success());

@@ -18,17 +18,18 @@ pub enum Error {
     /// The request is wrong, and a retry fails again. The caller corrects it.
     Invalid(String),
     /// Values are too long or too many for one batch of a result. The join tries fewer rows. A
-    /// caller sees this error only for a single row, and uploads the column with wider types.
+    /// caller sees this error only if a single row is too large. It then uploads the column with
+    /// wider types.
     TooLong(String),
     /// No table, job, upload or ticket has this name (any more). The caller names another.
     NotFound(String),
     /// The name is taken. The caller picks another, or says `replace`.
     AlreadyExists(String),
-    /// The request is well-formed, but the thing it names is in the wrong state for it.
+    /// The request is well-formed, but the object that it names is in the wrong state.
     Precondition(String),
     /// Credentials are missing or wrong. The caller logs in.
     Unauthenticated(String),
-    /// The caller is known and may not do this. An administrator grants it.
+    /// The caller is known, but lacks a permission. An administrator grants it.
     Denied(String),
     /// Memory, a quota or a queue is full. The caller waits or asks for less, or the operator
     /// raises the named setting.

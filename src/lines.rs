@@ -5,13 +5,14 @@
 //!   the addresses ────────────► a second queue ──────────► thread ─► standard output
 //! ```
 //!
-//! Logging a line never blocks on its reader and never fails. A line is dropped and counted if the
-//! queue is full or the write fails. As soon as writing works again, one line reports the number of
-//! dropped lines. Only the threads may block. The end of the process waits for them for a bounded
-//! time.
+//! Logging a line never blocks on the reader of the file, and never fails. A line is dropped and
+//! counted if the queue is full or the write fails. As soon as writing works again, one line
+//! reports the number of dropped lines. Only the threads may block. At its end, the process waits
+//! for the threads for a bounded time.
 //!
 //! The crate tracing-appender has a similar queue, but does not count lines that cannot be written.
-//! Its size is a number of lines of any length, and its shutdown prints to standard output.
+//! That queue is limited by a number of lines of any length, and the crate's shutdown prints to
+//! standard output.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -37,7 +38,7 @@ const QUEUE_BYTES: usize = 1 << 20;
 /// Time between attempts to write to a full non-blocking file.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long the end of a process waits for its lines to be written. A device's child process that
+/// How long a process waits, at its end, for its lines to be written. A device's child process that
 /// is told to end has twice that time.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
@@ -102,7 +103,8 @@ fn send(queue: &OnceLock<Arc<Lines>>, mut file: impl Write, line: Vec<u8>) {
     }
 }
 
-/// Logs an event that may be the last of the process, and waits briefly for it. Never panics.
+/// Logs an event that may be the last of the process, and waits briefly until its line is written.
+/// Never panics.
 pub fn log_last_words(level: &str, target: &str, message: &str) {
     log(event(level, target, message));
     settle(LAST_WORDS_MAX);
@@ -164,8 +166,8 @@ struct Lines {
 struct Queue {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines dropped since the queue was full. The queue takes no new lines until the earlier ones
-    /// are written, so that the report of the gap appears in its place.
+    /// Number of lines dropped since the queue was full. The queue takes no new lines until the
+    /// earlier lines are written. The report of the gap therefore appears where lines are missing.
     missed: u64,
     is_writing: bool,
 }
@@ -203,7 +205,8 @@ impl Lines {
         self.settled.wait_while_for(&mut queue, |queue| queue.is_writing || !queue.is_empty(), at_most);
     }
 
-    /// Waits for the next line. `None` stands for lines dropped at a full queue, with their number.
+    /// Waits for the next line, and returns it with 0. Returns `None` and the number of dropped
+    /// lines if the queue was full.
     fn next(&self) -> (Option<Vec<u8>>, u64) {
         let mut queue = self.queue.lock();
         queue.is_writing = false;

@@ -1,4 +1,4 @@
-//! Panics: each becomes one line of the log, or an error of the caller that catches it.
+//! Panics: each becomes one line of the log, or an error for the caller that catches it.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
