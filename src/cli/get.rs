@@ -219,7 +219,7 @@ pub fn progress_of(what: &str, info: &FlightInfo) -> Progress {
 }
 
 /// Updates a bar with the job's progress until the job ends, and then with the total bytes. Never
-/// returns: if the job fails, the streams report it.
+/// returns, because the streams report a failed job.
 pub async fn follow(client: &Client, what: &str, info: &FlightInfo, progress: &Progress) -> Infallible {
     if let (Err(_), Ok(job)) = (u64::try_from(info.total_bytes), jobs::id_of(info)) {
         loop {

@@ -117,7 +117,7 @@ pub fn what(job: &Value) -> String {
 
 /// Reasons why a queued job waits, as far as the server tells.
 struct Waits {
-    /// Number of jobs that start before it.
+    /// Number of jobs that start before this job.
     behind: Option<u64>,
     /// Seconds from now until the expected start.
     start_seconds: Option<u64>,

@@ -277,8 +277,8 @@ impl JoinArgs {
         Ok(())
     }
 
-    /// Tells where the result can be fetched again, if the user asked to keep it and it is not a
-    /// table.
+    /// Tells where the result can be fetched again, if the user asked to keep the result and did
+    /// not make it a table.
     fn kept(&self, job: u64) -> Option<String> {
         let seconds = self.retain_seconds.filter(|seconds| *seconds > 0 && self.into.is_none())?;
         let seconds = output::counted(seconds.into(), "second");

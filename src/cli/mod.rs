@@ -197,8 +197,8 @@ fn outlives_readers(command: &Command) -> bool {
     }
 }
 
-/// Moves connection options that precede the command behind it. They belong to the commands that
-/// ask a server, and others (`serve`) do not have them.
+/// Moves connection options that precede the command behind it. Commands that ask a server have
+/// these options, and others (`serve`) do not.
 fn connection_behind_command(words: Vec<OsString>) -> Vec<OsString> {
     let connection = client::ConnectArgs::augment_args(clap::Command::new("connection"));
     let flags: Vec<String> =

@@ -63,7 +63,7 @@ pub fn write_line(text: impl AsRef<str>) -> Result<()> {
 /// The errors of `work`, and [`Error::Exhausted`] if the system has no thread.
 pub async fn on_a_thread(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     let (done, outcome) = tokio::sync::oneshot::channel();
-    // Use a plain thread: the process waits for the runtime's threads when it ends.
+    // Use a plain thread, because the process waits for the runtime's threads at its end.
     let begun = std::thread::Builder::new().spawn(move || done.send(work()));
     begun.map_err(|error| Error::Exhausted(format!("starting a thread that prints: {}", system_words(&error))))?;
     outcome.await.unwrap_or_else(|_| Err(Error::Internal("writing to standard output: its thread panicked".into())))

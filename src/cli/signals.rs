@@ -82,7 +82,7 @@ fn exit_in_time(signals: &Receiver<i32>, drain_limit: Duration) {
 }
 
 /// Makes a second signal end a command that the first one interrupts. If the system gives no
-/// thread, the process ends when its work does.
+/// thread, the process ends only when its work ends.
 pub fn exit_by_second() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
     let _ = spawn("signals", move || {

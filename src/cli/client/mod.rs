@@ -170,7 +170,7 @@ impl Client {
                 Err(Error::Unavailable(said) | Error::Internal(said)) if is_of_no_flight(&said) => {
                     Err(Error::Unavailable(no_flight(&address)))
                 }
-                // The peer may close the connection before the client has read its answer.
+                // The peer may close the connection before the client has read the peer's answer.
                 Err(Error::Unavailable(broke)) if broke.starts_with(BROKE) && speaks_http1(&address).await => {
                     Err(Error::Unavailable(no_flight(&address)))
                 }
@@ -352,8 +352,8 @@ fn read_key(flag: &str, path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// Reads a file that must contain certificates. The TLS library accepts a file without any as an
-/// empty list.
+/// Reads a file that must contain certificates. The TLS library accepts a file without certificates
+/// as an empty list.
 fn read_certificates(flag: &str, path: &Path) -> Result<Vec<u8>> {
     let pem = read_pem(flag, path)?;
     match pem.windows(PEM_CERTIFICATE.len()).any(|words| words == PEM_CERTIFICATE.as_bytes()) {
