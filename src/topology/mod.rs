@@ -72,7 +72,7 @@ pub struct DeviceNode {
     pub kind: NodeKind,
     /// Number among the devices of its kind.
     pub index: u16,
-    /// CPU threads of a host device; `None`: an equal share of the machine's.
+    /// CPU threads of a host device; `None`: an equal share of the machine's threads.
     pub threads: Option<usize>,
     /// Bytes of memory; `None`: set by the server's settings.
     pub memory_bytes: Option<u64>,

@@ -17,8 +17,8 @@ impl Topology {
     /// Returns the widest route from one node to another, and the shortest among equally wide ones.
     /// `None` if there is no route. Only the ends may be devices, because devices do not forward.
     pub fn route(&self, from: &str, to: &str) -> Option<Route> {
-        // Dijkstra's algorithm with the narrowest link as the measure. Hosts have tens of nodes, so
-        // a scan is enough.
+        // Dijkstra's algorithm, with a path's narrowest link instead of its length. Hosts have tens
+        // of nodes, so a scan is enough.
         let mut open = vec![(from, Route { links: Vec::new(), rate: f64::INFINITY })];
         let mut closed: Vec<&str> = Vec::new();
         loop {
