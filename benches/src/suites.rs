@@ -297,8 +297,8 @@ const fn synthetic(name: &'static str, about: &'static str, axis: Axis, axes: Ax
     Suite { name, about, axis, device_memory: None, kind: Kind::Synthetic(axes) }
 }
 
-/// Figures that show the joins of another figure's suite differently: their phases, their memory,
-/// or next to other joins. Each comes with the suite's name.
+/// Figures that show the joins of another figure's suite in another way: by phase, by memory, or
+/// next to other joins. Each entry is the figure and the name of that suite.
 const OTHER_FIGURES: [(&str, &str); 5] =
     [("wu-9", "wu-8"), ("rui-8", "rui-7"), ("rui-9", "rui-7"), ("rui-11", "rui-10"), ("rui-12", "rui-10")];
 
