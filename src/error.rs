@@ -122,7 +122,8 @@ impl<T, E: Into<Error>> Context<T> for Result<T, E> {
 }
 
 /// Maps most Arrow errors to [`Error::Invalid`], because their usual cause is a caller's bytes.
-/// Memory errors become [`Error::Exhausted`], and compute errors and overflows [`Error::Internal`].
+/// Memory errors become [`Error::Exhausted`]. Compute errors and overflows become
+/// [`Error::Internal`].
 impl From<arrow::error::ArrowError> for Error {
     fn from(error: arrow::error::ArrowError) -> Self {
         use arrow::error::ArrowError as A;
