@@ -12,8 +12,7 @@ pub(crate) const MESSAGE_BYTES: usize = 4 << 20;
 pub(crate) struct BatchSizes {
     /// Rows per batch, at most.
     pub(super) batch_rows: usize,
-    /// Rows gathered at once: a whole number of batches, at least one, of as many bytes as a device
-    /// gathers at once.
+    /// Rows gathered at once: as many whole batches as fit in `gather_bytes`, but at least one.
     pub(super) gather_rows: usize,
     /// Bytes that a device gathers at once.
     gather_bytes: usize,
@@ -22,9 +21,9 @@ pub(crate) struct BatchSizes {
 }
 
 impl BatchSizes {
-    /// Makes batches of about one wire message, or of the number of rows that the client asked for.
-    /// `row_bytes` is the mean row size. Rows are gathered in as many batches at once as make up
-    /// `gather_bytes`.
+    /// Sizes batches to about one wire message, or to the number of rows that the client asked for.
+    /// `row_bytes` is the mean size of a row. `gather_bytes` limits the batches that are gathered
+    /// at once.
     pub(crate) fn new(asked_for: Option<usize>, row_bytes: f64, gather_bytes: usize) -> Self {
         const ROWS_MAX: usize = 1 << 20;
         let rows_of = |bytes: usize| (bytes as f64 / row_bytes.max(1.0)) as usize;
@@ -33,7 +32,7 @@ impl BatchSizes {
         Self { batch_rows, gather_rows, gather_bytes, rows_max: usize::MAX }
     }
 
-    /// Limits the sizes to the most rows that an array of each of these columns can have.
+    /// Limits the sizes so that each column of `schema` fits in one array.
     pub(super) fn of_columns(self, schema: &SchemaRef) -> Self {
         let rows_max = schema.fields().iter().map(|field| rows_max(field.data_type())).min().unwrap_or(usize::MAX);
         let batch_rows = self.batch_rows.min(rows_max).max(1);
@@ -41,17 +40,16 @@ impl BatchSizes {
         Self { batch_rows, gather_rows, rows_max, ..self }
     }
 
-    /// Returns the rows to gather at once if only some columns are gathered, of `row_bytes` bytes a
-    /// row. The rows make up half as many bytes as elsewhere, but are at least as many rows.
+    /// Returns the rows to gather at once if only some columns are gathered, with `row_bytes` bytes
+    /// per row. They take half of `gather_bytes`, but are at least `gather_rows`.
     pub(super) fn gather_rows_of(&self, row_bytes: u64) -> usize {
         let rows = self.gather_bytes / 2 / (row_bytes as usize).max(1);
         rows.clamp(self.gather_rows, self.rows_max.max(self.gather_rows))
     }
 
-    /// Returns the least mean length, in rows, of the slices of a table that a result shares.
-    /// The first and the last slice gathered at once do not count. Batches of less than a quarter
-    /// of a message would be merged on their way to the client, which costs as much as gathering
-    /// them.
+    /// Returns the least mean length, in rows, at which a result shares slices of a table. The
+    /// first and the last slice gathered at once do not count. Batches of less than a quarter of a
+    /// message would be merged on their way to the client, which costs as much as gathering them.
     pub(crate) fn slice_rows_min(&self) -> usize {
         self.batch_rows.div_ceil(4)
     }

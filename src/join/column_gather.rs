@@ -22,14 +22,15 @@ use crate::human::type_name;
 use crate::memory::{Arena, ArenaReservation};
 use crate::{Error, Result};
 
-/// Column on its way. Device columns are complete only after the work queued for them is done.
+/// Column of the result that may be incomplete. Device columns are complete only after the work
+/// queued for them is done.
 pub(super) enum PendingColumn {
     /// Stored in the table, one array per slice.
     Shared(Vec<ArrayRef>),
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
     TextFromDevice(HostBytes, DataType),
     Ready(ArrayRef),
-    /// Left the device before, one array per slice.
+    /// Column that left the device before the build columns arrived, one array per slice.
     Left(Vec<ArrayRef>),
     /// Gathered from batches that share no dictionary. The array has its own dictionary, with
     /// 32-bit keys.
@@ -41,7 +42,7 @@ pub(super) enum PendingColumn {
 /// Makes the arrays of a batch from gathered columns.
 pub(super) struct ArrayAssembler<'a> {
     pub(super) arena: &'a Arena,
-    /// Reservations for values taken out of their dictionaries, which makes them many times as
+    /// Reservations for values decoded from dictionaries, because decoded columns are many times as
     /// large.
     pub(super) paid: Vec<ArenaReservation>,
 }
@@ -60,7 +61,7 @@ impl ArrayAssembler<'_> {
             }
             PendingColumn::Encoded(array) => array,
             PendingColumn::Either(first, second) => {
-                // Dictionaries of two sides have to become one, by their values.
+                // The sides have different dictionaries, so merge their plain values.
                 let plain = match field.data_type() {
                     DataType::Dictionary(_, values) => {
                         Arc::new(field.as_ref().clone().with_data_type(values.as_ref().clone()))
@@ -77,7 +78,7 @@ impl ArrayAssembler<'_> {
         // have a narrower type.
         match (array.data_type(), field.data_type()) {
             (found, wanted) if found == wanted => Ok(array),
-            // The wanted keys may be too narrow to number the dictionary as it is stored.
+            // The wanted key type may be too narrow for the dictionary as it is stored.
             (DataType::Dictionary(..), wanted @ DataType::Dictionary(..)) => encode_again(&array, wanted),
             (_, wanted @ DataType::Dictionary(..)) => encode(&array, wanted),
             (found, wanted) => {
@@ -129,8 +130,8 @@ pub(super) struct ColumnGather<'a> {
     pub(super) are_matched: bool,
     row_numbers: Option<Positions>,
     row_numbers_on_host: Option<arrow::buffer::Buffer>,
-    /// Slices of the table that hold the rows, if the rows follow each other there as they do
-    /// here, and the result may share them.
+    /// Slices of the table that hold the rows, if the table has the rows in this order and the
+    /// result may share them.
     pub(super) slices: Option<Vec<BatchSlice>>,
     /// Wanted columns that were not gathered yet.
     pub(super) asked_for: BTreeSet<usize>,
@@ -243,9 +244,8 @@ impl<'a> ColumnGather<'a> {
         matches!(self.rows, SideRows::Transformed(_, Positions::List { nullable: true, .. }))
     }
 
-    /// Returns a column's validity, or `None` if the gathered rows cannot have a null. That holds
-    /// for a key whose nulls never match, if only matched rows are gathered, even if the table has
-    /// nulls.
+    /// Returns a column's validity, or `None` if no gathered row can be null. A key whose nulls
+    /// never match has no null in matched rows, even if the table has nulls.
     fn needed(&self, validity: Option<DeviceBuffer>, column: usize) -> Option<DeviceBuffer> {
         let has_none = self.are_matched && self.input.unmatched_nulls.contains(&column);
         validity.filter(|_| !has_none)

@@ -1,16 +1,16 @@
 //! Composition of a join: every decision about the way it runs that changes no row of its result.
 //!
-//! A [`Strategy`] is the name of some compositions: those with one row layout that move payload, or
-//! that do not. The planner chooses a composition by its price, a caller may override parts of it,
-//! and the join follows it as far as its device can.
+//! A [`Strategy`] names a row layout, and says if payload moves with the keys. Many compositions
+//! share a strategy. The planner chooses a composition by its predicted cost, and a caller may
+//! override parts of it. The join follows the composition as far as the device can.
 //!
-//! The planner applies the build side, the dense array and the gathering of text when it makes a
-//! task (`planner/task.rs`).
+//! The planner applies `build_side`, `dense` and `device_gathers_text` when it makes a task
+//! (`planner/task.rs`).
 //!
-//! A new decision is a field here. The planner takes it where it prices a composition
-//! (`planner/cost/choice.rs`), and a caller overrides it by a field of
+//! To add a decision, add a field here. The planner decides where it prices a composition
+//! (`planner/cost/choice.rs`). A caller overrides the decision by a field of
 //! [`PlanOverrides`](crate::planner::PlanOverrides). `Composed` in `tests/joins` and `every_way` in
-//! `benches/src/overrides.rs` vary it.
+//! `benches/src/overrides.rs` vary the decisions.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -30,7 +30,7 @@ pub struct Composition {
     /// Columns that move with the keys, for layouts that move rows.
     pub moved_payload: MovedPayload,
     /// True if the build keys look distinct and dense, so that an array over their extent replaces
-    /// the hash table. For rows that stay in table order.
+    /// the hash table. Only for rows that stay in table order.
     pub dense: bool,
     /// True if a filter of the build keys drops probe rows after their keys are made and before
     /// anything is moved. A kind of join that keeps probe rows without a match uses no filter.
@@ -38,10 +38,9 @@ pub struct Composition {
     /// Order in which columns of both sides cross the link.
     pub transfer_order: TransferOrder,
     /// True if the device makes keys of text, and hashes and compares keys too wide to be packed.
-    /// Otherwise, or if the device cannot do so or cannot read them, the host does.
+    /// Otherwise the host does so, and also if the device cannot, or cannot read the key columns.
     pub device_makes_keys: bool,
-    /// True if the device gathers text of the result, for the columns that it can. Otherwise the
-    /// host does.
+    /// True if the device gathers text of the result where it can. The host gathers all other text.
     pub device_gathers_text: bool,
 }
 
@@ -79,8 +78,8 @@ pub enum MovedPayload {
 pub enum TransferOrder {
     /// The build side, then the probe side in chunks, on several streams.
     Chunks,
-    /// The build side, then the probe side in one chunk if that fits. More chunks would overlap
-    /// less than they cost in calls and in further passes over the build side.
+    /// The build side, then the probe side in one chunk if that fits. The overlap of more chunks
+    /// would save less than their calls and further passes over the build side cost.
     ProbeAtOnce,
     /// The build keys, then the probe side in chunks, then the build side's payload, so that rows
     /// begin to leave earlier. For inner joins of rows that stay in table order; others run as
@@ -141,8 +140,8 @@ impl MovedPayload {
 }
 
 /// All decisions on one line, except whether the probe side comes at once. Recorded joins name
-/// their compositions by this line, so a new decision prints nothing at its former value
-/// (`planner/tests/recorded.rs`).
+/// their compositions by this line (`planner/tests/recorded.rs`). At the value that all older
+/// records have, a new decision prints nothing.
 impl fmt::Display for Composition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { build_side, dense, moved_payload, .. } = self;

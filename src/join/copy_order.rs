@@ -11,10 +11,10 @@ use crate::device::{Device, Event, Stream};
 pub(super) struct CopyOrder(Mutex<Option<Event>>);
 
 impl CopyOrder {
-    /// Queues copies on a stream, behind the copies queued here before. Returns an event for their
-    /// arrival. `queue` must queue only copies, because other callers wait until it returns. A
-    /// device's thread that waits for its parts takes up other work, perhaps work of a caller that
-    /// waits here.
+    /// Queues copies on a stream, to run after all copies queued here earlier. Returns an event for
+    /// the arrival of the new copies. `queue` must queue only copies, because other callers wait
+    /// until it returns. Parallel work in it could deadlock: a device's thread that waits for its
+    /// parts takes up other work, perhaps of a caller that waits here.
     ///
     /// # Errors
     /// Errors of the device and of `queue`.

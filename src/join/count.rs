@@ -1,5 +1,5 @@
-//! Joins that only count the rows of their result: everything runs up to the matches, which give
-//! the number of rows. No pair is made of the matches, and no column except the keys is read.
+//! Joins that only count the rows of their result. They run up to the matches, which give the
+//! number of rows. They make no pairs, and read no column except the keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

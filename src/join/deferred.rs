@@ -6,16 +6,16 @@
 //!   link out              │ probe columns of the result ...│... build columns of the result
 //! ```
 //!
-//! If all of the build side comes first, nothing leaves the device until it has arrived, and
+//! If all of the build side comes first, nothing leaves the device until that side has arrived, and
 //! nothing comes in while the last rows leave. Here only the build keys come first. Each chunk's
-//! pairs are divided by the part of the build side that they refer to (ranges of its rows). Their
-//! columns of the probe side leave at once. When the last chunk is in, the build side's other
-//! columns follow, part by part. Rows that refer to a part get their columns as soon as the part
-//! has arrived, and are complete.
+//! pairs are divided by part: the range of build rows that they refer to. The pairs' columns of the
+//! probe side leave at once. When the last chunk is in, the build side's other columns follow, part
+//! by part. As soon as a part has arrived, the rows that refer to it get their columns and are
+//! complete.
 //!
-//! Waiting rows take host memory for the whole result except these columns, and one row number per
-//! row on the device. If either memory runs short, the stream that notices completes the waiting
-//! rows. The rest of the join then goes on with all of the build side on the device.
+//! Waiting rows take host memory for the whole result except the deferred columns, and one row
+//! number per row on the device. If either memory runs short, the stream that notices completes the
+//! waiting rows. The rest of the join then goes on with all of the build side on the device.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -39,17 +39,17 @@ use crate::{Error, Result};
 const PARTS: u64 = 16;
 const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs into at most PARTS_MAX parts");
 
-/// Divisor of free host memory: a result whose rows wait for build columns may be expected to take
-/// at most this share. All of the result is in host memory when the last of these columns arrives,
+/// Divisor of free host memory. Build columns are deferred only if the expected result takes at
+/// most this share. All of the result is in host memory when the last of these columns arrives,
 /// whatever readers have read.
 const FREE_SHARE: u64 = 2;
 
-/// Pairs divided at once, at most. The pairs of one part among them are still worth a copy.
+/// Pairs divided at once, at most. Enough that the pairs of each part are worth a copy.
 const PAIRS_AT_ONCE: usize = 1 << 24;
 
 /// Returns the pairs to divide at once, if a device gathers text of `text_row_bytes` bytes per row
-/// on average. All of that text is in memory at once, so it is limited to a few times the bytes
-/// gathered at once elsewhere.
+/// on average. All text of these pairs is in memory at once, so it is limited to a few times
+/// `gather_bytes`.
 pub(super) fn pairs_at_once(text_row_bytes: u64, gather_bytes: usize) -> usize {
     const GATHERS: u64 = 4;
     match (GATHERS * gather_bytes as u64).checked_div(text_row_bytes) {
@@ -80,8 +80,8 @@ pub(super) struct DeferredPayload<'a> {
     is_short: AtomicBool,
     /// True if all deferred columns are on the device, for rows that do not wait.
     whole: Mutex<bool>,
-    /// Host memory to complete some rows, however much memory the waiting rows have taken. It is
-    /// given back when it is needed.
+    /// Host memory reserved to complete some rows, however much memory the waiting rows take. It is
+    /// given back when no more rows will wait.
     headroom: Mutex<Option<ArenaReservation>>,
     /// Rows whose deferred columns are gathered at once.
     rows_at_once: usize,
@@ -106,16 +106,17 @@ struct Part {
 /// Rows whose columns of the build side come later.
 struct WaitingRows<Columns> {
     partial: Columns,
-    /// Row numbers in the build side, part by part, each within its part.
+    /// Row numbers in the build side, ordered by part. Each counts from the start of its part.
     build: Positions,
     /// Start of the rows of each part, and end of the last part.
     bounds: Vec<usize>,
 }
 
 impl<'a> DeferredPayload<'a> {
-    /// Returns `None` if all of the build side comes first. The task may say so, rows may be moved
-    /// before they are emitted, or rows may be emitted that are not pairs. A column of the result
-    /// may arrive with the keys. The host may have too little memory for the whole result to wait.
+    /// Returns `None` if all of the build side comes first. Payload is deferred only if the task
+    /// asks for it, for inner joins that emit rows in table order. The result must need columns of
+    /// the build side that the device moves, and no key column of it. Host memory must have room
+    /// for the whole result to wait.
     pub(super) fn of(
         task: &Task,
         build: &'a SideInput,
@@ -185,9 +186,9 @@ impl<'a> DeferredPayload<'a> {
         if *self.whole.lock() { 0 } else { self.build.table.rows * bits / 8 + self.text_bytes }
     }
 
-    /// Queues copies of all parts that were not asked for, behind `last`. All chunks have been
-    /// copied in. If there is no memory for a part, queues no more parts: the stream that completes
-    /// the rows of a part asks for it again.
+    /// Queues copies of all parts that were not queued yet, after `last`. The streams have taken
+    /// all chunks by then. If there is no memory for a part, queues no more parts: the stream that
+    /// completes the rows of a part queues its copies then.
     ///
     /// # Errors
     /// Errors of the device, except exhausted memory.
@@ -230,10 +231,10 @@ impl<'a> DeferredPayload<'a> {
         Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone(), text.clone()))
     }
 
-    /// Completes a share of the waiting rows, part after part, and leaves equal shares to the
-    /// streams that are yet to come. These rows leave while other streams work on their last chunk.
-    /// Completes nothing if memory is not ample, because rows of these chunks may have to wait in
-    /// that memory first.
+    /// Completes a share of the waiting rows, part after part. Leaves equal shares to the streams
+    /// that are yet to come. The completed rows leave while other streams work on their last chunk.
+    /// Completes nothing unless memory is ample, because rows of those last chunks may have to wait
+    /// in it first.
     ///
     /// # Errors
     /// Errors of the device, the sink, and gathering.
@@ -303,8 +304,8 @@ impl<'a> DeferredPayload<'a> {
             })
         };
         let groups: Vec<Group<'_>> = (0..self.parts.len()).flat_map(group_of).collect();
-        // A stream that completes rows early drops all parts, including the parts that are being
-        // read here.
+        // A stream that completes rows early drops all parts, including parts that this stream
+        // reads.
         let mut read = Vec::new();
         let outcome = materializer.emit_deferred(&groups, self.rows_at_once, &mut |part| {
             let part = self.part(part, build, materializer.cx)?;
@@ -325,8 +326,8 @@ impl<'a> DeferredPayload<'a> {
             let columns = self.columns.iter().try_for_each(|&column| build.original(column, cx).map(drop));
             let bring_text = |&column: &usize| build.original_text(column, cx).map(drop);
             let brought = columns.and_then(|()| self.text.iter().try_for_each(bring_text));
-            // Other streams do not wait for this stream's copies. They also find columns that were
-            // queued before a copy failed.
+            // Other streams read these columns without waiting for this stream's copies, even
+            // columns that were queued before a copy failed.
             let settled = cx.device.synchronize(&cx.stream.uncancelled());
             brought.and(settled)?;
             *whole = true;
@@ -360,9 +361,9 @@ impl<'a> DeferredChunk<'a> {
         Self { deferred, waiting: Mutex::default() }
     }
 
-    /// Lets the columns of the probe side of some pairs leave, to complete the rows later. Returns
-    /// false if memory is short. Then all waiting rows are complete, these pairs have not left, and
-    /// the build side has all of its columns.
+    /// Copies out the columns of the probe side of some pairs, to complete the rows later. Returns
+    /// false if memory is short. Then no column of these pairs has left, all waiting rows are
+    /// complete, and the build side has all of its columns.
     ///
     /// # Errors
     /// Errors of the device, the sink, and gathering.

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The first probe batch takes room for as many pairs per probe row as statistics expect. Each
-//! later one takes room for as many as the one before had. The first run of a probe batch returns
-//! the number of pairs, whatever the room was. A guess that is too small costs a second run and
-//! loses no row.
+//! later probe batch takes room for as many as the previous one had. The first run of a probe batch
+//! returns the number of pairs, whatever the room was. A guess that is too small costs a second run
+//! and loses no row.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,7 +69,7 @@ impl Fused {
         };
         Some(Self {
             keys: is_key(build) || is_key(probe),
-            // A small result has room for one match per probe row anyway.
+            // Even a small result gets room for one pair per probe row.
             pairs_per_row: Mutex::new((EXPECTED_SLACK * task.expected.pairs_per_row).max(1.0)),
             gave_up: AtomicBool::new(false),
         })

@@ -18,7 +18,7 @@ pub(super) struct SideInput {
     pub(super) role: Role,
     pub(super) side: Side,
     pub(super) table: Arc<Table>,
-    /// Key columns, in the order of the pairs.
+    /// Key columns, in the order of `Task::keys`.
     pub(super) key_columns: Vec<usize>,
     /// Key columns whose nulls match nothing.
     pub(super) unmatched_nulls: BTreeSet<usize>,
@@ -126,8 +126,8 @@ impl SideInput {
         self.movable.values().map(|movable| movable.width.bytes()).sum()
     }
 
-    /// Returns the bytes per row of text on the device, except its values: the start of each value,
-    /// and the offset while it is copied in.
+    /// Returns the bytes per row that a text column takes on the device in addition to its values.
+    /// These are the start of each value, and an offset while the column is copied in.
     pub(super) fn text_row_bytes(&self, column: usize) -> usize {
         self.text(column).map_or(0, |text| size_of::<u64>() + text.offset_width.bytes())
     }

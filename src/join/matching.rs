@@ -221,7 +221,7 @@ pub(super) fn probe_batches(probe: &TransformedSide, probe_batch_rows: usize) ->
     Ok(probe_batches)
 }
 
-/// Builds the perfect-hash table if the keys are dense, as expected, and else the general table.
+/// Builds the dense table if the keys are as dense as expected, otherwise the general table.
 fn build_table(keys: &Keys, dense: Option<(u128, u128)>, repeats: bool, cx: &JoinContext<'_>) -> Result<Table> {
     if let Some((min, max)) = dense
         && let Some(table) = cx.device.build_dense_table(keys, min, max, cx.stream)?

@@ -60,8 +60,8 @@ pub(super) struct Materializer<'a> {
     pub(super) deferred: Option<&'a DeferredChunk<'a>>,
 }
 
-/// Source of a column's values: a column of one side, or a column of the other side for rows that
-/// the first side lacks.
+/// Source of a column's values: a column of one side, and perhaps a column of the other side for
+/// rows that the first side lacks.
 struct Source {
     first: (Role, usize),
     otherwise: Option<(Role, usize)>,
@@ -109,7 +109,7 @@ pub(super) struct Group<'a> {
 /// Rows whose columns are queued.
 struct InFlight {
     range: Range<usize>,
-    /// Lengths of the slices that make up the rows, one batch after the other.
+    /// Lengths of the consecutive slices that make up the rows.
     slices: Vec<usize>,
     columns: Vec<PendingColumn>,
     /// Marks when the columns are complete.
@@ -117,9 +117,9 @@ struct InFlight {
 }
 
 impl Materializer<'_> {
-    /// Emits `rows` rows with the two sides side by side. Any number of rows takes device and host
-    /// memory for a few batches at a time. A job that is stopped stops between two batches. Calls
-    /// `emitted` after each batch with the number of rows that have left.
+    /// Emits `rows` rows with the two sides side by side. Takes device and host memory for a few
+    /// batches at a time, however many rows there are. A stopped job ends between two batches.
+    /// Calls `emitted` after each batch with the number of rows that have left.
     ///
     /// # Errors
     /// Errors of the device and the sink, and [`Error::Exhausted`] when the arena is full.
@@ -137,7 +137,7 @@ impl Materializer<'_> {
         self.emit_pieces(pieces(0, rows, at_once), &mut |piece| self.queue(build, probe, &piece.range), emitted)
     }
 
-    /// Emits the rows of groups whose columns of the probe side have left before. Groups of the
+    /// Emits the rows of groups, after their columns of the probe side have left. Groups of the
     /// same part of the build side are adjacent. `part` returns the rows of a part in table order,
     /// once their copies are queued. Processes at most `rows_at_once` rows at once.
     ///
@@ -149,8 +149,8 @@ impl Materializer<'_> {
         rows_at_once: usize,
         part: &mut dyn FnMut(usize) -> Result<TransformedSide>,
     ) -> Result<()> {
-        // Groups of a part are gathered together, whatever their chunks: copies of a megabyte leave
-        // a sixth of the link unused.
+        // Gather groups of a part together, also from several chunks, because copies of only a
+        // megabyte leave a sixth of the link unused.
         let parts: Vec<&[Group<'_>]> = groups.chunk_by(|a, b| a.part == b.part).collect();
         let rows_of = |groups: &[Group<'_>]| groups.iter().map(|group| group.range.len()).sum();
         let rows_at_once = rows_at_once.min(self.rows_that_fit());
@@ -176,13 +176,13 @@ impl Materializer<'_> {
         queue: &mut dyn FnMut(&RowSlice) -> Result<InFlight>,
         emitted: &mut dyn FnMut(usize),
     ) -> Result<()> {
-        // If copies overlap with everything else, the next rows are queued before the host waits
-        // for the last ones.
+        // If the device overlaps copies with other work, queue the next rows before the host waits
+        // for the previous ones.
         let in_flight_max = if self.cx.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
-        // Time since which there is no memory for the next rows.
+        // Time at which memory for the next rows ran out.
         let mut starved_since = None;
-        // Halves of pieces that were too large, the next one last.
+        // Halves of pieces that were too large. The last one is processed next.
         let mut parts: Vec<RowSlice> = Vec::new();
         while let Some(piece) = parts.pop().or_else(|| pieces.next()) {
             match queue(&piece) {
@@ -191,8 +191,8 @@ impl Materializer<'_> {
                     in_flight.push_back(queued);
                 }
                 Err(error @ Error::Exhausted(_)) => {
-                    // Host memory taken for the failed piece is held until the stream gets past its
-                    // work.
+                    // The failed piece holds host memory until the stream is done with the work
+                    // queued for it.
                     self.cx.device.synchronize(self.cx.stream)?;
                     if let Some(first) = in_flight.pop_front() {
                         self.push(first, emitted)?;
@@ -290,7 +290,7 @@ impl Materializer<'_> {
         }
         let fields = self.task.schema.fields();
         let sources: Vec<Source> = self.task.output.iter().map(|output| self.source(output.source, &sides)).collect();
-        // Only one side can be cut where its batches end.
+        // Batches can end where the slices of one side end, but not where those of both sides do.
         let shared_side = [Role::Probe, Role::Build].into_iter().find(|&role| {
             let side = sides.of(role);
             sources.iter().zip(fields).any(|(source, field)| source.is_of(role, |column| side.may_share(column, field)))
@@ -314,7 +314,7 @@ impl Materializer<'_> {
             self.gather_moved(&mut [&mut sides.build, &mut sides.probe])?;
             let mut columns = Vec::with_capacity(planned.len());
             for (Source { first, otherwise }, is_shared) in planned {
-                // A column's memory may have to be mapped first, which takes a while.
+                // Mapping a column's memory may take a while, so look at the cancel flag first.
                 self.cx.monitor.cancel().check()?;
                 let mut take = |(role, column): (Role, usize)| {
                     let side = sides.of_mut(role);
@@ -365,7 +365,7 @@ impl Materializer<'_> {
     /// Finishes a partial batch whose copies are done.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when there is no host memory for values that have to leave their
+    /// [`Error::Exhausted`] when there is no host memory for values that are decoded from a
     /// dictionary.
     pub(super) fn finish_partial(&self, partial: PartialBatch) -> Result<StoredPartialBatch> {
         let mut assembler = ArrayAssembler { arena: self.cx.arena, paid: Vec::new() };
@@ -378,7 +378,7 @@ impl Materializer<'_> {
         Ok(StoredPartialBatch { columns, _paid: assembler.paid })
     }
 
-    /// Queues the columns of the build side, next to the columns of the probe side that have left.
+    /// Queues the columns of the build side for rows whose columns of the probe side have left.
     /// `range` selects rows of the groups, counted from the first row of the first group.
     fn queue_deferred(&self, groups: &[Group<'_>], part: &TransformedSide, range: &Range<usize>) -> Result<InFlight> {
         let JoinContext { device, stream, monitor, .. } = *self.cx;
@@ -417,7 +417,7 @@ impl Materializer<'_> {
     /// link.
     fn gather_moved(&self, sides: &mut [&mut ColumnGather<'_>]) -> Result<()> {
         let JoinContext { device, stream, arena, monitor, .. } = *self.cx;
-        // The columns' memory may have to be mapped first, which takes a while.
+        // Mapping the columns' memory may take a while, so look at the cancel flag first.
         monitor.cancel().check()?;
         let mut moved = Vec::new();
         for (at, side) in sides.iter_mut().enumerate() {
@@ -435,8 +435,9 @@ impl Materializer<'_> {
         Ok(())
     }
 
-    /// Returns the side and the column that give a column, for rows in which both sides have a row.
-    /// If both sides' keys look alike, the probe side gives them, because its rows are in order.
+    /// Returns the side and the column that give a column of the result, for rows in which both
+    /// sides have a row. If both sides' keys look alike, the probe side gives the key, because
+    /// probe rows are in order.
     fn giver(&self, source: OutputSource) -> (Role, usize) {
         match source {
             OutputSource::Column { side, index } => {
@@ -466,7 +467,7 @@ impl Materializer<'_> {
         match () {
             () if first.is_missing() => Source { first: of(second), otherwise: None },
             () if !first.nullable() => Source { first: of(first), otherwise: None },
-            // A null key whose row exists has matched a null.
+            // An existing row with a null key has matched a null, so either side gives a null.
             () => Source { first: of(first), otherwise: Some(of(second)) },
         }
     }
@@ -486,7 +487,8 @@ fn pieces(part: usize, rows: usize, at_once: usize) -> impl Iterator<Item = RowS
     (0..rows).step_by(at_once).map(move |start| RowSlice { part, range: start..rows.min(start + at_once) })
 }
 
-/// Returns the groups that overlap a range of all their rows, and the overlapping rows of each.
+/// Returns the groups that overlap `range`, and the overlapping rows of each group. `range` counts
+/// the rows of all groups together.
 fn taken_of<'g, 'a>(groups: &'g [Group<'a>], range: &Range<usize>) -> Vec<(&'g Group<'a>, Range<usize>)> {
     let mut start = 0;
     let of_group = |group: &'g Group<'a>| {

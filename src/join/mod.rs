@@ -15,19 +15,19 @@
 //! ```
 //!
 //! [`Composition`] has every decision about a run, among them the moved columns of each side. A
-//! strategy that was asked for by name moves all columns or none. Where the planner chooses, the
-//! cost model decides. If few probe rows will match, their keys are tested against a Bloom filter
-//! of the build keys before anything of these rows is moved. The filter also knows the range of the
-//! build keys. If there are more partitions than one pass resolves well, partitioning takes two
-//! passes.
+//! strategy that was asked for by name moves all columns or none. Otherwise the planner's cost
+//! model chooses the columns. If few probe rows will match, their keys are tested against a Bloom
+//! filter of the build keys before anything of these rows is moved. The filter also knows the range
+//! of the build keys. If there are more partitions than one pass resolves well, partitioning takes
+//! two passes.
 //!
-//! Matching gives each probe row a run of build positions with its key (`first`, `count`), because
-//! every layout keeps equal build keys adjacent. Runs let the same code make duplicates,
-//! outer, semi and anti joins, and results of any size. Pairs are expanded from runs in ranges of
-//! some batches each, and counted in 64 bits. Keys of up to 128 bits are packed exactly
+//! Matching gives each probe row the run of build positions that have its key (`first`, `count`).
+//! It can, because every layout keeps equal build keys adjacent. With runs, the same code handles
+//! duplicates, outer, semi and anti joins, and results of any size. Pairs are expanded from runs in
+//! ranges of a few batches each, and counted in 64 bits. Keys of up to 128 bits are packed exactly
 //! (`columns/layout.rs`). Wider keys are hashed to 128 bits, and the real values are compared
-//! before a row is emitted (`verify.rs`). The device hashes and compares if it can do both, and
-//! else the host does.
+//! before a row is emitted (`verify.rs`). The device hashes and compares if it can do both,
+//! otherwise the host does.
 //!
 //! A GPU joins partitions in one go if the result needs nothing except the pairs of rows
 //! (`fused.rs`). If every column of a large result is written, the build side's columns may cross
@@ -100,8 +100,8 @@ pub trait BatchSink: Sync {
         self.push(batch)
     }
 
-    /// Waits briefly for readers to release memory, because there has been none for the next batch
-    /// since `since`. Returns true if trying again may help.
+    /// Waits briefly for readers to release memory. The next batch has lacked memory since `since`.
+    /// Returns true if trying again may help.
     ///
     /// # Errors
     /// The errors of [`push`](Self::push).

@@ -35,7 +35,7 @@ pub struct Report {
     pub phases: Vec<PhaseRecord>,
 }
 
-/// Bytes moved by a piece of a phase, if they are known only when it is done.
+/// Bytes moved by a piece of a phase that counts its own bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     /// Part of [`PhaseRecord::bytes`].
@@ -55,7 +55,7 @@ pub struct Monitor {
     work_done: AtomicU64,
     work_total: AtomicU64,
     phases: Mutex<Vec<PhaseRecord>>,
-    /// Number of looks at the flag in each phase.
+    /// Number of looks at the cancel flag in each phase.
     #[cfg(test)]
     looks: Mutex<std::collections::BTreeMap<Phase, u64>>,
 }
@@ -71,8 +71,8 @@ impl Monitor {
         &self.cancel
     }
 
-    /// Sets the work of the join, in the unit of [`advance`](Self::advance). Joins count shares of
-    /// their predicted seconds.
+    /// Sets the work of the join, in the unit of [`advance`](Self::advance). For a join, the unit
+    /// is a share of its predicted seconds.
     pub fn expect_work(&self, total: u64) {
         self.work_total.store(total, Ordering::Relaxed);
     }

@@ -23,9 +23,9 @@ use crate::device::host::TableBytes;
 use crate::device::{Device, Stream};
 use crate::{Error, Result};
 
-/// Number of chunks queued ahead. The link moves two while the last 32 MiB of keys are indexed
-/// and streams begin, which takes about a millisecond. A chunk of a probe side of 2^27 rows takes
-/// 0.8 ms with rows of 16 bytes, and 0.6 ms with rows of 12 bytes.
+/// Number of chunks queued ahead. The link moves two chunks while the last 32 MiB of keys are
+/// indexed and streams begin, which takes about a millisecond. A chunk of a probe side of 2^27 rows
+/// takes 0.8 ms with rows of 16 bytes, and 0.6 ms with rows of 12 bytes.
 const CHUNKS: usize = 2;
 
 /// Chunks that were queued before the build side was ready.

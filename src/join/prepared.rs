@@ -38,17 +38,17 @@ const SEEDS_MAX: usize = 8;
 /// Build side of a join, ready to be probed.
 pub(super) struct PreparedJoin {
     pub(super) task: Arc<Task>,
-    /// Layout that made the build keys. Probe keys are made by the same.
+    /// Layout of the build keys and of the probe keys.
     pub(super) layout: KeyLayout,
     pub(super) build: Arc<SideInput>,
-    /// Columns and keys of the probe side. Its own rows need not be the rows that are probed.
+    /// Columns and keys of the probe side. The rows that are probed may be those of other tables.
     probe_shape: Arc<SideInput>,
     pub(super) semantics: JoinSemantics,
     pub(super) sizes: BatchSizes,
     pub(super) built: SharedBuild,
     /// Flags of the build rows that were matched, if they decide which rows are emitted at the end.
     pub(super) flags: Option<DeviceBuffer>,
-    /// Filter that drops most probe rows without a match, if many are expected.
+    /// Filter that drops most probe rows without a match, if many such rows are expected.
     pub(super) filter: Option<Filter>,
     /// Marks the end of the work that prepared the join. Other streams wait for it.
     pub(super) ready: Event,
@@ -128,7 +128,7 @@ impl PreparedJoin {
         Ok(Self { task, layout, build, probe_shape, semantics, sizes, built, flags, filter, ready })
     }
 
-    /// Returns what makes batches of the result from build rows and rows of `probe`.
+    /// Returns the materializer of build rows and rows of `probe`.
     pub(super) fn materializer<'e>(
         &'e self,
         cx: &'e JoinContext<'_>,

@@ -6,11 +6,11 @@
 //!   stream 2                                      copy in │ ...
 //! ```
 //!
-//! One stream processes its chunks one after the other. This is so on the CPU, whose primitives use
-//! all of its threads, and on a GPU with little to overlap. With more streams, each has a thread
-//! that takes the next chunk until none is left. Copies of one chunk then cross the link while
-//! another is matched, and the link is busy both ways. All streams share the build side. The first
-//! streams to begin may find their first chunk queued already (`prefetch.rs`).
+//! One stream processes its chunks one after the other. The CPU has one stream, because its
+//! primitives use all of its threads. A GPU with little to overlap has one, too. With more streams,
+//! each has a thread that takes the next chunk until none is left. Copies of one chunk then cross
+//! the link while another is matched, and the link is busy both ways. All streams share the build
+//! side. The first streams to begin may find their first chunk queued already (`prefetch.rs`).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,12 +31,12 @@ use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, ROWS_MAX};
 
-/// Chunks per stream of a probe side that comes on several streams. The first copy in and the last
-/// copy out overlap with nothing. Twice as many chunks pay if a chunk reads only its own rows and
-/// their matches, and each copies [`COPY_BYTES`] of keys. A join of 2^27 rows of 16 bytes with as
-/// many takes 90 ms by `hash` with 5 chunks per stream. It takes 89 ms with 8 and 88.6 ms with 12.
-/// The factor is two so that chunks of both sizes end where the larger ones do. A device that
-/// caches columns then has them for both.
+/// Chunks per stream if several streams work on the probe side. The first copy in and the last copy
+/// out overlap with nothing. Twice as many chunks pay if each reads only its own rows and their
+/// matches, and copies [`COPY_BYTES`] of keys. A `hash` join of 2^27 rows of 16 bytes with 2^27
+/// such rows takes 90 ms with 5 chunks per stream. It takes 89 ms with 8 and 88.6 ms with 12. The
+/// factor is two so that each larger chunk is two smaller ones. Columns cached in chunks of one
+/// size then serve both sizes.
 const CHUNKS_PER_STREAM: u64 = 5;
 
 /// Rows of the smallest chunk of a probe side. Fewer rows would cost more in calls than they save
@@ -46,17 +46,17 @@ pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
 /// Bytes that one copy should carry.
 const COPY_BYTES: u64 = 16 << 20;
 
-/// Returns the chunks for each of several streams, for a probe side with the given rows and bytes
-/// per key. `is_looked_up` is true if the probe side stays in table order, and a chunk does not go
-/// through all of the build side.
+/// Returns the number of chunks per stream, for a probe side with the given rows and bytes per key.
+/// `is_looked_up` is true if the probe side stays in table order, so that no chunk goes through all
+/// of the build side.
 pub(crate) fn chunks_per_stream(rows: u64, key_bytes: usize, streams: u64, is_looked_up: bool) -> u64 {
     let copies = rows.saturating_mul(key_bytes as u64) / COPY_BYTES;
     let twice = 2 * CHUNKS_PER_STREAM;
     if is_looked_up && copies >= twice * streams { twice } else { CHUNKS_PER_STREAM }
 }
 
-/// Rows of a whole word of a bitmap. Chunks start at whole words of their columns' bitmaps, which
-/// can then be copied as they are.
+/// Rows in one word of a bitmap. Chunks start at whole words of their columns' bitmaps, so the
+/// bitmaps can be copied as they are.
 const BITMAP_ROWS: u64 = 64;
 
 /// One probe of a prepared join, with all rows of a table. Shared by all streams.
@@ -73,13 +73,13 @@ pub(super) struct Probing<'a> {
     copy_order: CopyOrder,
     /// First row of the next chunk.
     next_row: Mutex<u64>,
-    /// True if the last chunk needed more columns than its keys on the device. The next chunk will
+    /// True if the last chunk needed columns besides its keys on the device. The next chunk will
     /// most likely need them too.
     columns_needed: AtomicBool,
     progress: Mutex<ProbeProgress<'a>>,
 }
 
-/// Number of probe rows that are transformed, and that have been emitted.
+/// Number of probe rows that are transformed, and number of probe rows that are done.
 struct ProbeProgress<'a> {
     inner: Progress<'a>,
     transformed_rows: f64,
@@ -116,7 +116,7 @@ impl<'a> Probing<'a> {
     /// prepared the join.
     ///
     /// # Errors
-    /// Errors of the device, the sink, and gathering; the first of any stream.
+    /// The first error of any stream: of the device, the sink, or gathering.
     pub(super) fn run(self, cx: &JoinContext<'_>) -> Result<Progress<'a>> {
         cx.device.wait_event(&self.join.ready, cx.stream)?;
         self.probe_all(cx)?;
@@ -127,7 +127,7 @@ impl<'a> Probing<'a> {
         let device = cx.device;
         let streams = streams_of(&self.join.task, self.probe, device);
         if streams <= 1 {
-            // Nothing waits for the caller's stream for copies.
+            // Copy on the main stream, because probing does not wait for the caller's `copies`.
             let cx = JoinContext { copies: cx.stream, ..*cx };
             let never = AtomicBool::new(false);
             return run_on_device_pool(device, || {
@@ -178,8 +178,9 @@ impl<'a> Probing<'a> {
         };
         let failed = AtomicBool::new(false);
         let failure = Mutex::new(None);
-        // Not on the device's CPU threads: a thread that waits for its parts takes up other work.
-        // That work may be of another stream, and wait for something that this stream holds.
+        // Do not run this on the device's CPU threads: a thread that waits for its parts takes up
+        // other work. That work may be another stream's, and wait for something that this stream
+        // holds.
         device.on_stream_threads(streams, &|| {
             if let Err(error) = on_new_stream(&failed) {
                 failed.store(true, Ordering::Relaxed);
@@ -304,7 +305,7 @@ impl<'a> Probing<'a> {
         Ok(())
     }
 
-    /// Returns the memory that the build side may still take.
+    /// Returns the device memory that the build side may still take.
     fn held_back_bytes(&self, device: &dyn Device) -> u64 {
         let columns = self.deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come);
         self.join.built.current().grouping_bytes(device) + columns
@@ -377,8 +378,8 @@ fn text_beside_keys<'a>(probe: &'a SideInput, layout: &'a KeyLayout) -> impl Ite
     probe.text_columns().filter(move |&column| !came_as_key(column))
 }
 
-/// Returns how many of the probe rows in `of` have a working set that fits next to the build side.
-/// The limit is a stream's share of half of the free memory, without `held_back`.
+/// Returns how many of the first probe rows in `of` have a working set that fits next to the build
+/// side. It may take a stream's share of half of the free memory, without `held_back`.
 fn chunk_rows(
     probe: &SideInput,
     layout: &KeyLayout,
@@ -391,7 +392,7 @@ fn chunk_rows(
     let row_bytes = chunk_row_bytes(probe, layout) as u64;
     let fit = (half / row_bytes).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
     let mut rows = (fit - fit % BITMAP_ROWS).min((of.end - of.start).max(CHUNK_ROWS_MIN));
-    // Values of variable length may be long anywhere.
+    // Text of these rows may be longer than average, so look at it.
     let value_bytes = |rows: u64| value_bytes(probe, layout, of.start..of.end.min(of.start + rows));
     while rows > CHUNK_ROWS_MIN && rows * row_bytes + value_bytes(rows) > half {
         rows = (rows / 2).max(CHUNK_ROWS_MIN).next_multiple_of(BITMAP_ROWS);

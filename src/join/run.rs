@@ -45,7 +45,7 @@ pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
     sink.push(counted.into_batch(task.schema.clone())?)
 }
 
-/// Runs a join like [`run`], with the caller's layout. Tests make its hashes collide.
+/// Runs a join like [`run`], with the caller's layout. Tests pass layouts whose hashes collide.
 fn run_with_layout(
     task: &Task,
     layout: KeyLayout,

@@ -123,9 +123,9 @@ impl JoinSemantics {
         };
         let outcome = probe_batches(probe, probe_batch_rows)
             .and_then(|probe_batches| probe_batches.into_iter().try_for_each(&mut join_probe_batch));
-        // If another stream has replaced this build side with a grouped one, nothing else may hold
-        // it any more. This stream's queued work still reads it, whether or not the last probe
-        // batch failed or the job was stopped.
+        // If another stream has replaced this build side with a grouped one, this stream may hold
+        // the last reference to it. This stream's queued work still reads it, even if the last
+        // probe batch failed or the job was stopped.
         let settled = cx.device.synchronize(&cx.stream.uncancelled());
         drop(built);
         outcome.and(settled)
@@ -145,8 +145,8 @@ impl JoinSemantics {
         }
     }
 
-    /// Emits the rows from one probe batch of matches. Calls `done` with the share of the probe
-    /// batch that has left.
+    /// Emits the rows of a matched probe batch. Calls `done` with the share of the probe batch that
+    /// has left.
     fn emit_probe_batch(
         &self,
         materializer: &Materializer<'_>,

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use super::kind::unknown;
 use crate::{Error, Result};
 
-/// Name of the compositions with one row layout that move payload, or that do not. [The
-/// module](super) describes each strategy.
+/// Name of a row layout, with or without payload that moves with the keys. [The module](super)
+/// describes each strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// One hash table over the whole build side.

@@ -1,7 +1,7 @@
 //! Input of a run: tables and columns by index, the composition of the join, and expectations.
 //!
-//! The planner turns a join into a task. A task's result is right whatever it expects. Expectations
-//! choose sizes and steps of progress, and no row depends on them.
+//! The planner turns a join into a task. Expectations may be wrong: they change sizes, steps of
+//! progress and ways to match, but no row of the result.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub struct Task<T = Arc<Table>> {
     /// Decisions about the way the join runs.
     pub composition: Composition,
     /// Smallest and largest build key, if the keys are worth an array of that extent. The keys must
-    /// be one column of raw, unsigned integers. For rows that stay in table order.
+    /// be one column of raw, unsigned integers. Only for rows that stay in table order.
     pub dense_range: Option<(u128, u128)>,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
@@ -93,7 +93,7 @@ pub struct TaskSide<T = Arc<Table>> {
     pub side: Side,
     /// Table with the rows of this side.
     pub table: T,
-    /// Key columns, in the order of the pairs.
+    /// Key columns, in the order of [`Task::keys`].
     pub key_columns: Vec<usize>,
     /// Columns that the result takes from this side, each once, ascending.
     pub output_columns: Vec<usize>,
@@ -169,10 +169,10 @@ pub enum OutputSource {
 }
 
 impl OutputColumn {
-    /// Returns the columns that a result takes from a side when the tables are built on
-    /// `build_side`, each once, ascending. A key whose values look alike on both sides is taken
-    /// from the probe side, whose rows are in order. Any other key is taken from the left. The
-    /// other side gives the key for its own rows without a match.
+    /// Returns the columns that a result takes from a side when the join builds on `build_side`,
+    /// each once, ascending. A key whose values look alike on both sides is taken from the probe
+    /// side, whose rows are in order. Any other key is taken from the left side. For rows that only
+    /// the other side has, that side gives the key.
     pub fn taken_from(
         side: Side,
         build_side: Side,
@@ -202,8 +202,8 @@ pub struct Expected {
     /// True if build keys repeat, so that it is worth making equal keys adjacent before the first
     /// row is probed.
     pub build_keys_repeat: bool,
-    /// True if partitions are matched even if a device could join them in one go. The device would
-    /// give up, because build keys repeat too often.
+    /// True if build keys repeat so often that a device would give up joining partitions in one go.
+    /// The join then matches partitions without trying.
     pub matches_first: bool,
     /// Pairs per probe row that has a key.
     pub pairs_per_row: f64,

@@ -164,8 +164,8 @@ fn joins_of_every_kind_of_key(rows: i32) -> Vec<(&'static str, Bench, JoinSpec)>
     ]
 }
 
-/// Counts looks at the flag, which shows on any machine which stage ignores it. Times would show
-/// only stages that take long, and only on an idle machine.
+/// Counts looks at the cancel flag. The counts show on any machine which stage ignores the flag.
+/// Times would show only stages that take long, and only on an idle machine.
 #[test]
 fn every_stage_of_every_strategy_checks_the_cancel_flag_regularly() {
     const ROWS: i32 = 1 << 20;
@@ -198,7 +198,8 @@ fn a_join_stopped_at_any_point_does_almost_no_further_work() {
     const ROWS: i32 = 1 << 19;
     /// Number of points at which the join is stopped.
     const PLACES: u64 = 8;
-    /// Looks by threads that have begun a task, and by threads that learn of the stop from them.
+    /// Looks allowed after the stop: by threads that have begun a task, and by threads that learn
+    /// of the stop from them.
     const LOOKS_AFTER: u64 = 16;
     for (keys, bench, spec) in joins_of_every_kind_of_key(ROWS) {
         for strategy in Strategy::ALL {
@@ -379,7 +380,7 @@ fn a_filter_changes_no_row_of_any_join_and_is_used_only_if_unmatched_rows_are_dr
     }
 }
 
-/// Regression test: columns that had stayed on the device were reported as copied, in no time.
+/// Regression test: cached columns were reported as copied, in no time.
 #[test]
 fn cached_columns_and_columns_read_in_place_are_not_reported_as_copied() {
     const ROWS: i32 = 4000;
@@ -395,7 +396,7 @@ fn cached_columns_and_columns_read_in_place_are_not_reported_as_copied() {
         let phase = phases.iter().find(|phase| phase.phase == Phase::CopyIn).unwrap();
         (phase.bytes, phase.kept_bytes, phase.in_place_bytes)
     };
-    // The columns a and b; the keys are copied to be packed.
+    // Bytes of the columns a and b. The keys are copied in another phase, to be packed.
     let bytes = 4 * (2 * ROWS + 1) as u64;
     assert_eq!(copied(&bench), (0, 0, bytes), "a host device without a link reads contiguous columns in place");
 

@@ -4,15 +4,15 @@ use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::Device;
 
-/// Runs `work`, all of one stream, on the device's CPU threads if its primitives run there.
-/// Changing over to them takes tens of microseconds each time. A GPU's work is queued from the
-/// calling thread, and work with parallel parts goes to the device's CPU threads on its own.
+/// Runs `work`, all work of one stream, on the device's CPU threads if primitives run there. Each
+/// switch to these threads takes tens of microseconds. A GPU's work is queued from the calling
+/// thread, and work with parallel parts goes to the CPU threads on its own.
 pub(super) fn run_on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if device.info().streams > 1 { work() } else { on_device_pool(device, work) }
 }
 
-/// Runs `work` on the device's own CPU threads. The work must be done for one stream at a time, or
-/// have parts to be shared out and wait for no other stream.
+/// Runs `work` on the device's own CPU threads. Either only one stream at a time may do such work,
+/// or `work` has parallel parts and waits for no other stream.
 pub(super) fn on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let (mut work, mut outcome) = (Some(work), None);
     device.install(&mut || outcome = work.take().map(|work| work()));

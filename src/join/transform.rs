@@ -52,12 +52,12 @@ pub(super) struct TransformedSide {
     pub(super) rows: Rows,
     pub(super) keys: Arc<SideKeys>,
     pub(super) order: Order,
-    /// Row number at each transformed position. `None` if both are the same. Also `None`, with
-    /// `numbered` false, for partitions and sorted rows that moved no row numbers.
+    /// Row number at each transformed position. `None` if positions are row numbers. Also `None`,
+    /// with `numbered` false, for partitions and sorted rows that moved no row numbers.
     pub(super) to_rows: Option<Positions>,
     /// True if row numbers are known, from `to_rows` or as the identity.
     pub(super) numbered: bool,
-    /// Table columns that were moved, in table order.
+    /// Table columns that were moved, in ascending order.
     moved_columns: Vec<usize>,
     originals: Arc<Originals>,
     /// Rows that have no key because of a null. `None` if there are none, or if the join drops
@@ -87,8 +87,8 @@ impl Originals {
         Arc::new(Self { columns, text, came_as_keys, used: AtomicBool::new(false) })
     }
 
-    /// Returns a column that rows are about to be gathered from: one of `columns`. `copy` copies it
-    /// in if it is missing.
+    /// Returns one of `columns`, to gather rows from it. `copy` copies the column in if it is
+    /// missing.
     fn of_column<C: Clone>(
         &self,
         columns: &Mutex<BTreeMap<usize, C>>,
@@ -132,9 +132,10 @@ pub(super) enum Order {
 }
 
 /// Copies in, packs and transforms some rows of one side. Moved columns are complete once the
-/// context's stream is synchronized. Columns in table order are complete once both of its streams
-/// are. If `keeps_null_keys` is true, rows without a key are part of the result. A filter drops
-/// rows whose keys do not pass, as if they had no key. With a filter, no row without a key is kept.
+/// context's main stream is synchronized. Columns in table order are complete once both streams of
+/// the context are. If `keeps_null_keys` is true, rows without a key are part of the result. A
+/// filter drops rows whose keys do not pass, as if they had no key. With a filter,
+/// `keeps_null_keys` must be false.
 ///
 /// # Errors
 /// Errors of the device.
@@ -378,7 +379,7 @@ impl TransformedSide {
         }
     }
 
-    /// True if rows were gathered from columns as they were copied in, other than columns that were
+    /// True if rows were gathered from columns as they were copied in, except columns that were
     /// copied in as keys.
     pub(super) fn used_originals(&self) -> bool {
         self.originals.used.load(Ordering::Relaxed)
@@ -422,7 +423,7 @@ impl TransformedSide {
     }
 }
 
-/// True if a column of the result is gathered from the transformed keys, because it is the only key
+/// True if a column of the result is gathered from the transformed keys, because the key is that
 /// column, bit for bit.
 pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, row_layout: RowLayout) -> bool {
     layout.is_raw()

@@ -5,8 +5,8 @@
 //! 1. The build side, once. Rows with equal hashes are adjacent, and all rows of a run must have
 //!    equal values. If two differ (2^-128 for random values), the whole build side is hashed again
 //!    with another seed, before anything is emitted.
-//! 2. The probe side, batch by batch. A row is compared with the first row of the run it found. If
-//!    they differ, the row has no match at all, because no other run has its hash.
+//! 2. The probe side, batch by batch. A probe row is compared with the first row of the run it
+//!    found. If the two differ, the probe row has no match, because no other run has its hash.
 
 use arrow::buffer::{Buffer, ScalarBuffer};
 use rayon::prelude::*;
@@ -17,7 +17,7 @@ use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Matches, NO_ROW, Pairs, Positions, Unmatched, strings};
 
-/// Rows that one task compares: some tenths of a millisecond between two looks at the cancel flag.
+/// Rows that one task compares: a few tenths of a millisecond between two looks at the cancel flag.
 const TASK_ROWS: usize = 1 << 13;
 
 /// True if rows of the build side with equal hashes have equal values.
@@ -113,8 +113,8 @@ fn differing_on_host(
 }
 
 /// Pairs each matched probe row of the probe batch with the first row of the run it found. If most
-/// rows have a match, the others are listed too, with no build row. This saves making a list. If
-/// few rows have a match, the rest need not leave the device.
+/// rows have a match, the result also has the other probe rows, without a build row. That saves
+/// selecting the matched rows. If few rows have a match, the others need not leave the device.
 fn first_matches(matches: &Matches, cx: &JoinContext<'_>) -> Result<Pairs> {
     let rows = matches.rows.len();
     if matches.matched_rows > rows / 2 {
