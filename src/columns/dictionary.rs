@@ -10,10 +10,10 @@
 //! million times. The one exception is a key that an outer join puts together from both sides.
 //! [`decoded_bytes`] gives its cost.
 //!
-//! The dictionary of a result batch has the values of its rows, in the order of their first row. So
-//! it is not ordered, even if the table's dictionaries are. Its keys have the table's key type. If
-//! all values together are too many for that type, the next wider type that can number them is
-//! used. So no batch of the result can fail because of its values.
+//! The dictionary of a result batch has the values of its rows, in the order in which the rows
+//! first have them. So the dictionary is not ordered, even if the table's dictionaries are. Its
+//! keys have the table's key type, or the next wider type that can number all values together. So
+//! no batch of the result can fail because of its values.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -61,15 +61,15 @@ pub fn encoded_type(data_type: &DataType, dictionaries: &[&ArrayRef]) -> DataTyp
     };
     let own = ladder.iter().position(|(step, _)| step == &**key_type).unwrap_or(ladder.len() - 1);
     let holds = |room: u64| {
-        // Narrow keys are worth counting: the same few values may have come with every part of an
-        // upload.
+        // For narrow keys, count the distinct values, because every part of an upload may have
+        // brought the same few values.
         sum <= room || (room <= u16::MAX as u64 + 1 && are_at_most(&apart, value_type, room as usize))
     };
     let fitting = ladder[own..].iter().find(|(_, room)| holds(*room)).map_or(&**key_type, |(step, _)| step);
     DataType::Dictionary(Box::new(fitting.clone()), value_type.clone())
 }
 
-/// True if two dictionaries are the same values in the same memory.
+/// True if two dictionaries have the same values in the same memory.
 pub(super) fn is_same(one: &ArrayRef, other: &ArrayRef) -> bool {
     Arc::ptr_eq(one, other) || one.to_data().ptr_eq(&other.to_data())
 }

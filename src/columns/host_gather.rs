@@ -203,7 +203,7 @@ where
 enum Found<'a> {
     /// At any places.
     Values(Vec<Option<&'a [u8]>>),
-    /// Consecutive, for many rows at a time. No value is null.
+    /// In slices of mostly many rows. No value is null.
     Slices(Vec<ArraySlice>),
 }
 
@@ -259,8 +259,9 @@ fn gather_dictionary(
     Ok(Arc::new(DictionaryArray::<UInt32Type>::try_new(keys, values)?))
 }
 
-/// Returns keys and values of one dictionary for rows of several, by their places (array, index).
-/// Each value that a row has is gathered once, so a value that rows share is stored once.
+/// Returns keys and values of one dictionary, for rows of several dictionaries given by their
+/// places (array, index). Each value that a row has is gathered once, so a value that rows share is
+/// stored once.
 fn gather_values_once(
     arrays: &[&ArrayRef],
     places: impl Iterator<Item = Option<(usize, usize)>>,
@@ -547,7 +548,7 @@ mod tests {
             let gathered = gather_on_host(&rows, 0, &numbers, &arena).unwrap();
             gathered.to_data().validate_full().unwrap();
             assert_eq!(&gathered, &expected, "{data_type}");
-            // Arrow makes the keys of dictionaries that differ inside another type, outside the
+            // If dictionaries inside another type differ, Arrow makes their keys, outside the
             // arena.
             if !data_type.to_string().contains("Dictionary") {
                 assert_stored_in(&arena, &gathered.to_data());

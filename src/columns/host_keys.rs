@@ -17,8 +17,9 @@ pub(super) fn number_bits(value: KeyValue<'_>, min: i128) -> u128 {
     }
 }
 
-/// Packs the bytes, padded with zeros to `bytes_max`, above their length. The length tells padding
-/// from zeros: if one string begins with the other, the longer string is greater.
+/// Packs the bytes, padded with zeros to `bytes_max`, above their length. The length tells zero
+/// bytes from padding. If one string begins with another, the longer string packs to the greater
+/// key.
 pub(super) fn short_bytes(value: KeyValue<'_>, bytes_max: usize) -> u128 {
     match value {
         KeyValue::Bytes(bytes) => {
@@ -30,7 +31,7 @@ pub(super) fn short_bytes(value: KeyValue<'_>, bytes_max: usize) -> u128 {
     }
 }
 
-/// Packs floats of `bits` bits so that less means less, like
+/// Packs floats of `bits` bits so that lesser floats pack to lesser numbers, like
 /// [`KeyEncoding::Float`](crate::device::KeyEncoding::Float). Negative floats are reversed, and the
 /// others are above them.
 pub(super) fn ordered_float_bits(value: KeyValue<'_>, bits: u32) -> u128 {

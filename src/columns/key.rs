@@ -9,8 +9,8 @@ use crate::{Error, Result};
 /// Types whose values can be equal. Two key columns fit when their classes are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KeyClass {
-    /// Integers of any width and sign, and decimals of scale 0, compared by value. Integers of both
-    /// signs and 64 bits become such decimals where one column has the keys of both sides.
+    /// Integers of any width and sign, and decimals of scale 0, compared by value. Where one column
+    /// has the keys of both sides, signed and unsigned 64-bit integers become such decimals.
     Integer,
     /// IEEE 754 floats of one width in bytes; NaN equals NaN, -0 equals 0.
     Float {

@@ -15,9 +15,9 @@
 //! sorted again ([`KeyLayout::keeps_order`]).
 //!
 //! Wider keys become a 128-bit hash of all their values. The join compares the real values behind
-//! equal hashes before it emits a row. The host makes hashes and compares values
-//! ([`KeyLayout::differing`]), or a device that can do both. Such a device has the values in its
-//! memory while it compares them.
+//! equal hashes before it emits a row. A device that can do both makes hashes and compares values,
+//! and has the values in its memory while it compares. Otherwise the host does both
+//! ([`KeyLayout::differing`]).
 
 mod fields;
 #[cfg(test)]
@@ -95,8 +95,8 @@ enum Maker {
     Device,
 }
 
-/// Longest value in bytes that a device hashes and compares. It has a thread per value, and the
-/// other threads wait for the longest.
+/// Longest value in bytes that a device hashes and compares. The device has a thread per value, and
+/// the other threads wait for the thread of the longest value.
 pub const DEVICE_BYTES_MAX: usize = 4096;
 
 /// Keys of some rows of one side.
@@ -169,9 +169,9 @@ impl KeyLayout {
         Self { form, ..self }
     }
 
-    /// Returns the same layout for a device that
-    /// [supports text](crate::device::DeviceInfo::supports_text), if the device can read all key
-    /// columns. Returns the layout unchanged where no keys have to be made.
+    /// Lets a device that [supports text](crate::device::DeviceInfo::supports_text) make the keys
+    /// that the host would make, if the device can read all key columns. Otherwise returns the
+    /// layout unchanged.
     #[must_use]
     pub fn made_by_device(self) -> Self {
         match self.is_made_on_host() && self.is_device_readable() {
@@ -207,8 +207,8 @@ impl KeyLayout {
     }
 
     /// Bytes per row of a side that the device needs to make keys, without the bytes of
-    /// variable-length values themselves. A column of such values takes the start of each value. It
-    /// also takes an offset per value while it comes in, and the number that a short value becomes.
+    /// variable-length values themselves. Each such value takes its start, an offset while the
+    /// column comes in, and the number that a short value becomes.
     pub fn value_row_bytes(&self, role: Role) -> usize {
         if !self.is_made_by_device() {
             return 0;
@@ -232,8 +232,8 @@ impl KeyLayout {
         rows.value_bytes(columns.iter().copied().filter(|&column| are_bytes(rows.data_type(column)).is_some()))
     }
 
-    /// Longest value in bytes, summed over all columns of variable length that the device makes
-    /// keys of.
+    /// Bytes of the longest value of each column of variable length that the device makes keys of,
+    /// summed over these columns.
     pub fn value_bytes_max(&self) -> usize {
         let longest = |facts: &KeyFacts| facts.bytes_max.filter(|_| are_bytes(&facts.build_type).is_some());
         if self.is_made_by_device() { self.facts.iter().filter_map(longest).sum() } else { 0 }

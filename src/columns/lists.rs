@@ -1,4 +1,4 @@
-//! Lists whose values may not be null, checked by the nulls that their rows have.
+//! Lists of values that may not be null, checked only for nulls that a row of the list has.
 //!
 //! Arrow's constructors refuse values that might have a null: a dictionary with a null that no
 //! key refers to, or a sparse union with a null in a row that selects another child. Uploads with

@@ -245,7 +245,8 @@ impl BatchIndex {
     }
 
     /// Returns the last batch whose first row satisfies `is_at_or_before`. It searches the batches
-    /// that may hold `row`: from the first batch of its bucket to the first of the next.
+    /// that may hold `row`: from the first batch of the row's bucket to the first batch of the next
+    /// bucket.
     #[inline]
     fn search(&self, row: usize, mut is_at_or_before: impl FnMut(usize) -> bool) -> usize {
         let bucket = row >> self.shift;
@@ -265,8 +266,8 @@ pub struct Movable {
 
 /// Returns how a device can move a column of some batches. Fixed-width values move unchanged.
 /// Dictionary columns move by their keys when all batches share one dictionary. `None` for other
-/// columns, which the host gathers by row number. A device that works on columns
-/// [of variable length](are_bytes) gathers those.
+/// columns. A device that works on columns [of variable length](are_bytes) gathers those, and the
+/// host gathers the rest by row number.
 pub fn movable(schema: &SchemaRef, batches: &[RecordBatch], index: usize) -> Option<Movable> {
     let data_type = schema.field(index).data_type();
     let DataType::Dictionary(key_type, value_type) = data_type else {

@@ -8,9 +8,9 @@
 //!                ── values ► bytes, bits, views: one copy each, from the source to the result
 //! ```
 //!
-//! A run is any number of consecutive rows of one array. Rows of a result are mostly runs of one.
-//! The values of a list are one run, so that they are copied at once and only one run is kept for
-//! them. Arrow gathers types without values (lists of no values, structs of no columns).
+//! A run is any number of consecutive rows of one array. Most runs of a result have one row. The
+//! values of a list are one run, so one copy and one run in memory are enough. Arrow gathers types
+//! without values (lists of no values, structs of no columns).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -180,8 +180,8 @@ impl Job<'_> {
         dictionaries.all(|other| is_same(first, other))
     }
 
-    /// Gathers rows of several dictionaries, with one dictionary of their values. Its keys have the
-    /// column's type.
+    /// Gathers rows of several dictionaries, with one dictionary of their values. The result's keys
+    /// have the column's key type.
     fn dictionaries(&self, value_type: &DataType) -> Result<ArrayRef> {
         let (keys, values) = gather_values_once(self.arrays, self.places(), value_type, self.arena)?;
         with_keys(&keys, &values, self.data_type).map_err(|error| {
@@ -259,8 +259,8 @@ impl Job<'_> {
         self.assembled(StructArray::try_new(fields.clone(), columns, self.validity()?)).map(array)
     }
 
-    /// Gathers list views. List views share their values. The result shares them, too, if that is
-    /// less than a copy for each row.
+    /// Gathers list views. Several list views may share values. The result shares them, too, if all
+    /// values of the arrays are fewer than one copy per row.
     fn list_views<O: OffsetSizeTrait + bytemuck::Pod>(&self, field: &FieldRef) -> Result<ArrayRef> {
         let sources: Vec<&GenericListViewArray<O>> =
             self.arrays.iter().map(|array| array.as_list_view::<O>()).collect();

@@ -21,7 +21,7 @@ pub(super) struct Field {
 pub(super) enum Source {
     /// The device converts the stored column. The encoding of each side follows from its type.
     Device { min: i128 },
-    /// The device copies the bits unchanged: both sides have one width and sign.
+    /// The device copies the bits unchanged, because both sides have the same width and sign.
     Raw,
     /// The device converts floats.
     Float,
@@ -66,9 +66,9 @@ fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
             let bits = 8 * u32::from(*bytes);
             (Source::HostFloat { bits }, bits)
         }
-        // One column of one width on both sides is a key as stored, and needs no pass over it. The
-        // order of negative numbers would be lost, which is worth more than the pass when rows are
-        // sorted.
+        // A single column of the same width on both sides is a key as stored, and needs no pass
+        // over it. Stored bits lose the order of negative numbers. When rows are sorted, their
+        // order is worth more than the saved pass.
         _ if alone
             && on_device
             && !fact.nulls_equal
