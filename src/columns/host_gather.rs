@@ -203,7 +203,7 @@ where
 enum Found<'a> {
     /// At any places.
     Values(Vec<Option<&'a [u8]>>),
-    /// In slices of mostly many rows. No value is null.
+    /// In slices of at least four rows on average. No value is null.
     Slices(Vec<ArraySlice>),
 }
 
