@@ -336,9 +336,9 @@ impl<'a> ColumnGather<'a> {
     }
 }
 
-/// Returns the most bytes of text to gather at once, for rows with `expected` bytes. Pieces are cut
-/// by the mean length of rows. Without a bound, long text would take memory that other streams
-/// count on.
+/// Returns the most bytes of text to gather at once, for rows with `expected` bytes. Pieces are
+/// sized by the mean length of rows, and may have far longer text. Without a bound, that text would
+/// take memory that other streams count on.
 fn text_bytes_max(device: &dyn Device, expected: u64) -> u64 {
     const TIMES: u64 = 4;
     // Tests have little text.

@@ -6,7 +6,7 @@
 //!
 //!   prepare: build side ─► transform ─► index ─► (compare; hash again if two differ) ─► (filter)
 //!   probe:   chunk ─► (filter) ─► transform ─► probe batch ─► match ─► (compare) ─► batches
-//!   finish:  build rows without a key, or that the kind of join keeps for having a match or none
+//!   finish:  build rows that the kind of join keeps: without a key, with a match, or without one
 //! ```
 //!
 //! A prepared join owns what it knows of the build side. It borrows nothing from the call that made

@@ -18,8 +18,8 @@ use crate::device::{Device, DeviceBuffer, Matches, Phase, Positions, Unmatched, 
 /// Returns the pairs to expand at once: a whole number of batches, if they fit in half of free
 /// memory. A pair takes two positions, two row numbers, and as much again while they are made.
 fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
-    /// Least number of pairs per call. Each call finds its first pair by counting the probe batch's
-    /// pairs, so small batches share a call.
+    /// Least number of pairs per call. Each call counts the probe batch's pairs to find its first
+    /// pair, so small batches share a call.
     const PAIRS_MIN: usize = 64 << 10;
     let fit = ((device.memory().free_bytes() / 2 / 32) as usize).max(256);
     (batch_rows * (PAIRS_MIN / batch_rows).max(1)).min(fit)

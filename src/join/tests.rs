@@ -331,7 +331,7 @@ fn progress_never_decreases_and_is_complete_only_at_the_end() {
                 bench.run(&plan, &sink, &monitor).unwrap();
                 let seen = seen.into_inner();
                 assert!(seen.is_sorted(), "{label}: {seen:?}");
-                // The build side is done before the first batch, and each batch counts.
+                // The build side is done before the first batch, and the last batch sees work left.
                 assert!(seen[0] > 0.0 && seen[seen.len() - 1] < 1.0, "{label}: {seen:?}");
                 assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{label}: {seen:?}");
                 assert_eq!(monitor.progress(), 1.0, "{label}");

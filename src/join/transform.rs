@@ -1,15 +1,16 @@
 //! Layouts: rows of one side with their keys, in table order, partitioned, or sorted, and the
 //! columns moved along.
 //!
-//! A column of the result comes from the first of these places that applies:
+//! A column of the result comes from the first of these places that has it:
 //!
-//! 1. The table already has it, if the result has the side's rows one after the other in table
-//!    order. The result then shares the column (`materialize.rs`).
-//! 2. It *moved* with the keys (gather from transformed relation, GFTR: Wu et al. 2024, section
-//!    4.2).
-//! 3. It is stored on the device as it was copied in, and is gathered by row number (gather from
+//! 1. The table, if the result has the side's rows one after the other in table order. The result
+//!    then shares the column (`materialize.rs`).
+//! 2. The columns that *moved* with the keys (gather from transformed relation, GFTR: Wu et al.
+//!    2024, section 4.2).
+//! 3. The columns on the device as they were copied in, gathered by row number (gather from
 //!    untransformed relation, GFUR). This includes text if the device supports text.
-//! 4. Devices cannot move it (nested, booleans, text elsewhere). The host gathers it by row number.
+//! 4. The table, gathered by row number on the host, for columns that the device cannot move
+//!    (nested, booleans, text if the device does not support it).
 //!
 //! Nullable columns are never moved, because validity bits do not move well. They come from place
 //! 3.

@@ -58,7 +58,7 @@ fn names(shared: &[(String, usize)], rows: usize) -> Vec<&str> {
 
 #[test]
 fn columns_are_shared_with_the_table_if_each_row_matches_once() {
-    // The batches of the right table end elsewhere, and one of them is empty.
+    // The batches of the right table end at other rows, and one of them is empty.
     let bounds = [0, 54_000, 54_000, 120_001];
     let right: Vec<_> = bounds.windows(2).map(|bounds| rows_of(bounds[0]..bounds[1], "square")).collect();
     let bench = Bench::of_batches(64 << 20, &[rows_of(0..150_000, "left_square")], &right);
