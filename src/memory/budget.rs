@@ -43,11 +43,12 @@ struct Inner {
     used_bytes_max: AtomicU64,
     /// Gives back memory that is not needed now.
     reclaim: OnceLock<Weak<dyn Reclaim>>,
-    /// Lets one thread reclaim at a time. A second thread would find nothing left, and would not
-    /// wait until the memory is free.
+    /// Lets one thread reclaim at a time. Without it, a second thread would find nothing left to
+    /// reclaim, and would not wait until the first has freed memory.
     reclaiming: Mutex<()>,
     holders: Mutex<Option<Weak<dyn Holders>>>,
-    /// Reservation in the budget that this one is a part of. It is given back with the last clone.
+    /// Reservation in the larger budget that this budget is a part of. It is given back with the
+    /// last clone.
     _part_of: Option<Reservation>,
 }
 
@@ -146,8 +147,8 @@ impl Budget {
         }
     }
 
-    /// Asks the reclaimer for memory although the budget has some. Returns the number of bytes
-    /// given back.
+    /// Asks the reclaimer for memory, even if the budget has free bytes. Returns the number of
+    /// bytes given back.
     pub(super) fn reclaim(&self, bytes: u64) -> u64 {
         let _one_at_a_time = self.inner.reclaiming.lock();
         self.reclaimer().map_or(0, |reclaim| reclaim.reclaim(bytes))
@@ -160,13 +161,13 @@ impl Budget {
     /// Reserves bytes for a caller that writes its own error message.
     ///
     /// # Errors
-    /// Bytes that are reserved in the budget now, when too little is free.
+    /// If too little is free, the number of bytes that are reserved now.
     pub fn try_reserve(&self, bytes: u64) -> std::result::Result<Reservation, u64> {
         self.try_take(bytes)?;
         Ok(Reservation { budget: self.clone(), bytes, drawn_bytes: 0, pool: None })
     }
 
-    /// Takes bytes that the caller accounts for.
+    /// Takes bytes without a reservation. The caller must give them back.
     pub(super) fn take(&self, bytes: u64, purpose: &str) -> Result<()> {
         let inner = &*self.inner;
         self.try_take(bytes).map_err(|used| {
@@ -195,7 +196,7 @@ impl Budget {
             Some(reclaim) if bytes <= inner.limit_bytes => {
                 let _one_at_a_time = inner.reclaiming.lock();
                 let mut outcome = take();
-                // Do not reclaim where the memory given back would still be too little.
+                // Do not reclaim if free and reclaimed bytes together would be too few.
                 while let Err(used) = outcome
                     && bytes <= self.free_bytes()
                     && reclaim.reclaim(bytes.saturating_sub(inner.limit_bytes - used)) > 0

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::Result;
 
 /// Check between two short steps of a wait or of long work. An error ends the work. The default
-/// never does.
+/// interrupt never ends it.
 #[derive(Clone, Default)]
 pub struct Interrupt(Option<Arc<dyn Fn() -> Result<()> + Send + Sync>>);
 

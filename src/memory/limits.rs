@@ -58,7 +58,7 @@ fn memory_limit(root: &Path) -> Option<u64> {
 
 /// Lists the files that may bound a control group, given its line of `/proc/self/cgroup`
 /// (`id:controllers:path`). They belong to the group and to all groups around it. Inside a
-/// container the path may be the host's, where only the root is visible.
+/// container the path may be the host's, and only the files of the root group are visible.
 fn group_limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
     let mut parts = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
@@ -73,8 +73,8 @@ fn group_limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
     group.ancestors().map(|ancestor| root.join(mount).join(ancestor).join(file)).collect()
 }
 
-/// Reads a limit. `max` gives `None`. A huge number also means no limit, because the machine's
-/// memory bounds it.
+/// Reads a limit. `max` gives `None`. A huge number, which also means no limit, is returned. The
+/// machine's memory is less.
 fn read_limit(file: &Path) -> Option<u64> {
     std::fs::read_to_string(file).ok()?.trim().parse().ok()
 }

@@ -7,12 +7,12 @@
 //! ```
 //!
 //! A budget is a named number of bytes. A reservation is a share of it that is given back when
-//! dropped. Code that takes memory reserves it first, so that "too much" is an
-//! [`Error::Exhausted`](crate::Error::Exhausted) before any work is done. It is never an abort in
-//! the middle of the work. A job reserves all that it is predicted to take before it runs, and
-//! draws pieces from that reservation. The arena hands out aligned pieces of large slabs. A device
-//! driver can register a slab once, and the system can back it with huge pages. Where `memfd`
-//! memory gets huge pages, another Dovetail process can map the slab.
+//! dropped. Code that takes memory reserves it first. A request for too much memory is therefore an
+//! [`Error::Exhausted`](crate::Error::Exhausted) before any work is done, and never an abort during
+//! the work. A job reserves all that it is predicted to take before it runs, and draws pieces from
+//! that reservation. The arena hands out aligned pieces of large slabs. A device driver can
+//! register a slab once, and the system can back it with huge pages. If the slab is a `memfd`,
+//! another Dovetail process can map it.
 //!
 //! This room knows nothing of tables, devices or the wire.
 

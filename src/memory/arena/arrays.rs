@@ -1,6 +1,6 @@
-//! Arrow arrays built from buffers without a full check. Some are described by the places of their
-//! buffers, for a process that sees the same slabs. Others consist of values that were checked
-//! before they were reassembled.
+//! Arrow arrays built from buffers without a full check. Either another process that sees the same
+//! slabs has described an array by the places of its buffers. Or this process assembles an array
+//! from values that were checked before.
 
 use arrow::array::ArrayData;
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
@@ -69,8 +69,8 @@ pub fn describe(array: &ArrayData, place_of: &dyn Fn(&Buffer) -> Place) -> Array
 }
 
 /// Rebuilds the array of the given type from its parts. `find` returns the buffer at a place. The
-/// sending process runs the same program and checked the values. They are not checked again,
-/// because tables have billions of them.
+/// sending process runs the same program and has checked the values. This process does not check
+/// them again, because tables have billions of values.
 ///
 /// # Errors
 /// The errors of `find`, and [`Error::Internal`] when the parts belong to another type.
@@ -98,7 +98,7 @@ pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -
     // SAFETY: lengths, offsets and values come from an array of the other process, which runs this
     // same program.
     let array = unsafe { array.build_unchecked() };
-    // Checks that cost nothing per row run all the same, so that a faulty child cannot stop this
+    // Still run the checks that cost nothing per row, so that a faulty child cannot stop this
     // process.
     array.validate().map_err(|error| Error::Internal(format!("an array from another process is invalid: {error}")))?;
     Ok(array)
@@ -106,9 +106,9 @@ pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -
 
 /// Assembles an array of values of variable length. Each value is empty, or a whole value of a
 /// checked array of the given type. Values are not checked again, because results have billions of
-/// them. `offsets` have the type's width, and ascend from 0 to the length of `values`. `nulls` are
-/// validity bits, 0 for a null, and the number of nulls. The caller answers for all of that, so
-/// that no invalid text enters here.
+/// values. `offsets` have the type's width, and ascend from 0 to the length of `values`. `nulls`
+/// are validity bits, 0 for a null, and the number of nulls. The caller guarantees all of this,
+/// because invalid text would not be noticed here.
 ///
 /// # Errors
 /// [`Error::Internal`] when offsets or values are too short for `rows`, or the type is not of
@@ -132,10 +132,10 @@ pub(crate) fn of_whole_values(
     if let Some((bits, null_count)) = nulls {
         array = array.null_bit_buffer(Some(bits)).null_count(null_count);
     }
-    // SAFETY: code that gathers values writes each one whole, where the offset before it says. So
-    // the bytes are text if they were text.
+    // SAFETY: the gathering code writes each value whole, from its own offset on. So text stays
+    // valid text.
     let array = unsafe { array.build_unchecked() };
-    // Checks that cost nothing per row run all the same.
+    // Still run the checks that cost nothing per row.
     array.validate().map_err(|error| failed(&error))?;
     Ok(array)
 }

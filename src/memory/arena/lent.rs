@@ -62,7 +62,8 @@ pub struct LentPiece {
 // writes there.
 unsafe impl Send for LentPiece {}
 
-/// Bytes that are paid for without a piece. They go back when this value is dropped.
+/// Bytes reserved like a piece, for memory outside the arena. They go back when this value is
+/// dropped.
 #[derive(Debug)]
 pub struct ArenaReservation {
     _from: HeldFrom,

@@ -3,7 +3,8 @@
 //! Another process can map `memfd` memory and share its pages. Many systems give such memory no
 //! huge pages, and random reads of 4 KiB pages take 1.6 times as long. (One read of 8 bytes out of
 //! 1 GiB takes 16.4 ns, and 10.5 ns with huge pages on the same machine.) [`Backing::best`]
-//! therefore takes `memfd` memory where it gets huge pages, and anonymous memory elsewhere.
+//! therefore chooses anonymous memory where only that gets huge pages, and `memfd` memory
+//! elsewhere.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -38,7 +39,8 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Returns the kind that gets huge pages on this system; `Memfd` when both do, or neither.
+    /// Returns the kind that gets huge pages on this system. Returns `Memfd` if both kinds do, or
+    /// neither.
     pub fn best() -> Self {
         let chosen = |file: &str| {
             let text = std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{file}"));
@@ -85,7 +87,7 @@ impl Mapping {
         let before = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
         // SAFETY: `before` is less than a huge page, and the range is longer than that by `len`.
         let start = unsafe { taken.add(before) };
-        // SAFETY: the parts of the range around the aligned one are this function's, and empty.
+        // SAFETY: this function reserved the parts around the aligned range, and they are empty.
         unsafe {
             unmap(taken, before);
             unmap(start.add(len), HUGE_PAGE_BYTES - before);
@@ -105,9 +107,9 @@ impl Mapping {
     }
 
     /// Populates all pages, with huge pages if possible. Several threads do this, because the
-    /// system clears each page. A slab has been seen to take a third of a second where clearing is
-    /// slow. So the work goes in steps, between which other threads may map memory and an interrupt
-    /// may stop it.
+    /// system clears each page. Where clearing is slow, a slab took a third of a second. So the
+    /// threads work in steps. Between two steps, other threads may map memory and an interrupt may
+    /// end the work.
     fn populate(&self, interrupt: &Interrupt) -> Result<()> {
         // SAFETY: advice on this mapping; without huge pages for it, the call changes nothing.
         unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
@@ -144,8 +146,8 @@ impl Drop for Mapping {
         if let Some(pin) = self.pinned_by.get() {
             pin.unpin(self.start.as_ptr());
         }
-        // SAFETY: exactly the range that `over` made; no piece points into it any more, since each
-        // holds an Arc of it.
+        // SAFETY: exactly the range that `over` made. No piece points into it any more, since each
+        // piece holds an Arc of this mapping.
         unsafe { unmap(self.start, self.len) };
     }
 }
@@ -155,7 +157,7 @@ unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Mapping {}
 
-// A panic cannot leave it half changed: only the pin changes, and only once.
+// A panic cannot leave a mapping half changed: only the pin changes, and only once.
 impl std::panic::RefUnwindSafe for Mapping {}
 
 const PRIVATE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

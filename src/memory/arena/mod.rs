@@ -13,10 +13,10 @@
 //! The system gives memory page by page at the first touch, which costs more than copying into it.
 //! On the machine where this was written, copying 1 GiB takes 0.09 s into mapped memory and 0.6 s
 //! into fresh memory. So the arena asks for all pages of a slab when it maps the slab (0.32 s for
-//! pages of 4 KiB, 0.11 s for huge pages). A thread can do that ahead of need
-//! ([`Arena::grow_ahead`]). Empty slabs are kept for reuse, up to half of the budget. Where a
-//! growth thread runs, the arena also keeps all memory that was in use during the last minute. If
-//! pages are unavailable, mapping the slab is an error. No later touch raises a signal.
+//! pages of 4 KiB, 0.11 s for huge pages). A growth thread can map slabs ahead of need
+//! ([`Arena::grow_ahead`]). Empty slabs are kept for reuse, up to half of the budget. Where such a
+//! thread runs, the arena also keeps all memory that was in use during the last minute. If pages
+//! are unavailable, mapping the slab is an error. No later touch raises a signal.
 //!
 //! # More than one process
 //! Another Dovetail process can map slabs of a `memfd`. That process has an arena without slabs,
@@ -51,9 +51,8 @@ use crate::{Error, Result};
 /// Alignment of every piece, in bytes. It suits a GPU's copy engine and 64-byte vector loads.
 pub const ALIGNMENT: usize = 256;
 
-/// Size of an ordinary slab, in bytes. It is large enough to make registering a slab with a driver
-/// worth the call, whose cost is per call and per page. It is small enough that an idle server
-/// holds little.
+/// Size of an ordinary slab, in bytes. Registering a slab with a driver costs time per call and per
+/// page, so slabs are large. They are small enough that an idle server holds little memory.
 const SLAB_BYTES: usize = 64 << 20;
 
 /// Least bytes of empty slabs kept for reuse; the arena keeps half of the budget if that is more.
@@ -62,30 +61,31 @@ const SLAB_BYTES: usize = 64 << 20;
 const EMPTY_SLAB_BYTES_KEPT_MIN: usize = 2 << 30;
 
 /// Time between checks for slabs that were not needed since the last check. A table that is dropped
-/// and uploaded again, or a result that follows another, gets the same pages. That holds even for
-/// more than half of the budget.
+/// and uploaded again, or a result that follows another, gets the same pages. This holds even for
+/// pages beyond half of the budget.
 const TRIM_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Time between checks of the interrupt while a thread waits for a slab that another thread maps.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns the bytes of empty slabs to keep. A server that once needed its memory needs it again,
-/// since tables are replaced and results come and go. Otherwise each new upload of a table of half
-/// the budget would pay for fresh pages, at four times the cost of the copy.
+/// since tables are replaced and results come and go. Without empty slabs, each new upload of a
+/// table of half the budget would need fresh pages. These cost four times as much as the copy.
 fn empty_slab_bytes_kept(limit: u64) -> usize {
     usize::try_from(limit / 2).unwrap_or(usize::MAX).max(EMPTY_SLAB_BYTES_KEPT_MIN)
 }
 
-/// Bytes that may be mapped beyond the budget: an eighth of it, and a slab. Pieces leave holes that
-/// no later piece fits, yet promised bytes must be available. No more than this is mapped.
+/// Bytes that may be mapped beyond the budget: an eighth of it, and a slab. Holes between pieces
+/// may be too short for a later piece, yet reserved bytes must be available. The arena maps no more
+/// than this.
 fn slack_bytes(limit: u64) -> u64 {
     (limit / 8).saturating_add(SLAB_BYTES as u64)
 }
 
 /// Keeps memory in place, so that devices can copy from and to it at the rate of their link.
 pub trait Pin: Send + Sync + std::fmt::Debug {
-    /// Pins a slab. `file` is the slab's memory, where another process can map it. False when
-    /// pinning is unavailable. The slab then works as before, and copies are slower.
+    /// Pins a slab. `file` is the slab's memory, if another process can map it. False if pinning is
+    /// unavailable. The slab is then usable all the same, but copies are slower.
     fn pin(&self, start: *mut u8, len: usize, file: Option<&Arc<OwnedFd>>) -> bool;
 
     /// Unpins a pinned slab before it is unmapped.
@@ -184,8 +184,8 @@ impl Arena {
         }
     }
 
-    /// Allocates a piece from promised bytes, in a slab that has room. Returns `None` where that
-    /// would need waiting or mapping.
+    /// Allocates a piece from promised bytes, in a slab that has room. Returns `None` if that would
+    /// need waiting or mapping.
     pub fn allocate_at_once(&self, len: usize) -> Option<ArenaBuffer> {
         let size = size_of_piece(len);
         let reservation = self.pool.as_ref()?.reserve_promised(size as u64)?;
@@ -193,8 +193,8 @@ impl Arena {
         Some(self.inner.piece_at(place, len, reservation))
     }
 
-    /// Reserves bytes for memory outside the arena. They are drawn from where the arena's pieces
-    /// are drawn.
+    /// Reserves bytes for memory outside the arena. They come from the pool and the budget, as the
+    /// arena's pieces do.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the budget refuses.
@@ -331,7 +331,7 @@ impl Inner {
     }
 
     /// Gives empty slabs back until a slab of `len` bytes may be mapped. Those slabs are too small
-    /// for the piece of `size` bytes, since it found no place in them.
+    /// for the piece of `size` bytes, since the caller found no place for it.
     fn make_room(&self, len: usize, size: usize) -> Result<()> {
         let limit = self.budget.limit_bytes();
         let mapped_max = limit.saturating_add(slack_bytes(limit));
@@ -384,7 +384,7 @@ impl Inner {
         if !slabs.free.give_back(slab, offset, size) {
             return;
         }
-        // The thread that grows the arena gives back what was not needed for a while.
+        // The thread that grows the arena gives back the slabs that were not needed for a while.
         let is_trimmed = slabs.free_bytes_wanted > 0;
         if is_trimmed || slabs.free.empty_slab_bytes() <= empty_slab_bytes_kept(self.budget.limit_bytes()) {
             return;

@@ -58,7 +58,7 @@ fn a_piece_larger_than_a_slab_gets_one_of_its_own() {
     assert_eq!(arena.mapped_bytes(), (SLAB_BYTES + HUGE_PAGE_BYTES) as u64);
 }
 
-/// Interrupt that returns an error from the `looks`th check on, and the number of its checks.
+/// Returns an interrupt whose checks fail from the `looks`th on, and a counter of the checks.
 fn interrupt_at(looks: usize) -> (Interrupt, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let count = asked.clone();
@@ -160,8 +160,8 @@ fn an_arena_draws_on_a_reservation_and_its_pieces_outlive_the_reservation() {
 fn empty_slabs_are_unmapped_for_larger_ones_within_the_budget() {
     let limit = 4 * SLAB_BYTES as u64;
     let arena = arena(limit);
-    // All of the budget in ordinary slabs, then in one piece, and again: twice the budget if slabs
-    // were not given back.
+    // Take all of the budget in ordinary slabs, then in one piece, twice. An arena that gave no
+    // slabs back would map twice the budget.
     for _ in 0..2 {
         drop((0..4).map(|_| arena.allocate(SLAB_BYTES, "test").unwrap()).collect::<Vec<_>>());
         drop(arena.allocate(4 * SLAB_BYTES, "test").unwrap());
