@@ -26,10 +26,10 @@ pub(super) struct Admitted {
 /// Host memory that a job takes on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostNeed {
-    /// Predicted bytes. At most what there will ever be, as far as could be told at admission.
+    /// Predicted bytes. At most the bytes that tables leave, as far as could be told at admission.
     pub(super) bytes: u64,
-    /// Bytes that must be free when no more will become free. Equal to `bytes`, unless the
-    /// prediction exceeds what there is. Then a job that waits for more would wait in vain, and the
+    /// Fewest bytes to start with if no more will become free. Equal to `bytes`, unless the
+    /// prediction exceeds what tables leave. Such a job would wait for more in vain, and its
     /// prediction may be wrong.
     pub(super) least_bytes: u64,
 }
@@ -45,10 +45,10 @@ pub(super) struct Terms<'a> {
     pub(super) interrupt: &'a Interrupt,
 }
 
-/// Longest predicted time of a join that shares its device. A longer join fills the device alone,
-/// and later jobs wait for the join as long as for the device. A tenth of a second still feels
-/// immediate. A quick join stays quick behind such a join. A join that shares the device with three
-/// others answers in less than half a second.
+/// Longest predicted time of a join that shares its device. A longer join keeps the device busy on
+/// its own, so later jobs gain nothing by sharing with it. A tenth of a second still feels
+/// immediate, and a quick join that waits this long is still quick. A join that shares the device
+/// with three others answers in less than half a second.
 const SHARED_SECONDS_MAX: f64 = 0.1;
 
 impl Admitted {
@@ -109,7 +109,7 @@ pub(super) fn propose(
 struct Planned {
     /// Plans that fit, by device index.
     fitting: BTreeMap<usize, Plan>,
-    /// Plans that do not fit, in the order of the requested devices, with the error.
+    /// Plans that do not fit, each with its error, in the order of the requested devices.
     refused: Vec<(Plan, Error)>,
 }
 
@@ -185,8 +185,8 @@ pub(super) fn admit(
 }
 
 /// Finds the needs of a plan on a device. A short join runs in parallel with others if it fits into
-/// an equal part of the device's memory, with its probe side in one chunk. The join gets twice its
-/// need, up to that part, so that its probe batches need not be small.
+/// an equal part of the device's memory, with its probe side in one chunk. Such a join gets twice
+/// its need, but at most that part, so that its probe batches need not be small.
 fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms<'_>) -> Place {
     let slots = executor.jobs_max().min(terms.jobs_per_device).max(1) as u64;
     let (part, need) = (executor.memory().limit_bytes() / slots, plan.memory.whole_bytes);
@@ -236,12 +236,11 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
 /// Returns the host memory that a join is predicted to take: its result, and the keys that the host
 /// makes. Of a result that is consumed as it is read, only the window counts. A prediction without
 /// statistics asks for at most an eighth of all memory. Any other prediction asks for at most what
-/// there will ever be. The join takes more while memory is free.
+/// tables leave. A running join takes more while memory is free.
 ///
 /// # Errors
-/// Returns [`Error::Exhausted`] if the keys alone take more than there will be, however many jobs
-/// and leases end. The memory of tables stays taken. The result's size never refuses a join,
-/// because its prediction errs.
+/// Returns [`Error::Exhausted`] if the keys alone take more memory than tables leave. The result's
+/// size never refuses a join, because its prediction errs.
 fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
     let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });

@@ -22,8 +22,8 @@ use crate::memory::{Budget, Holders, Interrupt, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
 use crate::{Error, Result};
 
-/// Time that a job waits for host memory that nothing is known to give back. A client may still be
-/// reading a dropped table or result.
+/// Time that a job waits for host memory if no running job or lease is known to give it back. A
+/// client that still reads a dropped table or result may give it back.
 const UNSATISFIABLE_WAIT: Duration = Duration::from_secs(5);
 
 impl Shared {
@@ -52,9 +52,9 @@ impl Shared {
         self.catalog.arena().budget()
     }
 
-    /// Returns the most bytes that may accumulate of a result that is consumed as it is read. This
-    /// is the option, or an eighth of host memory if that is less. So several such results fit in
-    /// memory together with their tables.
+    /// Returns the most bytes that may accumulate of a result that is consumed as it is read. The
+    /// limit is the option `window_bytes`, or an eighth of host memory if that is less. So several
+    /// such results fit in memory together with their tables.
     fn window_bytes(&self) -> u64 {
         self.options.window_bytes.min(self.host_budget().limit_bytes() / 8)
     }
@@ -80,14 +80,15 @@ impl Shared {
         let name = spec.into.as_ref().map(reserve).transpose()?;
         state.last_id = id.0;
         let cancel = CancelFlag::new();
-        // A result that becomes a table is kept. The table holds the same memory anyway.
+        // A result that becomes a table is retained, because the table holds the same memory
+        // anyway.
         let retain = match spec.retain_seconds {
             Some(0) if name.is_some() => self.options.retain,
             Some(seconds) => Duration::from_secs(seconds.into()),
             None => self.options.retain,
         };
-        // A table holds the same memory. A client that sets the time of its result was promised
-        // that time.
+        // Evicting frees nothing if a table holds the same memory. A client that sets the lease of
+        // its result was promised that time.
         let is_evictable = name.is_none() && spec.retain_seconds.is_none();
         let (interrupt, is_device_wanted) = (cancel.interrupt(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
@@ -131,8 +132,8 @@ impl Shared {
     /// and no reader could make room for it.
     fn fit_batches(&self, admitted: &mut Admitted, owner: &str) {
         const BATCHES: u64 = 4;
-        // At least this much, because results that were read also give room, which `room_of` does
-        // not count.
+        // Minimum bytes of a batch. Results that were read also give room, which `room_of` does not
+        // count.
         const BYTES_MIN: u64 = 64 << 10;
         let Some(room) = self.catalog.room_of(owner) else { return };
         let bytes = (room / BATCHES).max(BYTES_MIN);
@@ -221,7 +222,8 @@ impl Shared {
             job.life.lock().forecast = Some(QueueForecast { position, start, waiting_for });
             position += 1;
         }
-        // Tell the jobs' writers, which may be waiting for a reader.
+        // Tell the running jobs. A writer that waits for a reader waits less if others want its
+        // device.
         for (device_state, is_wanted) in state.devices.iter().zip(is_wanted) {
             device_state
                 .running
@@ -308,7 +310,8 @@ impl Shared {
     fn start(&self, state: &mut State, job: &Arc<Job>, scheduled: &ScheduledStart, now: Duration) -> Result<()> {
         let (devices, seconds) = (&scheduled.place.devices, scheduled.place.seconds);
         let device = devices.leader();
-        // The holders are listed here, because the lock is held: the budget would wait for it.
+        // This thread holds the scheduler's lock. The budget's own list of holders would wait for
+        // it.
         let reserved = self.host_budget().try_reserve(scheduled.host_bytes).map_err(|used| {
             let (needed, limit) = (human_bytes(scheduled.host_bytes), self.host_budget().limit_bytes());
             let free = human_bytes(limit.saturating_sub(used));
@@ -360,8 +363,8 @@ impl Shared {
 }
 
 impl Shared {
-    /// Describes what holds host memory until it is let go of: tables, and results that wait for
-    /// readers or for the end of their leases. Empty if nothing does.
+    /// Describes what holds host memory: tables, and results that wait for readers or for the end
+    /// of their leases. Empty if nothing does.
     fn holders(&self, state: &State) -> String {
         const NAMED_MAX: usize = 5;
         // A result that becomes a table is counted with the tables.

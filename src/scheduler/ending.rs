@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 impl Shared {
     /// Sets a job's last state, and then ends its result for the readers. The state comes first,
     /// because a reader that sees the end may ask for the state. Returns the outcome, and leftovers
-    /// to drop. The outcome is the reason to stop, if one came in time.
+    /// to drop. The outcome is the reason to stop, if the stop came before the work succeeded.
     pub(super) fn close(&self, job: &Job, outcome: Result<()>) -> (Result<()>, Leftovers) {
         let mut life = job.life.lock();
         let outcome = match &life.stop {

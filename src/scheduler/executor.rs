@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::memory::Budget;
 use crate::planner::{BoundJoin, Rates, Target};
 
-/// Device for the scheduler.
+/// Device as the scheduler sees it.
 #[derive(Debug)]
 pub struct Executor {
     /// Runs the jobs.

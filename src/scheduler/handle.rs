@@ -39,7 +39,7 @@ pub struct SchedulerOptions {
     pub window_bytes: u64,
     /// Ended jobs that are remembered after their result was released.
     pub history: usize,
-    /// True if a thread keeps leases. Tests call [`Scheduler::tick`] instead.
+    /// True if a timer thread calls [`Scheduler::tick`]. Tests call it themselves.
     pub timer: bool,
 }
 
@@ -49,9 +49,9 @@ impl Default for SchedulerOptions {
             queue_limit: 1000,
             tenant_jobs: 0,
             // A join alternates between phases: it copies in, matches, gathers on the host, waits
-            // for the result's memory. Four joins keep the device busy through these. More would
-            // not make it busier, and each leaves less memory to the others. A join whose part is
-            // too small takes the whole device instead.
+            // for the result's memory. Four joins keep the device busy through these phases. More
+            // would not make it busier, and each leaves less memory to the others. A join whose
+            // part is too small takes the whole device instead.
             jobs_per_device: 4,
             // Equal to `retain`: by then every result without a renewed lease has freed its memory.
             memory_wait: Duration::from_secs(300),
@@ -178,8 +178,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// Returns the error in the request. [`Error::Exhausted`]: the join cannot fit, the queue is
-    /// full, or the tenant has its most jobs. [`Error::Unavailable`]: the server drains, or has no
-    /// device for the join.
+    /// full, or the tenant has as many jobs as it may have. [`Error::Unavailable`]: the server
+    /// drains, or has no device for the join.
     pub fn submit_with(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
         let interrupt = terms.interrupt.clone();
         let submitted = self.shared().submit(spec, terms);

@@ -117,9 +117,9 @@ pub(super) struct Life {
     pub(super) state: JobState,
     /// Plan on each device that may run the job, without rows.
     pub(super) plans: BTreeMap<usize, Arc<Plan>>,
-    /// Tables to join. Dropped, with the plans, when nothing will run any more.
+    /// Tables to join. Dropped, with the plans, when the job will not run again.
     pub(super) tables: Option<Tables>,
-    /// Plan that runs or ran, or the fastest plan, without rows.
+    /// Plan that runs or ran, without rows. Before the job is placed, the fastest plan.
     planned: Arc<Plan>,
     pub(super) monitor: Arc<Monitor>,
     /// Most progress that was reported.

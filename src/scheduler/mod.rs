@@ -19,15 +19,16 @@
 //! holds none:
 //!
 //! * Device memory. A job that runs in parallel with others gets a part of its own. A job that runs
-//!   alone gets all that is free, which must be at least what its plan needs. A part is promised
-//!   with the turn, and reserved by the worker that takes the job. The worker may have to wait
-//!   until cached columns are evicted, and with the scheduler's lock that wait would hold up all
-//!   other jobs. If another job has taken the memory first, the job is put back and holds nothing.
+//!   alone gets all that is free, which must be at least what its plan needs. The scheduler
+//!   promises a part when the job's turn comes. The worker that takes the job reserves the part
+//!   without the scheduler's lock. It may have to wait until cached columns are evicted, and no
+//!   other job should wait with it. If another job has taken the memory first, the job is put back
+//!   and holds nothing.
 //! * Host memory: the predicted bytes of the result and of the keys that the host makes. The job's
 //!   pieces of the arena are drawn from that reservation, and from free memory if the prediction
-//!   was too low. Unused bytes are given back at the job's end. A prediction of more than tables
-//!   leave free reserves all of that, or all that will become free if that is less. If the
-//!   prediction was right, such a job fails when memory is full.
+//!   was too low. Unused bytes are given back at the job's end. A job that is predicted to take
+//!   more than tables leave free reserves all of that. If less than that will become free, it
+//!   reserves all that will. If the prediction was right, such a job fails when memory is full.
 //!
 //! # Why no job waits forever
 //! Device memory is held by running jobs, and these end. Host memory is held by tables, by running
@@ -37,8 +38,8 @@
 //!
 //! * A running job does not wait for memory. It has reserved memory, takes free memory, or fails.
 //! * A retained result is freed when its lease ends, read or not. A client may read one result only
-//!   after another is complete, and that other may wait for the memory of the first. This delay is
-//!   at most one lease. A result that was read completely counts as free memory.
+//!   after another is complete, and the other's job may wait for the memory of the first result.
+//!   This delay is at most one lease. A result that was read completely counts as free memory.
 //! * A result that is consumed as it is read makes its writer wait for the reader once memory is
 //!   full. That is the exception, and it is bounded. The spool fails the job after 30 s without a
 //!   read, and after 5 minutes in all. While others wait for the job's device, the limits are 5 s

@@ -9,8 +9,8 @@
 //!
 //! A short job whose device memory fits next to that of others takes one slot. Jobs on the other
 //! slots stretch its time. Any other job takes all slots of its device. Slots are used in the order
-//! of booking, so that later short jobs do not delay a large one. They are booked after it, or
-//! elsewhere.
+//! of booking, so that later short jobs do not delay a large one. The short jobs are booked after
+//! the large one, or elsewhere.
 //!
 //! Host memory is shared by all jobs, and may be held for as long as a lease. So a job that lacks
 //! only host memory books no slot, and others run meanwhile. That does not go on forever: after
@@ -26,10 +26,11 @@ use super::queue::Waiting;
 /// Time after which a job that has a slot, but lacks memory, is tried again.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
-/// Time that a job lets others overtake it that take less host memory. It is a tenth of the default
-/// lease, in which memory mostly comes back. Keeping free memory for the job any sooner would idle
-/// devices for nothing. It is also hundreds of times as long as the short joins that overtake the
-/// job. So a client's burst of short joins is mostly over by then.
+/// Time during which jobs that take less host memory may overtake a job that lacks it. The time is
+/// a tenth of the default lease, and memory mostly comes back within it. Keeping free memory for
+/// the job any sooner would idle devices for nothing. The time is also hundreds of times as long as
+/// the short joins that overtake the job. So a client's burst of short joins is mostly over by
+/// then.
 pub(super) const CLAIM_AFTER: Duration = Duration::from_secs(30);
 
 /// Devices that a job may run on together.
@@ -111,7 +112,8 @@ impl HostMemory {
     }
 }
 
-/// Predicted start of a waiting job. Its index among all of them is its position in the queue.
+/// Predicted start of a waiting job. The index in the list of all predicted starts is the job's
+/// position in the queue.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ScheduledStart {
     pub(super) id: JobId,
@@ -166,7 +168,7 @@ impl Timeline {
         let slots_of = |load: &Load| match load {
             Load::Lost => Vec::new(),
             Load::InService { slots, running, .. } => {
-                // A slot is taken while a job runs there, however late.
+                // A slot is taken while a job runs there, however late the job is.
                 let until = |job: &RunningJob| job.until.max(now + Duration::from_nanos(1));
                 let alone = running.iter().filter(|job| job.alone).map(until).max();
                 let mut free_at = vec![alone.unwrap_or(now); (*slots).max(running.len()).max(1)];
@@ -235,7 +237,7 @@ impl Timeline {
         free_at?.into_iter().max()
     }
 
-    /// Returns the free memory of the device that has least.
+    /// Returns the free memory of the place's device that has the least.
     fn device_free_bytes(&self, place: &Place) -> u64 {
         place.devices.iter().map(|device| self.device_free_bytes[device]).min().unwrap_or(0)
     }
@@ -249,7 +251,7 @@ impl Timeline {
     }
 
     /// Returns the run time of a job, stretched by the jobs on other slots when it starts. The
-    /// device with most of them decides.
+    /// device with the most other jobs decides.
     fn run_seconds(&self, place: &Place, start: Duration) -> f64 {
         let beside = |device: usize| self.slots[device].iter().filter(|free_at| **free_at > start).count();
         let most = place.devices.iter().map(beside).max().unwrap_or(0);

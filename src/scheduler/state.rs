@@ -56,7 +56,7 @@ pub(super) struct DeviceState {
     pub(super) lost: Option<Error>,
     pub(super) jobs_total: u64,
     pub(super) busy_seconds_total: f64,
-    /// Time on the scheduler's clock up to which the time of the jobs is counted.
+    /// Time on the scheduler's clock up to which the device time of jobs has been counted.
     pub(super) counted: Duration,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Leftovers {
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) job: Arc<Job>,
-    /// All devices of the job. Each of them has it among its running jobs.
+    /// All devices of the job. Each device lists the job among its running jobs.
     pub(super) devices: DeviceSet,
     pub(super) entry: Waiting,
     pub(super) started: Duration,

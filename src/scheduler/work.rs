@@ -58,12 +58,12 @@ impl Shared {
         }
     }
 
-    /// Reserves the part of the device's memory that the job was promised. That may wait until
-    /// cached columns are evicted. So it is done here, where no other job waits for it.
+    /// Reserves the part of the device's memory that the job was promised. This may wait until
+    /// cached columns are evicted. So the worker does it, and no other job waits meanwhile.
     ///
     /// # Errors
-    /// Returns [`Error::Exhausted`] if that memory is taken by now, for example by a column that
-    /// another job is using.
+    /// Returns [`Error::Exhausted`] if the promised memory is in use by now, for example by a
+    /// column that another job reads.
     fn grant(&self, taken: &Taken) -> Result<Grant> {
         let host_memory = taken.job.host_memory.clone();
         let Some(bytes) = taken.shared_bytes else { return Ok(Grant { device_memory: None, host_memory }) };
@@ -81,9 +81,9 @@ impl Shared {
         Ok(Grant { device_memory: Some(Budget::within(part)), host_memory })
     }
 
-    /// Puts a job that was not granted its memory back in the queue, holding none. Returns `false`
-    /// if the job was stopped meanwhile. The job is tried again with the next turns, at most a
-    /// second later.
+    /// Puts a job back in the queue because its memory could not be reserved. The job holds no
+    /// memory there. Returns `false` if the job was stopped meanwhile. The job is tried again with
+    /// the next turns, at most a second later.
     fn put_back(&self, taken: &Taken, error: &Error) -> bool {
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
         let now = self.clock.now();
@@ -188,7 +188,7 @@ impl Shared {
         drop(leftovers);
     }
 
-    /// Takes lost devices out of service. True if another one is lost.
+    /// Takes lost devices out of service. True if any of them was in service until now.
     pub(super) fn note_lost(&self, state: &mut State) -> bool {
         let mut is_one_more = false;
         for (device_state, executor) in state.devices.iter_mut().zip(&self.executors) {
@@ -213,7 +213,7 @@ impl Shared {
 
     /// Puts a job back in the queue if its device was lost, or failed in a way that may pass. The
     /// job needs a device in service, and must not have delivered any rows. It is tried again only
-    /// once for each of the two causes, because the job itself may be the cause of the loss.
+    /// once for each of the two causes, because the job itself may be the reason.
     fn try_again(&self, state: &mut State, taken: &Taken, is_lost: bool, leftovers: &mut Vec<Leftovers>) -> bool {
         let job = &taken.job;
         let in_service = |device: usize| state.devices[device].lost.is_none();
@@ -243,7 +243,8 @@ impl Shared {
         true
     }
 
-    /// Takes a job off its devices. Returns the seconds that it has had of each device, in total.
+    /// Takes a job off its devices. Returns the job's seconds of device time, summed over its
+    /// devices.
     fn free(&self, state: &mut State, taken: &Taken) -> f64 {
         let mut seconds = 0.0;
         for device in taken.devices.iter() {

@@ -26,7 +26,7 @@ fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-/// Job of `run` seconds on each of `devices` devices.
+/// Job of `run` seconds that may run on any one of the first `devices` devices.
 fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waiting {
     let place = |device| place(device, run, None);
     Waiting {
@@ -49,7 +49,7 @@ fn need(bytes: u64) -> HostNeed {
     HostNeed { bytes, least_bytes: bytes }
 }
 
-/// Job of one second on the first device that takes the given host memory.
+/// Job that takes the given host memory, and one second on the first device.
 fn taking(id: u64, bytes: u64) -> Waiting {
     Waiting { places: vec![Place { host: need(bytes), ..place(0, 1.0, None) }], ..job(id, "a", 0, 1.0, 1) }
 }

@@ -92,7 +92,7 @@ fn a_job_that_finds_no_memory_is_told_what_uses_it() {
     assert!(text.contains(&held), "{text}");
     assert!(matches!(stage.ended(&job), JobState::Failed(_)));
     stage.idle();
-    // An upload of a table finds as little.
+    // An upload of a table finds just as little free memory.
     let refused = budget(&stage).reserve(40 * MIB, "an upload").unwrap_err();
     assert!(refused.message().contains(&held), "{refused}");
 }
@@ -281,7 +281,7 @@ fn a_result_that_does_not_fit_fails_with_the_numbers_and_leaves_no_memory_in_use
         assert!(text.contains("--host-memory") && text.contains("becomes a table"), "{text}");
         assert!(!text.contains("retain_seconds"), "{text}");
     }
-    // Only the window of a result that is read as it is made is kept.
+    // For a result that is consumed as it is read, only the window is reserved.
     let job = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..spec }, "").unwrap();
     stage.next();
     let reserved = host.used_bytes();

@@ -39,8 +39,8 @@ fn cancelling_a_running_job_stops_it_and_ends_its_readers_at_once() {
     assert_eq!(stage.ended(&job), JobState::Cancelled);
 }
 
-/// A job that was stopped while its device reported success was once complete, although its readers
-/// got an error.
+/// Regression test: a job that was stopped while its device reported success became complete,
+/// although its readers got an error.
 #[test]
 fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
     let stage = Stage::new(1);
@@ -71,7 +71,7 @@ fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
     }
 }
 
-/// Tests the same without timing: the first of the work's end and the stop decides.
+/// Tests the same without timing: the earlier event, the work's end or the stop, decides.
 #[test]
 fn a_complete_job_cannot_be_stopped_and_a_stopped_job_cannot_complete() {
     let stage = Stage::new(1);
