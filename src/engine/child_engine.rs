@@ -149,7 +149,7 @@ impl ChildEngine {
     fn send(&self, message: &ToChild) -> Result<()> {
         self.check()?;
         self.link.sender.send(message, None).map_err(|error| {
-            // The reader notices the failure too, and how the process ended.
+            // The reader notices the failure too, and learns how the process ended.
             self.link.wait_until_lost();
             let why = system_words(&error);
             let unheard = || Error::Unavailable(format!("the process of {} cannot be reached: {why}", self.id));
@@ -293,7 +293,7 @@ impl Engine for ChildEngine {
     }
 
     fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
-        // A table that was never sent is not kept.
+        // The process has cached no rows of a table that it does not know.
         let Some(number) = self.link.tables.lock().get(&(Arc::as_ptr(table) as usize)).map(|(number, _)| *number)
         else {
             return Vec::new();

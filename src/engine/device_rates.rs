@@ -17,7 +17,7 @@ pub struct DeviceRates {
     pub rates: Rates,
     /// Time of the measurement; `None`: the rates could not be measured, and are assumed.
     pub measured: Option<SystemTime>,
-    /// File that had the rates; `None`: they are of this start.
+    /// File that the rates were read from. `None`: no file had them at this start.
     pub kept_in: Option<PathBuf>,
 }
 
@@ -74,7 +74,7 @@ pub fn device_rates(
     rates
 }
 
-/// Returns the path of the file of rates; `None`: rates are not kept.
+/// Returns the path of the file of rates; `None`: rates are not saved.
 pub(super) fn rates_file(setting: &str) -> Option<PathBuf> {
     match setting {
         "none" => None,

@@ -21,8 +21,8 @@ const HOST_DEVICES_MAX: u16 = 1024;
 /// Minimum host memory: a few batches of a table, and as many of a result.
 const HOST_MEMORY_MIN: u64 = 1 << 20;
 
-/// Minimum memory of a device. A join of two rows takes 33 KiB of the host's, and one of a chunk of
-/// a probe side 240 KiB.
+/// Minimum memory of a device. On a host device, a join of two rows takes 33 KiB, and a join of one
+/// probe chunk 240 KiB.
 const DEVICE_MEMORY_MIN: u64 = 64 << 10;
 
 /// Settings of the devices, in the words of the operator.
@@ -42,7 +42,7 @@ pub struct DeviceSettings {
     pub device_restart_seconds: u64,
     /// File of saved rates: a path, `auto` or `none`.
     pub rates_file: String,
-    /// True if rates are measured even where the file has them.
+    /// True if rates are measured even if the file has them.
     pub recalibrate: bool,
     /// Log filter of child processes.
     pub log: String,
@@ -66,7 +66,7 @@ pub fn host_memory_bytes(setting: &str) -> Result<u64> {
 /// it to the device. The setting is one size for all devices, or one for each kind that it names.
 ///
 /// # Errors
-/// As [`host_memory_bytes`], whichever kind is wrong.
+/// The errors of [`host_memory_bytes`], for a wrong size of any kind in the setting.
 pub fn device_memory_bytes(setting: &str, kind: NodeKind) -> Result<Option<u64>> {
     let size = |text: &str| match text {
         "auto" => Ok(None),
@@ -168,7 +168,7 @@ enum Asked {
 /// server.
 ///
 /// # Errors
-/// The fault, as text that follows the setting; empty if it is no such setting at all.
+/// The fault, as text that follows the setting; empty if the text is no such setting at all.
 fn parse_devices(setting: &str) -> Result<Vec<Asked>, String> {
     if setting == "auto" {
         return Ok(Vec::new());
@@ -223,15 +223,15 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Arc<dyn Engine>]) -> Stri
     }
 }
 
-/// Opens the devices of a topology. The settings fill in what the topology omits. Threads are an
-/// equal share of the CPU's threads. The memory of a slice of the CPU is the setting, or an equal
-/// share of a quarter of host memory. If host memory leaves less of the process's memory, the share
-/// is of that. A GPU has all of its free memory, except a twentieth. With GPUs, the slabs of
-/// `arena` are pinned.
+/// Opens the devices of a topology. The settings fill in what the topology omits. A device gets an
+/// equal share of the CPU's threads. A slice of the CPU gets the memory in the setting, or else an
+/// equal share of a quarter of host memory. If the process may use less than that quarter beyond
+/// host memory, the slices share what it may use. A GPU has all of its free memory, except a
+/// twentieth. With GPUs, the slabs of `arena` are pinned.
 ///
 /// A device shares threads and memory only with devices of its kind. GPUs seldom need threads, and
-/// slices of the CPU without these threads would always be slow. So a device is as fast in a mix as
-/// without the others, and its saved rates apply.
+/// slices of the CPU that left threads to GPUs would always be slow. So a device is as fast with
+/// the other kind as without it, and its saved rates apply.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device
@@ -322,14 +322,14 @@ fn has_own_process(settings: &DeviceSettings, topology: &Topology, kind: NodeKin
     }
 }
 
-/// Minimum memory of all slices of the CPU, if the setting leaves it to the server: one part in
-/// this number of the memory for tables and results, in addition to it.
+/// Minimum memory of all slices of the CPU, if the setting leaves it to the server. It is the
+/// memory for tables and results divided by this number, and is used in addition to that memory.
 const HOST_DEVICES_PART: u64 = 16;
 
-/// Returns the memory of a slice of the CPU, if the topology omits it. Refuses memory for slices
-/// that, with `arena_bytes` for tables and results, exceeds what this process may use: the system
-/// would end the process. Memory sizes of a topology file are not counted, because they stand for
-/// another machine.
+/// Returns the memory of a slice of the CPU, if the topology omits it. Refuses memory for slices if
+/// its sum with `arena_bytes`, for tables and results, exceeds what this process may use. Otherwise
+/// the system would end the process. Memory sizes of a topology file are not counted, because they
+/// stand for another machine.
 fn host_device_share(settings: &DeviceSettings, topology: &Topology, arena_bytes: u64) -> Result<u64> {
     let is_by_setting = |node: &&DeviceNode| node.kind == NodeKind::Host && node.memory_bytes.is_none();
     let count = topology.devices.iter().filter(is_by_setting).count() as u64;
@@ -390,7 +390,7 @@ pub fn cache_bytes(setting: &str, device_bytes: u64) -> Result<u64> {
             .filter(|share| (0.0..=100.0).contains(share))
             .map(|share| (device_bytes as f64 * share / 100.0) as u64)
             .ok_or_else(|| Error::Invalid(format!("{setting:?} is not a share of memory, from 0% to 100%"))),
-        // A few bytes would never keep any column; the setting for that is 0.
+        // A few bytes would never hold any column. The setting for no cache is 0.
         None => parse_bytes(setting).and_then(|bytes| match bytes {
             0 => Ok(0),
             bytes => check_at_least(setting, bytes, DEVICE_MEMORY_MIN).map(|()| bytes),

@@ -41,8 +41,7 @@ pub struct SharedSlabs {
 /// Length and file of each slab, by address.
 type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
 
-/// Most slabs that are shown to a process while other threads wait to take a slab or to give one
-/// back.
+/// Most slabs that are shown to a process while other threads wait to map or unmap a slab.
 const LAST_SLABS: usize = 8;
 
 #[derive(Debug, Default)]
@@ -52,9 +51,9 @@ struct ShownSlabs {
 }
 
 impl SharedSlabs {
-    /// Shows a process all slabs, present and future. The process maps and pins each slab before it
-    /// takes the next, which may take seconds in total. A thread that takes a slab, or gives one
-    /// back, waits for at most the last few slabs (`LAST_SLABS`).
+    /// Shows a process all slabs, present and future. The process maps and pins one slab after the
+    /// other, which may take seconds in total. A thread that maps or unmaps a slab meanwhile waits
+    /// for at most the last few slabs (`LAST_SLABS`).
     pub(super) fn show_to(&self, link: &Arc<Link>) -> Result<()> {
         let mut seen = Slabs::new();
         loop {

@@ -69,8 +69,8 @@ pub(super) struct Run {
 pub(super) enum FromChild {
     /// Answers [`ToChild::Open`].
     Opened(Result<Opened>),
-    /// Asks for something on behalf of a job. The job waits for the answer, except that of a push:
-    /// its next messages may come before the batch is pushed.
+    /// Asks for something on behalf of a job. The job waits for the answer, except to a push. After
+    /// a push, the job may send more messages before the server has pushed the batch.
     Call { call: u64, job: u64, want: HostRequest },
     /// Shortens a piece to its first `len` bytes.
     Shorten { address: u64, len: u64 },
@@ -86,7 +86,7 @@ pub(super) enum FromChild {
     CachedRows { question: u64, kept: Vec<(usize, Range<u64>)> },
     /// Answers [`ToChild::MeasureRates`].
     Rates { question: u64, rates: Option<Box<Rates>> },
-    /// Ends a job, which holds nothing any more.
+    /// Reports the end of a job, which holds no memory any more.
     Ended { job: u64, outcome: Result<()>, report: Report, lost: Option<Error> },
 }
 
@@ -127,7 +127,7 @@ pub(super) enum HostResponse {
     ReadersMayHelp(bool),
 }
 
-/// Unused bytes that may be sent, because a copy would cost more.
+/// Unused bytes that may be sent with a slice, because copying the slice would cost more.
 const SLICE_BYTES_MIN: usize = 4 << 10;
 
 /// Copies the values of `array` to buffers of their own; `None` if Arrow cannot copy the type.

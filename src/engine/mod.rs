@@ -9,16 +9,16 @@
 //! ```
 //!
 //! An illegal access on a GPU breaks all of CUDA in its process, with every other GPU that the
-//! process uses. So where there are several GPUs, each has a process: only that process ends, and
-//! other devices go on.
+//! process uses. So each of several GPUs has a process of its own. After an illegal access, only
+//! that process ends, and other devices go on.
 //!
 //! The two processes exchange messages (`messages`, over `channel`), and no bytes of columns. The
 //! server describes each table once, by the addresses of its buffers. The device's process
 //! describes each batch of a result in the same way. Memory for results belongs to the server: the
 //! device's process borrows each piece ([`Lender`](crate::memory::Lender)). So budgets, promises to
-//! jobs and cancellation work there as they do here. Borrowed memory is taken back once the system
-//! reports the end of the process. Until then its GPU may still write there. Then another process
-//! is started instead.
+//! jobs and cancellation work as they do for a device in the server's process. After the device's
+//! process has ended, the server takes borrowed memory back and starts another process. It waits
+//! until the system reports the end, because the GPU may write to that memory until then.
 //!
 //! This room knows tasks, devices, their rates and memory. It knows nothing of queues or the wire.
 

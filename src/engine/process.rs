@@ -25,8 +25,8 @@ use crate::{Error, Result, lines, panics};
 /// Time between two checks for progress of running jobs.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time that a job waits for device memory that it was promised. Columns that other jobs have
-/// finished with are evicted meanwhile.
+/// Time that a job waits for device memory that it was promised. Meanwhile the device evicts cached
+/// columns that other jobs no longer use.
 const PROMISED_WAIT: Duration = Duration::from_secs(5);
 
 /// Most batches of a job that are sent and not yet pushed: as many as the streams of a device make
@@ -302,8 +302,8 @@ struct ServerConnection {
 }
 
 impl ServerConnection {
-    /// Sends a message that needs no answer. If the server does not receive it, the process is
-    /// about to end.
+    /// Sends a message that needs no answer. If the server cannot receive the message, the process
+    /// is about to end.
     fn send(&self, message: &FromChild) {
         if let Err(error) = self.sender.send(message, None) {
             tracing::debug!("a message to the server was not sent: {error}");

@@ -30,14 +30,15 @@ use crate::{Context, Error, Result};
 /// Time between two checks whether the process still serves.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Longest delay. A cause that ends the process repeatedly costs the jobs that run on it meanwhile.
+/// Longest delay. If a cause ends the process repeatedly, each restart costs the jobs that run
+/// there.
 const DELAY_MAX: Duration = Duration::from_secs(300);
 
 /// Time of service after which a process had a good start. The next delay is then the first one
 /// again.
 const GOOD_AFTER: Duration = Duration::from_secs(600);
 
-/// Time that a server that ends waits for a process that is being started.
+/// Time for which a server that is ending waits for a process that is being started.
 const END_WAIT: Duration = Duration::from_secs(2);
 
 /// Function that starts a process and opens the device there, with the given bytes of its memory.
@@ -59,7 +60,7 @@ pub struct SupervisedEngine {
 struct Shared {
     start: Start,
     process: RwLock<Arc<ChildEngine>>,
-    /// Prospects of a process that has ended.
+    /// Time at which a new process is started after the last one has ended.
     outlook: Mutex<RestartOutlook>,
     restarts: AtomicU64,
     /// Totals of processes that have ended.
