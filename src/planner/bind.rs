@@ -314,7 +314,7 @@ impl<'a> Finder<'a> {
 const SUFFIX: &str = "_right";
 
 /// Appends the suffix `_right` to a right column whose name is taken, more than once if a table is
-/// itself a result. The caller has to solve any other clash.
+/// itself a result. Refuses any other clash, which the client has to resolve.
 fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
     let mut names = TakenNames::of(&output);
     let suffixes_more = output.iter().map(|column| match column.source {
@@ -337,9 +337,9 @@ fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
 /// Names of the result, split into base and number of suffixes. A result may have thousands of
 /// names, and a name thousands of suffixes.
 struct TakenNames<'a> {
-    /// Number of columns with a name.
+    /// Number of columns of each name.
     columns: HashMap<(&'a str, usize), usize>,
-    /// A higher number of suffixes, up to which all numbers are taken.
+    /// For a taken name, a higher number of suffixes. All numbers between the two are taken.
     taken_until: HashMap<(&'a str, usize), usize>,
 }
 
@@ -436,8 +436,8 @@ fn has_ordered_dictionary(table: &Table, index: usize) -> bool {
 }
 
 /// Type in which one column, or two columns that become one, are gathered: the type of the first.
-/// Dictionary columns whose batches have different dictionaries get keys that can number all their
-/// values.
+/// Dictionary columns whose batches have different dictionaries get a key type that can number the
+/// values of all batches.
 fn gathered_type(columns: &[(&Table, usize)]) -> DataType {
     match columns {
         &[(table, index)] => table.gathered_type(index, || find_gathered_type(columns)).clone(),

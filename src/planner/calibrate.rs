@@ -26,8 +26,9 @@ const ROWS_MIN: usize = 1 << 10;
 const CALL_ROWS: usize = 64;
 const CALLS: usize = 10;
 
-/// Rows of a call that sorts on a GPU. One block sorts far fewer rows at once. This many take as
-/// many passes as millions of rows do, each as long as its launch.
+/// Rows for measuring the cost of a call that sorts on a GPU. One block sorts far fewer rows at
+/// once. These rows take as many passes as millions of rows do, and each pass takes as long as its
+/// launch.
 const GPU_SORTED_ROWS: usize = 1 << 15;
 
 /// Data written between timed calls: bytes of host memory, as many as a processor's own caches
@@ -121,7 +122,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         let middle = host.len() / 2;
         Ok(vec![host.slice_with_length(0, middle), host.slice(middle)])
     };
-    // Enough rows that a GPU's fixed cost of a copy, some microseconds, does not look like a slow
+    // Enough rows that a GPU's fixed cost of a copy, a few microseconds, does not look like a slow
     // link.
     let probed = rows_max.min(ROWS_MIN.max(rows_max >> 8));
     let few = parts(probed)?;

@@ -7,10 +7,10 @@
 //!
 //! Values with far more rows than others (heavy hitters) are counted apart, as in the end-biased
 //! histograms of Ioannidis and Poosala 1995. A value known as heavy on both sides gives the product
-//! of its rows as pairs. A value heavy on one side is assumed to meet as many rows as any other
-//! value of the other side.
+//! of its rows as pairs. A value that is heavy on one side only is assumed to meet as many rows as
+//! any value of the other side that is not heavy.
 //!
-//! Frequent values may have more in common with the other side than rare ones. For example, most
+//! The other side may have more of the frequent values than of the rare ones. For example, most
 //! keys without a partner may be on one row each. So sketches count frequent and rare values apart.
 //! Nulls that match nulls count as one more heavy value, with an exactly known number of rows.
 //!
@@ -166,13 +166,13 @@ struct Spread {
     heavy: BTreeMap<u64, Heavy>,
     /// Rows with a null key, if nulls match.
     nulls: f64,
-    /// The other rows, and their distinct values.
+    /// Rows of values that are not heavy, and the number of these values.
     rest_rows: f64,
     rest_distinct: f64,
-    /// Share of the other values in the range of both sides. If sketches tell, the share that the
-    /// other side has.
+    /// Share of these values in the range of both sides. If sketches tell, the share of them that
+    /// the other side has.
     shared: f64,
-    /// Share of the other rows with such a value.
+    /// Share of `rest_rows` that have one of the values in `shared`.
     shared_rows: f64,
 }
 
@@ -259,7 +259,8 @@ impl Spread {
         let (rest, other_rest) = (self.rest_distinct * self.shared, other.rest_distinct * other.shared);
         let (common, distinct_max) = (rest.min(other_rest), rest.max(other_rest));
         if rest > 0.0 {
-            // Heavy values of the other side also meet some of the other values.
+            // Heavy values of the other side also meet some of this side's values that are not
+            // heavy.
             let met = if is_in_common { 1.0 } else { (common + others.values).min(rest) / rest };
             matched += self.rest_rows * self.shared_rows * met;
             pairs += self.rest_rows * self.shared_rows * other.rest_rows * other.shared_rows / distinct_max;
@@ -282,7 +283,7 @@ impl Spread {
     }
 }
 
-/// Heavy values of one side that meet other values of the other side, and their rows.
+/// Heavy values of one side that meet values which are not heavy on the other side, and their rows.
 struct OnlyHere {
     values: f64,
     rows: f64,

@@ -14,7 +14,7 @@ use crate::human;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
 
-/// Everything known about a plan. The action `explain` answers its JSON form; the command line
+/// Everything known about a plan. The action `explain` answers with its JSON form. The command line
 /// shows its text form.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
@@ -44,7 +44,7 @@ pub struct Explanation {
     pub predicted_seconds: f64,
     /// Measured seconds in total, for a job that has run.
     pub measured_seconds: Option<f64>,
-    /// The other strategies, on either side.
+    /// The other strategies, on either build side.
     pub alternatives: Vec<ExplainedAlternative>,
 }
 
@@ -268,7 +268,8 @@ fn boundary(phase: Phase, rates: &Rates) -> (&'static str, f64) {
 
 /// The composition of primitives, from the result down to the tables.
 fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
-    /// More keys, or more characters per key, would hide the rest.
+    /// Maximum heavy keys shown. More keys, or more characters per key, would hide the rest of the
+    /// tree.
     const HEAVY_SHOWN: usize = 3;
     const KEY_CHARS_MAX: usize = 24;
     let how_gathered = match (plan.strategy(), &plan.composition.moved_payload) {

@@ -459,8 +459,8 @@ impl BoundJoin {
     }
 
     /// Returns a variable-length column if a device that supports text could gather it. Its values
-    /// must be known to be short and have no more bytes than such values can have. Nulls may have
-    /// bytes too, in unknown places.
+    /// must be known to be short, and together have no more bytes than short values can have. Nulls
+    /// may have bytes too, in unknown places.
     fn device_text(&self, side: Side, index: usize) -> Option<TextColumn> {
         let table = self.table(side);
         let offset_width = are_bytes(table.schema.field(index).data_type())?;
@@ -477,7 +477,7 @@ impl BoundJoin {
     }
 
     /// Returns the statistics of each pair of key columns for the given build side. The plan, and
-    /// the run after it, make their keys from them.
+    /// the run after it, make keys by these statistics.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key. Binding has

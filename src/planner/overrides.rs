@@ -18,7 +18,7 @@ pub struct PlanOverrides {
     pub by_name: bool,
     /// Build side to use.
     pub build_side: Option<Side>,
-    /// True if probe rows pass over a filter of the build keys.
+    /// True if the join uses a filter of the build keys.
     pub filter: Option<bool>,
     /// True if columns of the build side come in after the probe side, where possible.
     pub defer_build_payload: Option<bool>,

@@ -99,7 +99,7 @@ pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
 /// its memory. A requested strategy is taken, with its better build side.
 ///
 /// # Errors
-/// [`Error::Exhausted`] when no strategy, or not the requested one, fits in device memory.
+/// [`Error::Exhausted`] when no strategy fits in device memory, or the requested one does not.
 /// [`Error::Unsupported`] when both sides have more rows than positions can address.
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
     plan_with_overrides(join, &PlanOverrides::named(strategy), target)
@@ -303,8 +303,8 @@ fn against(loser: &Costed, winner: &Costed) -> String {
         costed.phases.iter().filter(|found| found.phase == phase).map(|found| found.seconds).sum::<f64>()
     };
     let phases = loser.phases.iter().chain(&winner.phases).map(|phase| phase.phase);
-    // Differences count in the direction of the total, so the largest is where the slower one loses
-    // time.
+    // Take differences in the direction of the total. The largest is then in the phase where the
+    // slower plan loses most.
     let way = if loser.seconds < winner.seconds { -1.0 } else { 1.0 };
     let difference = |phase: Phase| way * (seconds_of(loser, phase) - seconds_of(winner, phase));
     let compared = match loser.seconds.total_cmp(&winner.seconds) {

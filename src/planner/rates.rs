@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{DeviceKind, KeyWidth};
 
-/// Rows for measuring a host device. Enough that fixed costs vanish and each of sixteen threads has
-/// a share; few enough that a round takes a fifth of a second.
+/// Rows for measuring a host device. They are enough that fixed costs vanish and each of sixteen
+/// threads has a share. They are few enough that a round takes a fifth of a second.
 pub(super) const HOST_ROWS_MAX: usize = 1 << 18;
 
 /// Minimum bytes that the random reads of [`Rates::random_reads`] spread over: more than the caches
@@ -39,8 +39,8 @@ pub struct Rates {
     /// two rows each. Excludes the cost of a call. Keys on one row each are built at the rate of
     /// `probe_rows`.
     pub build_repeated_rows: [f64; 3],
-    /// Rows per second looked up in a hash table that fits in cache. Also for merging, matching by
-    /// partition, and building a table of keys that do not repeat.
+    /// Rows per second looked up in a hash table that fits in cache. The rate also applies to
+    /// merging, matching by partition, and building a table of keys that do not repeat.
     pub probe_rows: f64,
     /// Rows per second built into, or looked up in, a perfect-hash array or a filter that fits in
     /// cache.

@@ -87,7 +87,7 @@ struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Prices the strategy with all columns moved that can be, or none, as its name says. If the
+    /// Prices the strategy with all movable columns moved, or none, as its name says. If the
     /// planner may choose, a strategy that moves payload does so only on the sides where that pays.
     fn price(&self, mut inputs: Inputs, by_name: bool) -> Result<Costed> {
         let all = self.strategy.moves_payload();

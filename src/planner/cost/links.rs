@@ -13,10 +13,11 @@ use crate::columns::{Role, fixed_width};
 pub(super) struct Link {
     /// Bytes of a value; 0 for values of variable length.
     pub(super) bytes: f64,
-    /// Share of the rows that the device has cached, for a reader of one part after another.
+    /// Share of the rows that the device has cached, for a reader that takes one part after
+    /// another.
     pub(super) kept_share: f64,
-    /// Share of the rows that the device has cached, for a reader of all rows at once: all or
-    /// nothing.
+    /// Share of the rows that the device has cached, for a reader that takes all rows at once: all
+    /// or nothing.
     pub(super) kept_share_at_once: f64,
 }
 

@@ -32,8 +32,8 @@ const SMALL_BYTES: f64 = (32 << 10) as f64;
 /// differ.
 const PARTITION_SPREAD: f64 = 1.5;
 
-/// Maximum rows of one key for which a table reserves room. Beyond that, it grows with the number
-/// of distinct keys.
+/// Maximum rows of one key for which a table reserves room. Beyond that, the table grows with the
+/// number of distinct keys.
 const HEAVY_TABLE_ROWS: f64 = (1 << 16) as f64;
 
 /// Division of the probe side into chunks.
@@ -80,9 +80,9 @@ impl Chunks {
 }
 
 impl Model<'_> {
-    /// Computes the device memory, step by step as the run uses it (`join::run`). The sizes of the
-    /// side are exact and nothing depends on guesses about keys, because running out of memory
-    /// during the run must not happen.
+    /// Computes the device memory, step by step as the run uses it (`join::run`). The sizes of a
+    /// side are exact, and nothing depends on guesses about keys, because a run must not run out of
+    /// memory.
     pub(super) fn memory(&self) -> MemoryNeed {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let rows = build.rows;
@@ -150,8 +150,8 @@ impl Model<'_> {
                     true => rows * row + composed + places + tables,
                     false => 0.0,
                 };
-                // Keys found to repeat only during the probe are grouped while a chunk is in
-                // memory. That chunk got half of the memory then free.
+                // If a join finds only during the probe that keys repeat, it groups them while a
+                // chunk is in memory. That chunk took half of the memory that was free.
                 let ahead = self.inputs.hashed || needs_flags;
                 let beside = if ahead { 0.0 } else { (whole_chunk / 2.0).min(smallest_chunk.max(grouping)) };
                 (transformed.max(stays + grouping + beside), stays, tables)
@@ -173,9 +173,9 @@ impl Model<'_> {
         }
     }
 
-    /// Returns the memory if the build payload is deferred: in addition, a row number per row
-    /// of the result. `None` if it cannot be deferred. Also `None`, unless asked for, if that does
-    /// not pay or memory is short.
+    /// Returns the memory if the build payload is deferred: in addition, a row number per row of
+    /// the result. `None` if it cannot be deferred. Unless the caller asks for it, also `None` if
+    /// deferring does not pay or memory is short.
     pub(super) fn memory_with_deferred_payload(
         &self,
         memory: MemoryNeed,

@@ -36,7 +36,7 @@ use crate::join::Composition;
 pub(super) struct Costed {
     pub(super) composition: Composition,
     pub(super) phases: Vec<PredictedPhase>,
-    /// All phases, overlapping copies counted once.
+    /// Seconds of all phases. Time in which copies run in parallel with primitives counts once.
     pub(super) seconds: f64,
     pub(super) memory: MemoryNeed,
     /// Probe rows predicted to pass the filter of the build keys; `None` without a filter.
@@ -75,14 +75,15 @@ impl Model<'_> {
     }
 
     /// True if the device joins partitions in one go (`join/fused.rs`). If a key has many build
-    /// rows, the join may give that up, and group and match the rows.
+    /// rows, the device may give up the fused join, and group and match the rows.
     fn fuses_partition_join(&self) -> bool {
         /// Maximum mean rows per key. Beyond it, listing runs of equal keys is the better way.
         const ROWS_OF_KEY_MAX: f64 = 32.0;
         /// Maximum rows of a heavy key: half of what a GPU goes through in one bucket of its table
         /// (`CHAIN_MAX` of `kernels/join_partitions.cu`).
         const ROWS_OF_HEAVY_KEY_MAX: f64 = 512.0;
-        // Either way rows have to be written one by one, but a run of rows is counted at once.
+        // Rows have to be written one by one with or without fusing. Without it, a run of rows is
+        // counted at once.
         let heavy_max = if self.join.spec.count { ROWS_OF_KEY_MAX } else { ROWS_OF_HEAVY_KEY_MAX };
         self.strategy.is_partitioned()
             && self.join.spec.how == JoinKind::Inner

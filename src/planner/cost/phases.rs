@@ -219,7 +219,7 @@ impl Model<'_> {
         step.calling(calls, self.rates.partition_call_seconds)
     }
 
-    /// Makes equal build keys adjacent, one partition in cache after the other.
+    /// Makes equal build keys adjacent, one partition after the other, each in cache.
     fn group(&self) -> Step {
         let build = &self.inputs.build;
         let payload_bytes = self.payload_bytes(build);
@@ -289,7 +289,7 @@ impl Model<'_> {
     }
 
     /// Matches rows. Each chunk of the probe side passes over the whole build side once more,
-    /// unless a table stays.
+    /// unless the hash table stays from chunk to chunk.
     fn match_rows(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (key_bytes, probe_rows) = (self.inputs.key_bytes(), self.transformed(Role::Probe));
@@ -340,10 +340,10 @@ impl Model<'_> {
             .calling(2.0 * self.probe_batches(chunks), self.rates.call_seconds)
     }
 
-    /// Compares values behind equal hashes, at random places of both sides. Compares a probe row
-    /// with the first build row that it matches, and, if keys repeat, build rows with the one
-    /// before. If the host compares, row numbers are copied out for it. Hashes of the build side
-    /// are copied too, unless a table has shown that none repeats.
+    /// Compares values behind equal hashes, at random places of both sides. Compares each probe row
+    /// with the first build row that it matches. If keys repeat, also compares each build row with
+    /// the one before. If the host compares, row numbers are copied out for it. Hashes of the build
+    /// side are copied too, unless a table has shown that none repeats.
     fn compare(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let repeated =

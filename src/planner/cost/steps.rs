@@ -29,8 +29,7 @@ pub(super) struct Step {
     pub(super) bytes: f64,
     /// Seconds of the link to the device.
     pub(super) copy_in: f64,
-    /// Part of `copy_in` for columns that nothing waits for before the result is gathered from
-    /// them.
+    /// Part of `copy_in` for columns that are needed only once the result is gathered from them.
     pub(super) beside: f64,
     /// Seconds of the device.
     pub(super) work: f64,
@@ -102,9 +101,10 @@ const JOB_CALLS: f64 = 20.0;
 ///
 /// Chunks of the probe side go round between link in, device and link out, several at a time.
 /// Closed queueing networks bound the time. It is at least the time of the busiest of the three
-/// (the roofline). It is at most the time if each chunk found all others waiting at that one
-/// (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"). The upper bound is
-/// used: with one chunk at a time it is the sum, with many it is the busiest.
+/// (the roofline). It is at most the time for which each chunk would find all others waiting at the
+/// busiest one (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"). The
+/// upper bound is used. With one chunk at a time it is the sum of the three times, and with many it
+/// is the busiest one's time.
 ///
 /// One driver takes the calls one by one. Streams begin together, so nothing else is done during
 /// the calls of each stream's first chunk.

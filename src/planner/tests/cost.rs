@@ -47,8 +47,8 @@ fn each_chunk_of_the_probe_side_is_priced_with_a_pass_over_the_build_side() {
     for strategy in [Strategy::RadixHash, Strategy::SortMerge] {
         let whole = plan_on(join.clone(), Some(strategy), &Target::default()).unwrap().memory;
         assert_eq!(match_seconds(strategy, whole.whole_bytes), match_seconds(strategy, u64::MAX), "{strategy}");
-        // A hundredth of the probe side fits at a time. So the build side, a sixteenth of it, is
-        // passed over a hundred times.
+        // A hundredth of the probe side fits at a time. So the build side, a sixteenth of the probe
+        // side, is passed over a hundred times.
         let hundredth = whole.resident_bytes + (whole.whole_bytes - whole.resident_bytes) / 100;
         let hundredth = hundredth.max(whole.minimum_bytes);
         assert!(match_seconds(strategy, hundredth) > 2.0 * match_seconds(strategy, u64::MAX), "{strategy}");

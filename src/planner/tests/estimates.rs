@@ -252,7 +252,7 @@ fn values_that_are_heavy_on_both_sides_multiply() {
     let evenly = 100_000.0 * 50_000.0 / 10_000.0;
     assert!(naive_rows(&left, &right, JoinKind::Inner, false) as f64 > 50.0 * evenly);
 
-    // One value in a hundred rows, among others that do not repeat.
+    // One value is on every hundredth row, among others that do not repeat.
     let one_heavy = |rows: i64| (0..rows).map(|row| if row % 100 == 0 { -1 } else { row });
     let (left, right) = (shuffled(one_heavy(200_000), random), shuffled(one_heavy(300_000), random));
     let error = error_of(&left, &right, false);

@@ -43,7 +43,7 @@ fn catalog(name: impl Fn(usize) -> String) -> Catalog {
     catalog
 }
 
-/// A GPU for which the planner considers everything: columns that come last, and text work.
+/// A GPU for which the planner considers everything: deferred payload, and work on text.
 fn gpu() -> Target {
     let mut target = a100();
     target.rates = Rates { copy_in: 50e9, copy_out: 50e9, ..target.rates };

@@ -1,6 +1,7 @@
-//! Tests section 5, and the decision trees of figure 18 in which section 5.4 sums it up: the best
-//! of all four strategies, and the better of the two that sort. PHJ-OM is `radix-hash`, PHJ-UM
-//! `radix-hash-gfur`, SMJ-OM `sort-merge` and SMJ-UM `sort-merge-gfur`.
+//! Tests choices against section 5 of Wu et al. 2024, and against its summary, the decision trees
+//! of figure 18 in section 5.4. One tree gives the best of all four strategies, and one the better
+//! of the two that sort. PHJ-OM is `radix-hash`, PHJ-UM `radix-hash-gfur`, SMJ-OM `sort-merge` and
+//! SMJ-UM `sort-merge-gfur`.
 
 use super::*;
 
@@ -23,7 +24,8 @@ fn planned(join: BoundJoin) -> Plan {
 fn wide_joins_with_many_matches_move_their_payload() {
     let plan = planned(wide(DataType::Int32, DataType::Int32, 1.0));
     assert_eq!(plan.strategy(), Strategy::RadixHash);
-    // Figure 10: about 2.3 times PHJ-UM, 1.4 times SMJ-OM; SMJ-OM 1.6 times both SMJ-UM and PHJ-UM.
+    // Figure 10: PHJ-OM is about 2.3 times as fast as PHJ-UM, and 1.4 times as fast as SMJ-OM.
+    // SMJ-OM is 1.6 times as fast as SMJ-UM and PHJ-UM.
     let against = |other: Strategy| seconds_of(&plan, other) / plan.seconds;
     assert!((1.6..3.2).contains(&against(Strategy::RadixHashGfur)), "{}", against(Strategy::RadixHashGfur));
     assert!((1.1..2.0).contains(&against(Strategy::SortMerge)), "{}", against(Strategy::SortMerge));
@@ -32,7 +34,8 @@ fn wide_joins_with_many_matches_move_their_payload() {
 
 #[test]
 fn wide_joins_with_few_matches_gather_payload_by_row_number() {
-    // Figure 13: below a quarter, PHJ-UM wins. Unmatched rows of r remain in r.
+    // Figure 13: PHJ-UM wins if fewer than a quarter of the rows match. Unmatched rows of r remain
+    // in r.
     let few = |ratio: f64| {
         let r = sparse(ROWS, 2);
         // The range of s overlaps the range of r by `ratio`.
@@ -108,7 +111,8 @@ fn a_smaller_primary_key_side_does_not_change_the_best_strategy() {
 
 #[test]
 fn more_payload_columns_keep_the_advantage_of_moving_payload() {
-    // Figure 12: about 2 times PHJ-UM for PHJ-OM, and 1.3 times for SMJ-OM, from two columns on.
+    // Figure 12: from two columns on, PHJ-OM is about 2 times as fast as PHJ-UM, and SMJ-OM 1.3
+    // times.
     let ratios = |payload: usize| {
         let plan = planned(bound(&sparse(ROWS, payload), &sparse(ROWS, payload), JoinKind::Inner));
         assert_eq!(plan.strategy(), Strategy::RadixHash, "{payload} columns");
@@ -171,7 +175,8 @@ fn joins_of_tpc_queries_are_partitioned() {
             assert!(partitioned < seconds_of(&plan, sorting), "{name}: {sorting} is no slower");
         }
         if name == "J2" {
-            // The largest: moving payload pays for both, and the most for partitioning.
+            // The largest join: moving payload pays with partitioning and with sorting, and most
+            // with partitioning.
             assert!(seconds_of(&plan, Strategy::RadixHash) < seconds_of(&plan, Strategy::RadixHashGfur), "{name}");
         }
     }
