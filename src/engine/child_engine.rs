@@ -37,7 +37,7 @@ const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
 const OPENING_WAIT: Duration = Duration::from_secs(120);
 
 /// Time after which a process that reads nothing from its socket counts as stuck and is ended.
-/// Other threads wait for it meanwhile.
+/// Meanwhile all threads that send to the process wait.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// Time that a question waits for its answer. A missing answer is not an error.

@@ -29,8 +29,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// columns that other jobs no longer use.
 const PROMISED_WAIT: Duration = Duration::from_secs(5);
 
-/// Most batches of a job that are sent and not yet pushed: as many as the streams of a device make
-/// at a time, and some more.
+/// Most batches of a job that are sent and not yet pushed. A device's streams together make a few
+/// less at a time.
 const PUSHES_MAX: usize = 8;
 
 /// Runs the process that [`ChildEngine`](super::ChildEngine) starts. Standard input is its socket.
