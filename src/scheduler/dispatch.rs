@@ -222,8 +222,8 @@ impl Shared {
             job.life.lock().forecast = Some(QueueForecast { position, start, waiting_for });
             position += 1;
         }
-        // Tell the running jobs. A writer that waits for a reader waits less if others want its
-        // device.
+        // Tell running jobs if other jobs want their device. A writer that waits for a reader then
+        // gives up sooner.
         for (device_state, is_wanted) in state.devices.iter().zip(is_wanted) {
             device_state
                 .running

@@ -54,7 +54,7 @@ pub struct JobStatus {
     /// State of the job.
     pub state: JobState,
     /// Share of the work that is done, 0 to 1. It never falls: a job that begins again elsewhere
-    /// keeps its value until it has come as far.
+    /// keeps its value until the new run has come as far.
     pub progress: f64,
     /// Jobs that will start before this one, if queued.
     pub queue_position: Option<usize>,

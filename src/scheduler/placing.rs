@@ -42,8 +42,8 @@ pub(super) struct Place {
     pub(super) seconds: f64,
     /// Bytes of memory that must be free on each device for the job to start alone.
     pub(super) memory_bytes: u64,
-    /// Bytes of memory of each device with which the job runs in parallel with others. `None`: it
-    /// takes the devices alone.
+    /// Bytes of each device's memory that the job gets if it runs in parallel with others. `None`:
+    /// the job takes the devices alone.
     pub(super) shared_bytes: Option<u64>,
     /// Host memory that is reserved before the job starts there.
     pub(super) host: HostNeed,
