@@ -7,8 +7,8 @@
 //!
 //! Values with far more rows than others (heavy hitters) are counted apart, as in the end-biased
 //! histograms of Ioannidis and Poosala 1995. A value known as heavy on both sides gives the product
-//! of its rows as pairs. A value that is heavy on one side only is assumed to meet as many rows as
-//! any value of the other side that is not heavy.
+//! of its rows as pairs. A value that is heavy on one side only is assumed to meet the mean rows of
+//! the other side's values that are not heavy.
 //!
 //! The other side may have more of the frequent values than of the rare ones. For example, most
 //! keys without a partner may be on one row each. So sketches count frequent and rare values apart.

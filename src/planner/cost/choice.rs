@@ -133,9 +133,9 @@ impl Choice<'_> {
         }
     }
 
-    /// Prices up to three transfer orders and keeps the cheapest: build side then probe side in
-    /// chunks; build side then probe side whole, if the overlap is not worth the calls; or keys of
-    /// both sides, then the build side's columns.
+    /// Prices up to three transfer orders and keeps the cheapest. The first is the build side, then
+    /// the probe side in chunks. The second has the probe side whole, for joins in which overlap is
+    /// not worth its calls. In the third, keys of both sides come before the build side's columns.
     ///
     /// # Errors
     /// The errors of the interrupt.

@@ -99,8 +99,8 @@ impl Model<'_> {
         let how = self.join.spec.how;
         let needs_flags = how.keeps_unmatched(build.side) || how.only_side() == Some(build.side);
         let probe_row = self.probe_row_bytes();
-        // All values may have the maximum length. Apart from such values, chunks of other streams
-        // take next to nothing.
+        // All values may have the maximum length, in the chunks of all streams. Apart from such
+        // values, chunks of other streams take next to nothing.
         let least_rows = (CHUNK_ROWS_MIN as f64).min(probe.rows);
         // Text is stored twice: as it arrived, and as gathered.
         let text_max: f64 = probe.text_columns.iter().chain(&build.text_columns).map(|text| text.row_max()).sum();
@@ -235,9 +235,9 @@ impl Model<'_> {
         self.charged(input, columns) + nullable as f64 / 8.0
     }
 
-    /// Bytes per probe row by which the run sizes its chunks. Counts keys packed, transformed and
-    /// once more while sorted; columns copied in, moved and sorted; and row numbers, matches and
-    /// pairs.
+    /// Bytes per probe row by which the run sizes its chunks. Counts keys three times: packed,
+    /// transformed, and while sorted. Counts columns three times: copied in, moved, and while
+    /// sorted. Adds row numbers, matches and pairs.
     fn probe_row_bytes(&self) -> f64 {
         let columns: f64 = self.inputs.probe.columns.iter().map(|column| column.bytes).sum();
         3.0 * self.inputs.key_bytes() + 3.0 * columns + MATCH_ROW_BYTES

@@ -19,7 +19,8 @@ use crate::device::host::FilterBytes;
 /// Seconds that each CPU thread beyond the first adds to a call that it takes part in. (A fit to
 /// 120 joins of 2 to 16 morsels on sixteen threads of an H200's host, 77851dd. Waking threads with
 /// no other work takes 1.3 µs each on an H100's host. That value predicts small joins at half their
-/// time, and a server with both devices then puts 36 of 180 on the slower one: `mix.py --draw 60`.)
+/// time. A server with both devices then puts 36 of 180 joins on the slower one:
+/// `mix.py --draw 60`.)
 const WAKING_SECONDS: f64 = 7.5e-6;
 
 /// Bytes of two positions, and of the first match of a row.
