@@ -1,4 +1,4 @@
-//! Copies of batches from outside the arena into it.
+//! Copies batches from outside the arena into the arena.
 //!
 //! ```text
 //!   column ─ outline ─► the parts of its buffers ─ copy ─► one piece of the arena per batch
@@ -24,8 +24,8 @@ const BUFFER_ALIGNMENT: usize = 64;
 pub struct Adopter {
     arena: Arena,
     /// The last dictionary of each dictionary column, in the order of the batch's columns: the
-    /// original and its copy. The original is held so that no other dictionary can have its
-    /// address.
+    /// original and its copy. Holding the original keeps its address from being reused for another
+    /// dictionary.
     dictionaries: Vec<Option<(ArrayData, ArrayData)>>,
 }
 
@@ -37,7 +37,7 @@ impl Adopter {
 
     /// Returns the batch with all its buffers in the arena. Columns that are stored in the arena
     /// stay as they are. Of the other columns, the parts that the rows refer to are copied into one
-    /// piece. A dictionary that the last batch had too is not copied again.
+    /// piece. A dictionary that the previous batch also had is not copied again.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the arena has no room.
@@ -127,8 +127,8 @@ fn with_rows(schema: SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<R
 /// Counts the bytes that batches refer to. Memory that several batches share counts once.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
-    /// Memory with buffers that batches may share, by its address. The memory is held so that its
-    /// address cannot be reused.
+    /// Memory with buffers that batches may share, by address. The meter holds the memory so that
+    /// the address cannot be reused.
     shared: HashMap<usize, SharedMemory>,
 }
 
@@ -151,8 +151,8 @@ impl Meter {
         self.outline_bytes(&Outline::of(&column.to_data()))
     }
 
-    /// Drops memory that only this meter holds. For callers that drop batches before the last one
-    /// is counted: new memory at the same address counts again.
+    /// Drops memory that only this meter holds, so that new memory at the same address is counted.
+    /// Callers that drop batches while they count others need this.
     pub(super) fn forget_unused(&mut self) {
         self.shared.retain(|_, shared| shared.memory.strong_count() > 1);
     }
@@ -211,9 +211,9 @@ enum Part {
     Shared(Buffer),
     /// Bits, which may start inside a byte.
     Bits(BooleanBuffer),
-    /// 32-bit offsets; the first of them is subtracted from each.
+    /// 32-bit offsets. [`Outline::write`] subtracts the first offset from each.
     Offsets32(Buffer),
-    /// 64-bit offsets; the first of them is subtracted from each.
+    /// 64-bit offsets. [`Outline::write`] subtracts the first offset from each.
     Offsets64(Buffer),
 }
 
@@ -342,8 +342,8 @@ impl Part {
     }
 }
 
-/// Slices a child by way of a typed array. [`ArrayData::slice`] of a struct slices its columns and
-/// keeps the offset as well.
+/// Slices a child by way of a typed array. [`ArrayData::slice`] would apply a struct's offset
+/// twice: it slices the columns, and also sets the offset of the struct.
 fn slice(child: &ArrayData, offset: usize, len: usize) -> ArrayData {
     match offset == 0 && len == child.len() {
         true => child.clone(),

@@ -3,8 +3,8 @@
 use super::Table;
 use crate::{Error, Result};
 
-/// A caller that makes, changes and drops tables. Every tenant can read every table. Only the owner
-/// of a table and an admin can change it.
+/// A caller that makes, changes and drops tables. Every tenant can read every table, but only its
+/// owner and admins can change it.
 ///
 /// A table keeps its owner when an admin changes it. Appended rows are charged to the tenant that
 /// appended them.

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A table is a list of record batches whose buffers live in the arena, with statistics taken on
-//! the way in. It is immutable: `append` and `replace` make a new table under the same name. A
-//! reader of the old table keeps it until done. A table appears in whole, or not at all. A name can
-//! be reserved while its table is made.
+//! the way in. It is immutable: `append` and `replace` make a new table under the same name.
+//! Readers of the old table can finish reading it. A table appears in whole, or not at all. A name
+//! can be reserved while its table is made.
 //!
 //! Everything that a tenant holds (tables, uploads under way, results) is charged to the tenant.
 //! The charge ends when the memory is freed. The catalog has no timers: the server calls

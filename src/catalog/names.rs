@@ -27,7 +27,7 @@ pub struct Catalog {
 }
 
 /// Tables and reservations by name. One lock guards both maps, because a name is free only if
-/// neither has it.
+/// neither map has it.
 #[derive(Debug, Default)]
 struct Names {
     tables: BTreeMap<String, Arc<Table>>,
@@ -70,8 +70,9 @@ impl Catalog {
         &self.arena
     }
 
-    /// Returns a new seed for each stream of rows, since samples of several streams may be merged.
-    /// The same streams in the same order get the same seeds, and so the same statistics.
+    /// Returns a new seed for a stream of rows. Each stream needs its own seed, because samples of
+    /// several streams may be merged. The same streams in the same order get the same seeds, and so
+    /// the same statistics.
     pub(super) fn sample_seed(&self) -> u64 {
         self.samples.fetch_add(1, Ordering::Relaxed)
     }
@@ -101,8 +102,8 @@ impl Catalog {
     /// Makes a table appear under a name that is free.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`]; [`Error::Exhausted`] when its owner has as many tables as it may;
-    /// [`Error::Invalid`] for the name.
+    /// [`Error::AlreadyExists`]; [`Error::Exhausted`] when the table's owner has as many tables as
+    /// it may have; [`Error::Invalid`] for the name.
     pub fn create(&self, table: Table) -> Result<Arc<Table>> {
         self.reserve(&table.name, &table.owner, "being created")?.publish(table)
     }
@@ -112,8 +113,8 @@ impl Catalog {
     /// # Errors
     /// [`Error::Denied`] when the editor may not change the replaced table;
     /// [`Error::AlreadyExists`] when the name is reserved for a table that is being made;
-    /// [`Error::Exhausted`] when its owner has as many tables as it may; [`Error::Invalid`] for the
-    /// name.
+    /// [`Error::Exhausted`] when the table's owner has as many tables as it may have;
+    /// [`Error::Invalid`] for the name.
     pub fn replace(&self, table: Table, editor: &Editor) -> Result<Arc<Table>> {
         check_name(&table.name)?;
         let mut names = self.names.write();
@@ -152,7 +153,7 @@ impl Catalog {
     ///
     /// # Errors
     /// [`Error::AlreadyExists`], [`Error::Invalid`] for the name; [`Error::Exhausted`] when `owner`
-    /// has as many tables as it may, counting its reservations.
+    /// has as many tables as it may have, including its reservations.
     pub fn reserve(&self, name: &str, owner: &str, purpose: &str) -> Result<NameReservation> {
         self.reserve_unless(name, &owner.into(), purpose, |_| Err(exists(name)))
     }
@@ -278,7 +279,7 @@ impl Catalog {
     fn check_tables(&self, names: &Names, owner: &str) -> Result<()> {
         let Some(limit) = self.tables_max else { return Ok(()) };
         let tables = names.tables.values().filter(|table| table.owner == owner).count();
-        // A name reserved to be replaced is not counted again: its table is counted already.
+        // A reservation of an existing table's name is not counted: the table is counted already.
         let is_new = |name: &String| !names.tables.contains_key(name);
         let reserved = names.reserved.iter().filter(|(name, reserved)| reserved.owner == owner && is_new(name)).count();
         if tables + reserved >= limit {
@@ -326,11 +327,12 @@ impl NameReservation {
     }
 
     /// Makes the table appear under the reserved name, replacing the table of that name if there is
-    /// one. Success uses the reservation up. After a failure the reservation stays.
+    /// one. A success uses up the reservation, and after a failure the reservation stays.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the table's owner has as many tables as it may, which requires a
-    /// reservation by another tenant; [`Error::Internal`] when the reservation is used up.
+    /// [`Error::Exhausted`] when the table's owner has as many tables as it may have, which is
+    /// possible only if another tenant made the reservation; [`Error::Internal`] when the
+    /// reservation is used up.
     pub fn publish(&mut self, mut table: Table) -> Result<Arc<Table>> {
         table.name.clone_from(&self.name);
         let mut names = self.catalog.names.write();

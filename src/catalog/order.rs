@@ -9,12 +9,12 @@ use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type, SchemaRe
 use crate::memory::Interrupt;
 use crate::{Context, Error, Result, listed};
 
-/// Fails unless the rows are in ascending order of those columns. The first column decides first,
-/// and nulls come before values.
+/// Fails unless the rows are in ascending order of those columns. A later column decides only
+/// between rows that are equal in all columns before it. Nulls come before values.
 ///
 /// # Errors
-/// [`Error::Invalid`] names the first row that is less than the row before it, and both rows'
-/// values; the interrupt's.
+/// [`Error::Invalid`] names the first row that is less than the row before it, and gives the values
+/// of both; the interrupt's.
 pub(super) fn check_order(
     schema: &SchemaRef,
     batches: &[RecordBatch],
@@ -65,8 +65,9 @@ fn row_comparator(a: &RecordBatch, b: &RecordBatch, columns: &[usize]) -> Result
     }))
 }
 
-/// Returns a comparator that puts nulls first, then values in the order that statistics use. Except
-/// for floats this is Arrow's order: here -0 equals 0, and every NaN is the greatest value.
+/// Returns a comparator that puts nulls first, then values in the order that statistics use. It
+/// differs from Arrow's order only for floats: here -0 equals 0, and every NaN is the greatest
+/// value.
 fn comparator(a: &ArrayRef, b: &ArrayRef) -> Result<DynComparator> {
     let options = SortOptions { descending: false, nulls_first: true };
     let widened = |array: &ArrayRef| -> Option<Vec<f64>> {

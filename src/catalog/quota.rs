@@ -9,7 +9,7 @@ use super::EvictableResults;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
-/// Limits on each tenant's holdings, the same for all tenants.
+/// Limits on the holdings of a tenant. All tenants have the same limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantLimits {
     /// Bytes of tables, uploads under way and results; `None` for no limit.

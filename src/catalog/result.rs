@@ -53,8 +53,8 @@ use crate::{Context, Error, Result};
 /// Interval at which a writer that waits for a reader checks for interrupts.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Divisor of the arena's size: this share stays free for tables and for batches that joins are
-/// making. Results that wait for their readers must leave it free.
+/// Divisor of the arena's size. It gives the share that consumed results leave free for tables and
+/// for batches that joins are making.
 const ROOM_LEFT_SHARE: u64 = 4;
 
 /// State of a result.
@@ -66,15 +66,15 @@ pub enum SpoolState {
     Complete,
     /// The join failed; readers see this error.
     Failed(Error),
-    /// The batches are gone: the lease ended, or the result was released before.
+    /// The batches are gone: the result was released, at the end of its lease or earlier.
     Released,
 }
 
 /// Limits on a writer that waits for readers while other joins wait for its device.
 ///
-/// A slow reader must not keep other joins waiting. But its client may have the better claim: its
-/// result may be long and need no memory. So the limits allow the pause of a working client, and
-/// not less.
+/// A slow reader must not keep other joins waiting. But a long result that needs no memory may have
+/// the better claim to the device. So the limits are no shorter than the pauses of a working
+/// client.
 #[derive(Clone, Debug)]
 pub struct BackpressureLimits {
     /// True while other joins wait for the device.
@@ -99,13 +99,14 @@ pub struct SpoolOptions {
     /// Time for which the result is kept after it is complete or was last read, whichever is later.
     /// Zero: each batch is kept until it is read.
     pub retain: Duration,
-    /// Maximum bytes held at a time. A consumed result may hold more while the arena has room.
+    /// Maximum bytes that the result holds at a time. A consumed result may hold more while the
+    /// arena has room.
     pub bytes_max: u64,
-    /// Maximum time that the writer of a consumed result waits while readers take nothing. Then it
-    /// fails.
+    /// Maximum time that the writer of a consumed result waits while readers take nothing. After
+    /// that the result fails.
     pub stall: Duration,
-    /// Maximum time that the writer waits in all, however much readers take: it holds a device
-    /// meanwhile.
+    /// Maximum total time that the writer waits, however much readers take. The writer holds a
+    /// device meanwhile.
     pub wait_max: Duration,
     /// Shorter limits while other joins want the device; `None`: the limits are never shortened.
     pub when_wanted: Option<BackpressureLimits>,
@@ -158,9 +159,10 @@ struct Inner {
     interrupt: Interrupt,
     eviction: Option<EvictionPermit>,
     held: Mutex<SpoolContents>,
-    /// Notified when batches were taken, or the result was released.
+    /// Notified when batches were taken, and when the result ends or is released.
     room: Condvar,
-    /// Number of batches pushed, and the state. Readers wait on it. Changed while `held` is locked.
+    /// Number of batches pushed, and the state. Readers wait for a change of either. Both change
+    /// only while `held` is locked.
     progress: watch::Sender<(usize, SpoolState)>,
 }
 
@@ -281,8 +283,9 @@ impl ResultSpool {
     /// Adds a batch. If the result is consumed as it is read, waits while there is no room.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when there is no room for the batch, or when readers make none for too
-    /// long; [`Error::Cancelled`] when the result was released; the interrupt's.
+    /// [`Error::Exhausted`] when there is no room for the batch, or when readers make no room
+    /// within the limits of [`SpoolOptions`]; [`Error::Cancelled`] when the result was released;
+    /// the interrupt's.
     pub fn push(&self, batch: RecordBatch) -> Result<()> {
         self.push_sharing(batch, &[])
     }
@@ -402,8 +405,8 @@ impl ResultSpool {
     }
 
     /// Same as [`ResultSpool::returning_bytes`], for a result whose batches wait for readers. Such
-    /// a result is complete and cannot be evicted, or it is consumed. 0 for any other result,
-    /// and for one that is locked: the caller may be at work on it.
+    /// a result is complete and cannot be evicted, or it is consumed. Returns 0 for any other
+    /// result, and for a locked result: the calling thread may hold the lock.
     pub fn waiting_bytes(&self) -> u64 {
         if !self.is_consumed_by_reading() && self.progress().1 != SpoolState::Complete {
             return 0;
@@ -420,9 +423,9 @@ impl ResultSpool {
         self.inner.held.lock().expires
     }
 
-    /// Extends the lease to `duration` from now. A lease that ends later stays as it is. From then
-    /// on the result cannot be evicted. Returns the end of the lease; `None` while the join
-    /// runs, since the lease has not begun.
+    /// Extends the lease to `duration` from now. A lease that ends later stays as it is. After this
+    /// call the result cannot be evicted. Returns the end of the lease; `None` while the join runs,
+    /// since the lease has not begun.
     ///
     /// # Errors
     /// [`Error::NotFound`] when the result is released.
@@ -435,9 +438,10 @@ impl ResultSpool {
     }
 
     /// True if the result was released or its lease ended. Its owner should then
-    /// [`ResultSpool::release`] and forget it. A consumed result has no lease: it stays for the
-    /// time that a writer waits for a reader (`stall`). So a client that reads the endpoints one
-    /// after the other finds each endpoint, and a failure can be reported.
+    /// [`ResultSpool::release`] and forget it. A consumed result has no lease: after its end and
+    /// its last read, it stays for as long as a writer would wait for a reader (`stall`). So a
+    /// client that reads the endpoints one after the other finds each endpoint, and a failure can
+    /// be reported.
     pub fn is_expired(&self, now: SystemTime) -> bool {
         let held = self.inner.held.lock();
         let grace = if self.is_consumed_by_reading() { self.inner.stall } else { Duration::ZERO };
@@ -449,7 +453,7 @@ impl ResultSpool {
     }
 
     /// True if nothing is left to fetch: the result was released, or readers have consumed all of
-    /// it. Readers of its endpoints get that answer until [`ResultSpool::is_expired`].
+    /// it. Clients that read an endpoint again are told so until [`ResultSpool::is_expired`].
     pub fn is_gone(&self) -> bool {
         let held = self.inner.held.lock();
         // A result without rows stays until a reader has seen that it is empty.
@@ -462,13 +466,13 @@ impl ResultSpool {
     }
 
     /// Makes the result appear as a table under a reserved name. The rows are not copied, and
-    /// statistics are taken. The writer calls it after its last batch and before
+    /// statistics are taken. The writer calls this after its last batch and before
     /// [`ResultSpool::finish`]. So a client that sees the end of the result finds the table. The
     /// result can still be read during its lease.
     ///
     /// # Errors
-    /// [`Error::Precondition`] when the result has failed or is gone, or its rows are consumed by
-    /// reading; else see [`NameReservation::publish`].
+    /// [`Error::Precondition`] when the result has failed or is gone, or is consumed as it is read;
+    /// and the errors of [`NameReservation::publish`].
     pub fn into_table(&self, mut name: NameReservation, owner: &str) -> Result<Arc<Table>> {
         let is_whole = matches!(self.progress().1, SpoolState::Open | SpoolState::Complete);
         if !is_whole || self.is_consumed_by_reading() {
@@ -496,7 +500,7 @@ impl ResultSpool {
         name.publish(table)
     }
 
-    /// Returns when there is room for those bytes, and charges them.
+    /// Waits until there is room for those bytes, and charges them.
     fn wait_for_room(&self, held: &mut MutexGuard<'_, SpoolContents>, bytes: u64) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -539,10 +543,9 @@ impl ResultSpool {
         }
     }
 
-    /// Waits a little for memory, when there is none for the next batch of a consumed result.
-    /// Batches that readers have taken are freed once they are sent. `since` is the time since when
-    /// memory was missing. Returns true if memory may still come: false after the time limit of
-    /// [`ResultSpool::push`].
+    /// Waits a little for memory for the next batch of a consumed result. Batches that readers have
+    /// taken free memory once they are sent. Memory has been missing since `since`. Returns true if
+    /// memory may still come, and false after the time limit or if no reader can free any.
     ///
     /// # Errors
     /// [`Error::Cancelled`] when the result was released; the interrupt's.
@@ -568,7 +571,8 @@ impl ResultSpool {
         self.inner.when_wanted.as_ref().filter(|when_wanted| when_wanted.is_wanted.load(Ordering::Relaxed))
     }
 
-    /// True if the bytes fit the result's bound, or if the arena keeps enough free for other work.
+    /// True if the result is empty, if the bytes fit its bound, or if the arena has enough free for
+    /// other work.
     fn has_room(&self, held: &SpoolContents, bytes: u64) -> bool {
         let leaves_enough = |budget: &Budget| budget.free_bytes() >= budget.limit_bytes() / ROOM_LEFT_SHARE;
         held.bytes == 0

@@ -59,8 +59,8 @@ impl LazyFacts {
 /// Columns in the requested order, each with a flag: true if its nulls are values.
 type CombinedColumns = Vec<(usize, bool)>;
 
-/// Maximum number of column sets whose combinations a table caches. Each takes some 100 KB, and a
-/// pass over the rows of every append. Other sets are computed anew for each plan.
+/// Maximum number of column sets whose combinations a table caches. Each set takes about 100 KB,
+/// and every append passes over its rows for each set. Other sets are computed anew for each plan.
 const COMBINATIONS_MAX: usize = 16;
 
 /// Combinations of several columns, computed on first request.
@@ -87,7 +87,7 @@ pub struct Table {
     pub statistics: Vec<ColumnStatistics>,
     /// Columns by which the rows are sorted, ascending; empty if no order is known.
     pub sorted_by: Vec<usize>,
-    /// Sets of columns that the uploader declared distinct. For planning only.
+    /// Sets of columns whose values the uploader declared distinct. Only planning uses them.
     pub unique: Vec<Vec<usize>>,
     /// Time at which the table appeared.
     pub created: SystemTime,
@@ -163,8 +163,8 @@ impl Table {
     }
 
     /// Returns a sketch of a column's different values. `None` for a type without order, and for a
-    /// table that has statistics only. The first call passes over the column on all
-    /// processors, which takes about a nanosecond per row of numbers on each.
+    /// table that has statistics only. The first call passes over the column on all processors.
+    /// Each processor takes about a nanosecond per row of numbers.
     ///
     /// # Errors
     /// The interrupt's.
@@ -189,8 +189,8 @@ impl Table {
             return Ok(None);
         }
         let known = self.combinations.0.lock().get(columns).cloned();
-        // No lock is held during the pass: a thread that waits for its part of the pass may be
-        // given another plan to make.
+        // No lock is held during the pass. While a thread waits for the other threads of the pass,
+        // the thread pool may run another plan on it, which needs the lock.
         let found = match known {
             Some(known) => known,
             None => Arc::new(Combination::of_interruptible(&self.batches, columns, interrupt)?),

@@ -24,8 +24,8 @@ use crate::{Context, Error, Result};
 pub struct UploadOptions {
     /// Handling of an existing table of that name.
     pub mode: UploadMode,
-    /// Columns by which the rows of this upload are sorted, ascending, nulls first. Checked at
-    /// commit.
+    /// Columns by which the rows of this upload are sorted, ascending, nulls first. The commit
+    /// checks the order.
     pub sorted_by: Vec<String>,
     /// Sets of columns whose values are distinct. Trusted for planning, never for correctness.
     pub unique: Vec<Vec<String>>,
@@ -187,7 +187,8 @@ impl Target {
         }
     }
 
-    /// Appends by compare and swap. The rows of an append that committed earlier come first.
+    /// Appends by compare and swap: the rows come after those of every append that committed
+    /// earlier.
     fn append(&self, rows: &DoneRows, interrupt: &Interrupt) -> Result<Arc<Table>> {
         loop {
             let existing = self.catalog.table(&self.name).ok();
@@ -405,8 +406,8 @@ fn check_appendable(table: &Table, schema: &SchemaRef) -> Result<()> {
     if fits {
         return Ok(());
     }
-    // The message compares nullability as the table has it, because nullability is not the
-    // obstacle.
+    // For the message, the new fields get the table's nullability, because a difference in
+    // nullability is no obstacle.
     let nullable_as = |(at, new): (usize, &FieldRef)| {
         let is_nullable = fields.get(at).map_or(new.is_nullable(), |field| field.is_nullable());
         new.as_ref().clone().with_nullable(is_nullable)

@@ -6,9 +6,9 @@
 //!   open(ID) ─► UploadStream ─ append ─ (broken off) ─► nothing  ┘
 //! ```
 //!
-//! A stream that breaks off leaves its rows out and the upload open, so that the client can send
-//! that stream again. Numbered streams guard against forgetting one: the commit is refused until
-//! every number that was begun has ended well.
+//! If a stream breaks off, its rows are discarded and the upload stays open, so that the client can
+//! send that stream again. The client cannot forget to do so if it numbers its streams: the commit
+//! is refused until the stream of every begun number has ended well.
 
 mod stream;
 
@@ -27,8 +27,8 @@ use super::{Catalog, Editor, Table, UploadOptions};
 use crate::memory::Interrupt;
 use crate::{Context, Error, Result, human};
 
-/// Maximum number of ended uploads whose IDs are remembered. They answer a repeated commit and
-/// refuse a repeated ID.
+/// Maximum number of ended uploads whose IDs are remembered. They serve to answer a repeated commit
+/// and to refuse a repeated ID.
 const ENDED_MAX: usize = 1024;
 
 /// Limits on the number of uploads and on their idle time.
@@ -157,8 +157,8 @@ impl Uploads {
             }
             state.take_complete(&key)?
         };
-        // The registry is not locked while the rows are checked. `target: None` keeps other callers
-        // out.
+        // The registry is not locked while the rows are checked. `target: None` keeps other calls
+        // out of the upload during that time.
         let mut rows = Rows::new(&target).done();
         let together = put_together(&mut rows, &mut parts, interrupt);
         let committed = together

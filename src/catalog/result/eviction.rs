@@ -1,13 +1,14 @@
 //! Results that were read in whole, whose memory is released when other work needs it.
 //!
-//! A lease lets a client read a result again, but few clients do. So a result gives its memory up
-//! before a table, a join or another result is refused memory. Three conditions hold: the server
-//! kept the result only by default, every row has reached a client, and no reader is open. The
-//! result that was read longest ago is released first. A result stays if its client set how long it
-//! is kept, or renewed its lease.
+//! A lease lets a client read a result again, but few clients do. So a result gives up its memory
+//! before a table, a join or another result is refused memory. This needs three conditions: the
+//! server kept the result only by default, every row has reached a client, and no reader is open.
+//! The result that was read longest ago is released first. A result stays if its client set the
+//! time for which it is kept, or renewed the lease.
 //!
-//! The release also frees the memory of a dropped or replaced table, if the result is its last
-//! holder. A result that only shares memory with current tables frees nothing, and stays.
+//! The release also frees the memory of a dropped or replaced table, if the result is the last
+//! holder of that memory. A result that only shares memory with current tables frees nothing, and
+//! stays.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -69,7 +70,8 @@ impl EvictableResults {
         list
     }
 
-    /// Releases results of `owner` until `bytes` bytes are free. Returns the bytes that came free.
+    /// Releases results of `owner` until `bytes` bytes have come free. Returns the bytes that came
+    /// free.
     pub(in crate::catalog) fn give_back_of(&self, owner: &str, bytes: u64) -> u64 {
         self.0.give_back(bytes, |entry| entry.owner == owner)
     }
@@ -115,7 +117,7 @@ impl List {
 impl Holding {
     /// Returns `None` for a result that is locked: a reader or a release is at work on it.
     fn of(inner: Arc<Inner>) -> Option<Self> {
-        // The thread that holds the lock may be asking for memory.
+        // Waiting for the lock could deadlock: the thread that holds it may be asking for memory.
         let held = inner.held.try_lock()?;
         let share = |rows: &SharedRows| Share {
             charge: Arc::as_ptr(&rows.charge).addr(),
@@ -151,7 +153,7 @@ impl Reclaim for List {
     }
 }
 
-/// Reads of a result, and the promise to its client.
+/// Facts about the readers and the lease of a result that decide whether it can be evicted.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     readers: usize,
@@ -168,7 +170,7 @@ impl ResultSpool {
         self.change_reading(|reading| reading.is_whole = true);
     }
 
-    /// True if the result's memory is released when other work needs it.
+    /// True if the result's memory may be released when other work needs it.
     pub fn is_evictable(&self) -> bool {
         self.inner.is_evictable(&self.inner.held.lock())
     }
@@ -199,7 +201,8 @@ impl ResultSpool {
         }
     }
 
-    /// Releases all batches, unless a reader has come. Returns the bytes that came free.
+    /// Releases all batches, unless the result is no longer evictable, for example because a reader
+    /// has opened it. Returns the bytes that came free.
     fn evict(&self) -> u64 {
         let held = self.inner.held.lock();
         if !self.inner.is_evictable(&held) {

@@ -1,4 +1,5 @@
-//! Parts of a retained result: ranges of batches that are whole while the join still makes more.
+//! Parts of a retained result: ranges of batches that can be read in whole while the join still
+//! makes more batches.
 //!
 //! ```text
 //!   batches   0 1 2 3 4 5 6 7 8 9 ...      pushed in this order, and never moved
@@ -13,12 +14,12 @@ use std::ops::Range;
 
 use super::{ResultSpool, SpoolState};
 
-/// Minimum size of a part, in bytes. A part needs a stream, and opening a stream costs about as
-/// much as a megabyte.
+/// Minimum size of a part, in bytes. Clients open a stream for each part, which costs about as much
+/// as sending a megabyte.
 const PART_BYTES_MIN: u64 = 32 << 20;
 
-/// Divisor of the bytes before a part that gives its minimum size. It keeps the number of parts of
-/// a huge result to a few dozen instead of thousands: 17 at 1 GiB, 38 at 16 GiB.
+/// A part has at least the bytes of all parts before it, divided by this number. It keeps the
+/// number of parts of a huge result to a few dozen instead of thousands: 17 at 1 GiB, 38 at 16 GiB.
 const GROWTH_SHARE: u64 = 8;
 
 /// Ends and sizes of the parts.
@@ -33,7 +34,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Records that a batch was pushed. `batches` counts all batches, including it.
+    /// Records that a batch was pushed. `batches` counts all batches so far, including that batch.
     pub(super) fn push(&mut self, batches: usize, bytes: u64) {
         self.open_bytes += bytes;
         if self.open_bytes >= PART_BYTES_MIN.max(self.whole_bytes / GROWTH_SHARE) {

@@ -16,7 +16,7 @@ pub struct ResultReader {
     step: usize,
     /// Index after the last batch of the share; `usize::MAX` if the share ends with the result.
     end: usize,
-    /// True if the reader was asked for a batch of a consumed result.
+    /// True once this reader of a consumed result was asked for a batch.
     begun: bool,
 }
 
@@ -99,8 +99,8 @@ impl ResultSpool {
     async fn next_of_all(&self) -> Result<Option<RecordBatch>> {
         let mut progress = self.inner.progress.subscribe();
         loop {
-            // The state is read first: if the writer had finished by then, `take_next` sees all its
-            // batches.
+            // The state is read before the batches: if the writer had finished by then, `take_next`
+            // sees all of its batches.
             let state = progress.borrow_and_update().1.clone();
             if let Some(batch) = self.take_next() {
                 return Ok(Some(batch));
@@ -112,7 +112,7 @@ impl ResultSpool {
         }
     }
 
-    /// Returns a batch that was pushed. A consumed result gives it up.
+    /// Returns a batch that was pushed, and removes it from a consumed result.
     fn take(&self, index: usize) -> Result<RecordBatch> {
         let mut held = self.inner.held.lock();
         self.check_readable()?;

@@ -1,6 +1,6 @@
-//! Statistics of several columns together: their combinations of values, and the frequent ones.
-//! Statistics of single columns do not tell these. The values of two columns may be combined in all
-//! ways, or each with one other.
+//! Statistics of several columns together: their combinations of values, and the most frequent
+//! combinations. Statistics of single columns do not tell these. Each value of one column may occur
+//! with all values of another column, or with only one.
 
 use std::sync::Arc;
 
@@ -79,9 +79,9 @@ impl Combination {
         &self.sketch
     }
 
-    /// Returns the most frequent combinations, the most frequent first, as far as a sample tells
-    /// them from chance. Equal combinations of two tables have equal hashes if their columns were
-    /// given in the same order.
+    /// Returns the most frequent combinations, the most frequent first. Combinations that are
+    /// frequent in the sample only by chance are left out. Equal combinations of two tables have
+    /// equal hashes if their columns were given in the same order.
     pub fn heavy(&self) -> &[HeavyValue] {
         &self.heavy
     }

@@ -19,7 +19,7 @@ pub(super) fn summarize(array: &dyn AnyDictionaryArray, order_wanted: bool) -> S
     }
     let values_used = filter(array.values(), &BooleanArray::from(used)).expect("a flag for each value");
     let mut summary = summary::summarize(&values_used, values_used.logical_null_count(), false);
-    // `summarize` did not check the order. It may still report values that are all null as
+    // `summarize` was not asked to check the order, but it reports values that are all null as
     // ascending.
     (summary.ascending, summary.strict, summary.runs) = (false, false, 0);
     if order_wanted && let Some((runs, strict)) = ascending_runs(array, &keys[array.logical_null_count()..]) {
@@ -30,8 +30,8 @@ pub(super) fn summarize(array: &dyn AnyDictionaryArray, order_wanted: bool) -> S
     summary
 }
 
-/// Returns the number of different values of `keys`, and true if none repeats. `None` unless they
-/// are in ascending order, and for floats: the comparison of values tells -0 from 0.
+/// Returns the number of different values of `keys`, and true if no value repeats. `None` if the
+/// values are out of order, and for all floats, because Arrow's comparison tells -0 from 0.
 fn ascending_runs(array: &dyn AnyDictionaryArray, keys: &[usize]) -> Option<(u64, bool)> {
     let values = array.values();
     if values.data_type().is_floating() {

@@ -12,15 +12,15 @@
 //! values is exact if the column is in order. If only its batches are in order, as when several
 //! streams filled the table with ordered rows, there is an upper bound.
 //!
-//! Each column costs one pass over its values, whether it is in order or not: the check for order
-//! ends at the first row that breaks it.
+//! Each column costs one pass over its values. The check for order ends at the first row that is
+//! out of order.
 //!
 //! A sample of rows cannot tell a column of ten million values from one of twenty. A [`Sketch`]
 //! knows a column's different values ([`Table::sketch`](super::Table::sketch)), and a
 //! [`Combination`] those of several columns together
 //! ([`Table::combination`](super::Table::combination)). Taking both from every column of every
-//! upload would cost more time than all other work of an upload. So each is taken when a join is
-//! first planned that needs it, and then kept.
+//! upload would cost more time than all other work of an upload. So each is taken when the first
+//! join that needs it is planned, and then cached.
 
 mod combination;
 mod dictionary;
@@ -70,8 +70,8 @@ pub struct ColumnStatistics {
     /// Share of sampled rows that have the most frequent value, 0 to 1; nulls do not count as a
     /// value. Near `1 / distinct` without skew.
     pub heaviest_share: f64,
-    /// The most frequent values, the most frequent first, as far as a sample tells them from
-    /// chance. A column of few values lists all of them.
+    /// The most frequent values, the most frequent first. Values that are frequent in the sample
+    /// only by chance are left out. For a column of few values, the list has all of them.
     pub heavy: Vec<HeavyValue>,
     /// Bytes of the longest value, for strings, binaries and dictionaries of them; `None` for other
     /// types.
@@ -103,9 +103,9 @@ pub struct StatisticsCollector {
     ascending: bool,
     /// True if no value repeats, given that the rows are ascending.
     strict: bool,
-    /// Runs of equal values so far, while each piece of the column (batch, part) is ascending; else
-    /// `None`. If all rows are ascending, it is the number of different values. Otherwise it is an
-    /// upper bound.
+    /// Runs of equal values so far; `None` once a piece of the column (batch, part) is not
+    /// ascending. If all rows are ascending, the number of runs is the number of different values.
+    /// Otherwise it is an upper bound of that number.
     runs: Option<u64>,
     max_value_bytes: Option<u64>,
     sample: Option<Sample>,
@@ -265,8 +265,8 @@ fn pieces(array: &ArrayRef) -> impl Iterator<Item = ArrayRef> {
     (0..array.len()).step_by(PIECE_ROWS).map(|start| array.slice(start, PIECE_ROWS.min(array.len() - start)))
 }
 
-/// Number of pieces per sketch, given the number of all pieces. Each thread gets only a few
-/// sketches, since a new sketch begins by keeping every hash.
+/// Number of pieces per sketch, given the number of all pieces. Each thread fills only a few
+/// sketches, because a new sketch has no bound and takes every hash.
 fn pieces_each(pieces: usize) -> usize {
     pieces.div_ceil(4 * rayon::current_num_threads()).max(1)
 }

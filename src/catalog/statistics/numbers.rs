@@ -142,7 +142,7 @@ fn min_max<T: Number>(values: &[T]) -> (T::Key, T::Key) {
     (min, max)
 }
 
-/// The bit of each lane in a word of validity. A table, because the vectoriser does not see through
+/// The bit of each lane in a word of validity. It is a table, because the vectoriser cannot handle
 /// `word >> lane`, which is ten times as slow.
 const LANE_BIT: [u64; 64] = {
     let mut bits = [0; 64];

@@ -5,12 +5,12 @@
 //! later rows is halved too. The cost is a few thousand rows times the logarithm of the column's
 //! length.
 //!
-//! The estimators below assume independent rows, and infer repetition of values from rows that were
-//! taken together. One row out of each stretch of equal length would be a steadier sample. But it
-//! never takes two neighbours: the items of an order are stored next to each other, and would all
-//! seem to belong to different orders.
+//! The estimators below assume independent rows. They infer how often values repeat from values
+//! that occur on several rows of the sample. One row out of each stretch of equal length would be a
+//! steadier sample. But it never has two neighbours. The items of an order are stored next to each
+//! other, so sampled items would all seem to belong to different orders.
 //!
-//! Two samples with one probability merge into a sample of the rows of both. So the number and
+//! Two samples with the same probability merge into a sample of the rows of both. So the number and
 //! order of the parts in which rows come do not matter.
 
 use std::cmp::Reverse;
@@ -23,20 +23,20 @@ use rand::{Rng, SeedableRng};
 use super::HeavyValue;
 use super::hash::{NULL, hashes_of};
 
-/// Maximum number of rows in the sample. The share of a value with share p has an error of sqrt(p /
-/// 8192): a tenth of a percent for a share of 1 %.
+/// Maximum number of rows in the sample. The estimate of a share p is off by about sqrt(p / 8192):
+/// a tenth of a percent for a share of 1 %.
 const ROWS_MAX: usize = 8192;
 
 /// Maximum sampled rows of a rare value.
 const OFTEN: u64 = 50;
 
-/// Maximum number of heavy values. Of a Zipf distribution with exponent 1 over ten thousand values,
-/// the first sixteen make up 96 % of the sum of squares. That sum is the size of a join of two such
-/// columns.
+/// Maximum number of heavy values. In a Zipf distribution with exponent 1 over ten thousand values,
+/// the first sixteen make up 96 % of the sum of squares. The size of a join of two such columns is
+/// proportional to that sum.
 const HEAVY_MAX: usize = 16;
 
-/// Minimum sampled rows of a heavy value; fewer are chance. First number: the sample leaves rows
-/// out. Second number: the sample holds all rows.
+/// Minimum sampled rows of a heavy value; fewer may be chance. The first number is for samples that
+/// leave rows out, and the second for samples that hold all rows.
 const HEAVY_ROWS_MIN: (u64, u64) = (4, 2);
 
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +62,8 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Makes an empty sample. Samples that will be merged need different seeds. With one seed they
-    /// take rows at the same places. Values that repeat from part to part then make all other
+    /// Makes an empty sample. Samples that will be merged need different seeds. With the same seed
+    /// they take rows at the same places. Values that repeat from part to part then make all other
     /// values look repeated, too.
     pub(super) fn new(seed: u64) -> Self {
         Self { picked: Vec::new(), one_in: 1, rows: 0, next: 0, random: SmallRng::seed_from_u64(seed) }
@@ -112,9 +112,10 @@ impl Sample {
     /// Estimates the number of different values among `values` rows that are not null.
     ///
     /// Haas and Stokes, "Estimating the number of classes in a finite population" (JASA 1998),
-    /// estimator Duj1: `n d / (n - f1 + f1 n / N)`. The sample has `n` rows and `d` values. In it
-    /// `f1` values were seen once. Values that were seen often are counted separately, as in their
-    /// Duj2a. A few values with many rows would otherwise hide how rare all others are.
+    /// estimator Duj1: `n d / (n - f1 + f1 n / N)`. The sample has `n` of `N` rows, and `d` values,
+    /// and `f1` of these occur once in it. Values that occur often are counted separately, as in
+    /// the estimator Duj2a of that paper. Otherwise a few values with many rows would hide how rare
+    /// all other values are.
     pub(super) fn distinct(&self, values: u64) -> f64 {
         let counts = self.counts();
         let all = counts.values().sum::<u64>() as f64;
@@ -140,8 +141,8 @@ impl Sample {
     }
 
     /// Returns the most frequent values of the sample, the most frequent first. A sample that holds
-    /// all rows and has few values returns all of them. Otherwise values that may be chance are
-    /// left out.
+    /// all rows and has few values returns all of them. Otherwise values that may be frequent only
+    /// by chance are left out.
     pub(super) fn heavy_values(&self) -> Vec<HeavyValue> {
         let mut counts: Vec<(u64, u64)> = self.counts().into_iter().collect();
         let holds_all = self.picked.len() as u64 == self.rows;

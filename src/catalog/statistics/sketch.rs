@@ -11,8 +11,8 @@
 //! SIGMOD 2007).
 //!
 //! An estimate of `D` values is off by about `D / sqrt(k)`. That error hides whether a column's
-//! values are unique, or some occur on two rows. But the sample has a value with all of its rows,
-//! so it shows whether the value repeats.
+//! values are unique, or some occur on two rows. But the sketch counts all rows of each sampled
+//! value, so it shows whether the value repeats.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,11 +21,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::hash::NULL;
 
-/// Hashes kept. The number of different values is known to 1.6 %.
+/// Number of smallest hashes that remain when a sketch of twice as many is cut. The number of
+/// different values is then known to 1.6 %.
 const K: usize = 4096;
 
-/// Minimum number of common values expected in both samples, if the larger column has all values of
-/// the smaller one. Fewer tell too little about the values in common.
+/// Minimum number of common values that both samples should have, assuming that the larger column
+/// has all values of the smaller one. With fewer, the samples tell too little about the values in
+/// common.
 const COMMON_MIN: f64 = 64.0;
 
 /// Number of rows by hash.
@@ -39,7 +41,8 @@ pub struct Sketch {
     bound: u64,
 }
 
-/// The part of a column that another column has too, for values on few rows and on many rows.
+/// The part of a column that another column has too, separately for values on few rows (rare) and
+/// on many rows (frequent).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Overlap {
     /// Estimated rows of rare values.
@@ -70,8 +73,8 @@ impl Default for Sketch {
 impl Sketch {
     /// Adds hashes of values, once per row; nulls are ignored.
     pub(super) fn insert(&mut self, hashes: &[u64]) {
-        // Most columns that matter have many values, and most of their hashes are not below the
-        // bound.
+        // The bound is compared first: in columns of many values, which take the longest, most
+        // hashes are not below it.
         for &hash in hashes.iter().filter(|&&hash| hash != NULL) {
             if hash < self.bound && self.add(hash, 1) && self.hashes.len() > 2 * K {
                 self.shrink();
@@ -79,8 +82,8 @@ impl Sketch {
         }
     }
 
-    /// Publishes this part's bound to other parts of the column, and takes the lowest of their
-    /// bounds. The column's bound is no higher.
+    /// Publishes this part's bound to other parts of the column, and lowers it to the lowest bound
+    /// of any part. The bound of the whole column is no higher than that.
     pub(super) fn lower_with(&mut self, lowest: &LowestBound) {
         self.lower(lowest.0.fetch_min(self.bound, Ordering::Relaxed));
     }
@@ -103,15 +106,16 @@ impl Sketch {
         self.hashes.len() as f64 / self.share()
     }
 
-    /// True if several rows have one of the sampled values. If one value in a thousand repeats,
-    /// that is found in 98 of 100 columns. The answer is exact if the sketch holds all values.
+    /// True if several rows have one of the sampled values. If one value in a thousand repeats, the
+    /// sketch finds a repeated value in 98 of 100 columns. The answer is exact if the sketch holds
+    /// all values.
     pub fn repeats(&self) -> bool {
         self.hashes.values().any(|&rows| rows > 1)
     }
 
-    /// Returns the share of this column's different values that the other has too, and the reverse.
-    /// `None` if the samples tell too little. A column whose values are all in the other gets a
-    /// share of one, however roughly the number of values is known.
+    /// Returns the share of this column's different values that the other column has too, and the
+    /// reverse. `None` if the samples tell too little. If all values of a column are in the other
+    /// one, the share is one, however roughly the number of values is known.
     pub fn shares_in_common(&self, other: &Self) -> Option<(f64, f64)> {
         let (own, others) = (self.share(), other.share());
         let is_all = self.bound == u64::MAX && other.bound == u64::MAX;
@@ -134,12 +138,13 @@ impl Sketch {
     }
 
     /// Returns the part of this column that the other one has too. A value on more than
-    /// `rare_rows_max` rows is frequent. Other values are rare, except those for which `is_apart`
-    /// is true. [`shares_in_common`](Self::shares_in_common) of the two columns must not be `None`.
+    /// `rare_rows_max` rows is frequent. Other values are rare, but those for which `is_apart` is
+    /// true are left out. [`shares_in_common`](Self::shares_in_common) of the two columns must not
+    /// be `None`.
     ///
-    /// A frequent value is in the sample by chance, however many rows it has. So the sample tells
-    /// the share of frequent values that the other column has. The number of their rows must be
-    /// known from elsewhere.
+    /// A frequent value is as likely to be in the sample as any other value, however many rows have
+    /// it. So the sample tells the share of frequent values that the other column has, but not
+    /// their number of rows. The caller must know that number from elsewhere.
     pub fn overlap(&self, other: &Self, rare_rows_max: f64, is_apart: impl Fn(u64) -> bool) -> Overlap {
         let is_all = self.bound == u64::MAX && other.bound == u64::MAX;
         let bound = self.bound.min(other.bound);
@@ -158,8 +163,8 @@ impl Sketch {
         let of_rare_rows = if rare.all > 0.0 { rare.common.max(half) / rare.all } else { 0.5 };
         let of_frequent_values = match is_all && frequent.values > 0.0 {
             true => frequent.common / frequent.all,
-            // The sample may hold few frequent values. One value is added, with as much in common
-            // as rare values.
+            // The sample may hold few frequent values. One value is added to them, whose share in
+            // common is that of the rare values.
             false => (frequent.common + of_rare_rows) / (frequent.all + 1.0),
         };
         let sampled = if is_all { 1.0 } else { bound as f64 / 2f64.powi(64) };
@@ -227,8 +232,8 @@ impl Hasher for AsItIs {
     }
 
     fn write_u64(&mut self, hash: u64) {
-        // Hashes below a bound have equal highest bits, by which the table tells entries of one
-        // bucket apart.
+        // The hash table tells entries of one bucket apart by their highest bits. Those are equal
+        // for all hashes below a low bound, so other bits take their place.
         self.0 = hash.rotate_left(32);
     }
 

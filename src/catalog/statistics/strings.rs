@@ -1,7 +1,8 @@
 //! Summaries of strings and binaries.
 //!
-//! Values are compared by their first eight bytes as one number, and in full only if those are
-//! equal. Most values are neither a new minimum nor a new maximum, and their first bytes prove it.
+//! Values are compared by their first eight bytes as one number, and in full only if those bytes
+//! are equal. Most values are neither a new minimum nor a new maximum, and their first bytes prove
+//! it.
 
 use std::cmp::Ordering;
 
@@ -31,7 +32,7 @@ impl<T: ByteArrayType> Bytes for &GenericByteArray<T> {
     }
 
     /// Reads eight bytes whatever the value's length, if the buffer has them. Then zeros the bytes
-    /// of the next value.
+    /// that belong to the next value.
     #[inline(always)]
     fn prefix(&self, row: usize) -> u64 {
         let offsets = self.value_offsets();
@@ -102,8 +103,8 @@ fn extremes<A: Bytes>(array: &A, mut rows: impl Iterator<Item = usize>) -> Summa
     Summary { range, range_known: true, max_value_bytes: Some(longest as u64), ..Summary::default() }
 }
 
-/// Returns the number of different values from row `start` on, and true if none repeats. `None`
-/// unless they are in ascending order.
+/// Returns the number of different values from row `start` on, and true if no value repeats. `None`
+/// unless the values are in ascending order.
 fn ascending_runs<A: Bytes>(array: &A, start: usize) -> Option<(u64, bool)> {
     let mut before = (array.prefix(start), start);
     let mut runs = 1;

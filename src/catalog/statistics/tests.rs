@@ -267,8 +267,8 @@ fn collect_in_parts(batches: &[ArrayRef], parts: usize, random: &mut StdRng) -> 
 }
 
 /// The items of an order are stored next to each other. A sample of at most one row per stretch of
-/// a column never sees two of them. It found 78689 of 30000 orders: a join of the two was predicted
-/// at 45946 rows instead of 120515.
+/// a column never sees two of them. With such a sample, 30000 orders were estimated as 78689. A
+/// join of orders and items was therefore predicted at 45946 rows instead of 120515.
 #[test]
 fn adjacent_equal_values_are_counted_however_the_rows_are_divided_into_parts() {
     let mut random = StdRng::seed_from_u64(10);
@@ -286,7 +286,8 @@ fn adjacent_equal_values_are_counted_however_the_rows_are_divided_into_parts() {
             assert_eq!((&found.min, &found.max, found.nulls), (&one_pass.min, &one_pass.max, 0));
             let distinct = found.distinct.unwrap() / 150_000.0;
             let situation = format!("{parts} parts of rows {what}");
-            // The estimator assumes equally many items per order, and so finds 4 of 5.
+            // The estimator assumes that all orders have equally many items, so it finds only 4 of
+            // 5 orders.
             assert!((0.6..1.3).contains(&distinct), "{distinct} times as many as there are, {situation}");
             // Ordered pieces have few more runs than values: an order may begin in one piece and
             // end in the next.
@@ -295,8 +296,8 @@ fn adjacent_equal_values_are_counted_however_the_rows_are_divided_into_parts() {
     }
 }
 
-/// With one seed, the samples of all parts had the same rows. Each of 65536 values then seemed to
-/// have four of the few rows.
+/// With one seed, the samples of all four parts had the same rows. Every sampled value then
+/// occurred four times, so the estimate of the 65536 values was too low.
 #[test]
 fn parts_with_the_same_values_are_sampled_at_different_rows() {
     let mut random = StdRng::seed_from_u64(11);
@@ -332,8 +333,8 @@ fn a_merged_sample_represents_each_part_by_its_share_of_the_rows() {
     }
 }
 
-/// A factor of two is enough to size a hash table. A sample of 8192 rows can promise it for even
-/// spreads.
+/// A factor of two is enough to size a hash table. A sample of 8192 rows guarantees it if all
+/// values are equally frequent.
 #[test]
 fn distinct_values_are_estimated_within_a_factor_of_two() {
     let mut random = StdRng::seed_from_u64(1);
@@ -507,8 +508,8 @@ fn rows_with_nulls_count_as_combinations_only_if_nulls_are_values() {
     assert_eq!((distinct(false), distinct(true)), (500.0, 501.0));
 }
 
-/// One value on a fifth of the rows, which alone would make the others look four times as frequent
-/// as they are.
+/// One value is on a fifth of the rows. Without separate counting, it would make the other values
+/// look four times as frequent as they are.
 #[test]
 fn a_heavy_value_does_not_distort_the_estimate_of_distinct_values() {
     let mut random = StdRng::seed_from_u64(2);

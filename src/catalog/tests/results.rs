@@ -98,7 +98,7 @@ fn shared_columns_are_charged_to_the_tables_owner_and_not_to_the_result_until_re
     let spool = ResultSpool::with_options(schema(), options);
     let columns = vec![table.batches[0].column(0).clone(), batch(0..1000).column(1).clone()];
     spool.push_sharing(RecordBatch::try_new(schema(), columns).unwrap(), &[true, false]).unwrap();
-    // Eight bytes a key, and no nulls.
+    // A key takes eight bytes, and there are no nulls.
     assert_eq!((spool.pushed_bytes(), spool.held_bytes()), (bytes_of(1000), bytes_of(1000) - 8000));
     assert_eq!(catalog.usage("ada").bytes, spool.held_bytes());
 
@@ -185,8 +185,8 @@ async fn a_consumed_batch_is_freed_by_reading_and_cannot_be_read_twice() {
     assert!(empty.is_gone());
 }
 
-/// A batch that a reader has taken is freed, and the next batch may get the same address. That
-/// batch was once taken for one already counted, and cost nothing.
+/// A batch that a reader has taken is freed, and the next batch may get the same address.
+/// Regression test: that next batch was taken for the one already counted, and was not charged.
 #[tokio::test]
 async fn each_batch_with_its_own_dictionary_is_counted_even_at_a_reused_address() {
     use arrow::array::{DictionaryArray, Int8Array, StringViewArray};
