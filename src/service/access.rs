@@ -6,9 +6,9 @@
 //! ```
 //!
 //! A call ends when its last byte is sent or when it is given up. For a long stream, this is much
-//! later than the return of the handler, so the body's wrapper writes the line. Every call has a
-//! line, at level info. Health probes and polls of jobs are frequent and uninteresting when they
-//! succeed. They have a target of their own, so that a filter can separate them.
+//! later than the return of the handler. So the wrapper of the response body writes the line. Every
+//! call has a line, at level info. Health probes and polls of jobs are frequent and uninteresting
+//! when they succeed. Their lines have a target of their own, so that a filter can drop them.
 
 mod body;
 
@@ -34,8 +34,8 @@ use super::shared::Shared;
 use super::table_upload::OptionsHeader;
 use crate::Error;
 
-/// RPCs that are served, by the names under which they are counted. All unknown paths share one
-/// name, so that strangers cannot fill the memory with names.
+/// RPCs that the server serves, by the names under which metrics count them. All unknown paths
+/// share one name, so that strangers cannot fill the memory with names.
 const RPCS: [&str; 14] = [
     "Handshake",
     "ListFlights",
@@ -53,7 +53,7 @@ const RPCS: [&str; 14] = [
     "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 
-/// Service of the RPCs without a service name.
+/// Service of the RPCs that are named without their service.
 const FLIGHT: &str = "arrow.flight.protocol.FlightService";
 
 /// Name of all other paths.
@@ -73,8 +73,8 @@ pub(super) fn shutting_down() -> Error {
 const STREAMED: [&str; 2] = ["DoPut", "DoExchange"];
 
 /// Maximum size of the request of any other RPC, in bytes. A command, a criterion or an action is a
-/// few hundred bytes. A large schema with its endpoints, which CancelFlightInfo sends back, is a
-/// few million.
+/// few hundred bytes. CancelFlightInfo sends back a schema and its endpoints, which take a few
+/// million bytes if the schema is large.
 const REQUEST_BYTES_MAX: u64 = 16 << 20;
 
 /// Prepares a client's text for a line of the log: on one line, and not too long.
@@ -212,8 +212,8 @@ struct Call {
     deadline: Option<Instant>,
     received: Arc<AtomicU64>,
     sent: u64,
-    /// Status of the end. `None` until the call ends; on drop, `None` means that the client gave
-    /// the call up.
+    /// Status with which the call ended; `None` until then. On drop, `None` means that the client
+    /// gave the call up, or that its deadline or the server's end cut it off.
     outcome: Option<(Code, String)>,
 }
 
@@ -245,7 +245,7 @@ impl Call {
     }
 
     /// Returns the caller, unless the call is refused. Health probes carry no token, and are
-    /// answered to the end.
+    /// answered until the server ends.
     fn admit(&self, request: &Request<Body>) -> crate::Result<super::auth::Caller> {
         if self.is_health {
             return Ok(super::auth::Caller::anonymous());
@@ -260,8 +260,8 @@ impl Call {
         self.shared.authenticator.authenticate(request.headers(), certificate)
     }
 
-    /// Returns the limits that end the call from outside. Streams of services other than Flight's
-    /// have no end of their own: a health watch lasts for ever.
+    /// Returns the limits that end the call from outside. Calls of other services than Flight end
+    /// when connections close, because some never end by themselves: a health watch lasts for ever.
     fn limits(&self) -> CallLimits {
         let end = if self.rpc.contains('/') { &self.shared.closing } else { &self.shared.ended };
         CallLimits::new(end, self.deadline)

@@ -1,8 +1,8 @@
 //! Actions: operations that have no RPC of their own.
 //!
-//! Bodies are JSON objects, both ways; unknown fields are refused. `proto/dovetail.proto` describes
-//! the answers that have more than a few fields. The standard Flight actions carry their protobuf
-//! messages.
+//! The bodies of actions and of their results are JSON objects. Unknown fields are refused.
+//! `proto/dovetail.proto` describes the answers that have more than a few fields. The standard
+//! Flight actions carry their protobuf messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -179,7 +179,7 @@ fn no_body(action: &Action) -> Result<()> {
 
 fn message<T: Message + Default>(action: &Action) -> Result<T> {
     let name = &action.r#type;
-    // Some clients wrap the message into an Any, others send it bare.
+    // Some clients wrap the message into an `Any`, and others send it unwrapped.
     let prefix = format!("type.googleapis.com/arrow.flight.protocol.{name}Request");
     let wrapped = pbjson_types::Any::decode(&*action.body).ok().filter(|any| any.type_url == prefix);
     let bytes = wrapped.map_or(action.body.clone(), |any| any.value);
@@ -192,7 +192,8 @@ async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Resu
     asker.caller.require(Role::Writer, &format!("dropping table {}", asked(&body.name)))?;
     let table = shared.catalog.drop_table(&body.name, &asker.caller.editor())?;
     let answer = Answer::json(&json!({"table": table.name, "rows": table.rows, "bytes": table.bytes}));
-    // This call may be the last owner of the table's arrays, so the drop counts as work.
+    // This call may be the last owner of the table's arrays. Dropping many arrays takes long, so it
+    // runs as CPU work.
     let arrays = table.schema.fields().len() * table.batches.len();
     let let_go = move |_: &Shared| {
         drop(table);
@@ -226,7 +227,7 @@ fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
     let job = find_job(shared, asker, JobId(body.job))?;
     asker.polls(shared, job.id);
     if job.status().state.is_final() {
-        // A drain need not wait for a client to learn this outcome.
+        // This answer tells the client the outcome, so a drain need not wait for that.
         shared.deliveries.told(job.id);
     }
     Ok(Answer::json(&describe::job(&job)))

@@ -1,9 +1,9 @@
 //! The admin port: metrics and health over HTTP, for scrapers and probes.
 //!
-//! It serves counters and gauges, whose labels name devices, tenants and the build. It also says in
-//! a line whether the server is alive and ready, or why not. It serves no table names and takes no
-//! orders, so it needs no token. Because it shows the names of tenants, it listens for other hosts
-//! only where the Flight service may.
+//! It serves counters and gauges, whose labels name devices, tenants and the build. It also tells
+//! in one line if the server is alive and ready, or why it is not. It serves no table names and
+//! takes no orders, so it needs no token. Because it shows the names of tenants, it listens for
+//! other hosts only where the Flight service may.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Authentication of callers, and their roles.
 //!
-//! Without a token file every caller is anonymous and may do everything. The listener is on the
-//! loopback interface then (or the operator set `--insecure`). With a token file, every call
+//! Without a token file every caller is anonymous and may do everything. The listener is then on
+//! the loopback interface, unless the operator set `--insecure`. With a token file, every call
 //! carries `authorization: Bearer TOKEN`, or comes over a connection whose client certificate the
 //! file lists. The file has one caller per line:
 //!
@@ -14,13 +14,13 @@
 //! ```
 //!
 //! A certificate is listed by its common name, or by a DNS name or URI among its alternative names.
-//! If clients need certificates (`--tls-client-ca`) and there is no file, each client is a writer,
-//! and its name is its tenant's. Clients that should be admins, or readers only, must be listed. A
-//! token takes precedence over the certificate of its connection.
+//! If clients need certificates (`--tls-client-ca`) and there is no file, each client is a writer.
+//! The main name of the certificate is the tenant's name. Clients that should be admins, or readers
+//! only, must be listed. A token takes precedence over the certificate of its connection.
 //!
-//! * `reader` reads tables and runs joins whose result is not kept as a table;
-//! * `writer` also uploads, drops and keeps results as tables of its own;
-//! * `admin` may do this with the tables, jobs and results of all tenants.
+//! * `reader` reads tables and runs joins whose result does not become a table;
+//! * `writer` also uploads tables, drops its own, and stores results of joins as tables;
+//! * `admin` may also do this with the tables, jobs and results of all other tenants.
 //!
 //! Only hashes of tokens are kept, and compared in constant time.
 
@@ -63,7 +63,7 @@ impl Role {
 pub struct Caller {
     /// Name of the tenant; empty for anonymous callers.
     pub tenant: String,
-    /// Permissions of the tenant with this token.
+    /// Permissions of the caller.
     pub role: Role,
     /// Tenant's share of the devices when several tenants wait.
     pub weight: f64,
@@ -83,7 +83,7 @@ impl Caller {
     /// Checks that the caller has a role.
     ///
     /// # Errors
-    /// [`Error::Denied`] says what was attempted and which role it takes.
+    /// [`Error::Denied`] says what the caller attempted and which role that needs.
     pub fn require(&self, role: Role, attempt: &str) -> Result<()> {
         if self.role >= role {
             return Ok(());
@@ -101,7 +101,7 @@ impl Caller {
         Editor { tenant: self.tenant.clone(), is_admin: self.role == Role::Admin }
     }
 
-    /// True if the caller may look at and end jobs and results of the given owner.
+    /// True if the caller may see and end the jobs and results of the given owner.
     pub fn may_touch(&self, owner: &str) -> bool {
         self.role == Role::Admin || self.tenant == owner
     }
@@ -141,7 +141,7 @@ impl Authenticator {
         Self { listed: None, has_certificates: false }
     }
 
-    /// Sets whether TLS has checked a certificate of every client.
+    /// Sets whether TLS checks a certificate of every client.
     ///
     /// # Errors
     /// [`Error::Invalid`] when certificates are listed and TLS checks none.

@@ -2,7 +2,8 @@
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// Work on fewer bytes runs inline: a few hundred microseconds delay no other call.
+/// Work on fewer bytes runs inline. It takes a few hundred microseconds, too short to delay other
+/// calls.
 const HEAVY_BYTES: usize = 4 << 20;
 
 /// Runs work that may take a while. Tells the runtime, so that other calls of the same worker

@@ -13,11 +13,12 @@ use crate::{Error, Result};
 /// Maximum size of a tenant's name, in bytes. Longer names are left out.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Tags of alternative names that are checked for text (RFC 5280, section 4.2.1.6).
+/// Tags of the alternative names that are read as text (RFC 5280, section 4.2.1.6).
 const DNS_NAME: Tag = Tag(2);
 const URI: Tag = Tag(6);
 
-/// Kinds of text of a common name. Others went out of use with the last century.
+/// Encodings of a common name's text that are read. Certificates have not used other encodings
+/// since about 2000.
 const TEXT: [Tag; 3] = [Tag::Utf8String, Tag::PrintableString, Tag::Ia5String];
 
 /// Returns the names of a certificate's subject, the main name first. Common names come before the
@@ -154,7 +155,8 @@ mod tests {
         assert_eq!(out_of_date(b"no certificate", SystemTime::now()), None);
     }
 
-    /// TLS passes on only whole certificates. This test guards against a later change of that.
+    /// TLS passes on only certificates that parse in full. This test covers a later version of TLS
+    /// that does not.
     #[test]
     fn a_certificate_truncated_at_any_byte_is_refused() {
         let whole = certificate(Some("ann"), vec![SanType::DnsName("ann.example".try_into().unwrap())]);

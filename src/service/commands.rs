@@ -67,8 +67,8 @@ fn decode_json(command: &[u8]) -> Result<proto::Command> {
     let message = serde_json::from_slice(command);
     let slip = || slip(&serde_json::from_slice::<serde_json::Value>(command).ok()?["join"]);
     match message {
-        // The reader takes numbers for names, as protobuf's JSON does: `"how": 5` would be some
-        // kind of join.
+        // The JSON reader also accepts numbers in place of enum names, as protobuf's JSON does.
+        // Without this check, `"how": 5` would mean some kind of join.
         Ok(message) => slip().map_or(Ok(message), Err),
         Err(error) => Err(slip().unwrap_or_else(|| {
             Error::Invalid(format!("the JSON command cannot be read: {error}; a join looks like {EXAMPLE}"))
@@ -85,7 +85,8 @@ enum Takes {
     Whole { least: i64, most: i64 },
 }
 
-/// Fields of a join that the reader does not name when it refuses their value.
+/// Fields of a join whose values are checked here, because the JSON reader's error does not name
+/// the field.
 const JOIN_FIELDS: [(&str, Takes); 12] = [
     ("left", Takes::Text),
     ("right", Takes::Text),
@@ -127,8 +128,8 @@ impl fmt::Display for Takes {
     }
 }
 
-/// Returns the error for the first field of a join with an unacceptable value. Includes kinds of
-/// join that other systems have, such as "outer".
+/// Returns the error for the first field of a join with an unacceptable value. Kinds of join that
+/// only other systems have, such as "outer", are errors too.
 fn slip(join: &serde_json::Value) -> Option<Error> {
     let given = |field: &str| join.get(field).filter(|value| !value.is_null());
     let wrong = JOIN_FIELDS.iter().find_map(|(field, takes)| {
@@ -421,9 +422,9 @@ mod tests {
     fn unknown_fields_are_refused_in_both_forms() {
         assert!(refusal(br#"{"join": {"left": "a", "right": "b", "hwo": "left"}}"#).contains("hwo"));
         assert!(refusal(br#"{"jion": {}}"#).contains("jion"));
-        // Field 15 of a join, a varint.
+        // Field 15 of a join, which does not exist, as a varint.
         assert!(refusal(&any("dovetail.v1.Join", vec![15 << 3, 1])).contains("field number 15"));
-        // A key pair (field 3) with a field 4 inside.
+        // A key pair (field 3) that contains an unknown field 4.
         assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 2, 4 << 3, 1])).contains("field number 4"));
         // A key pair that claims more bytes than there are.
         assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 200, 1])).contains("cut short"));

@@ -1,13 +1,13 @@
 //! Slices without the values that their rows do not refer to.
 //!
 //! A slice of most arrays can be sent as it is. Some types refer to their values by place (views,
-//! list views, dense unions), and Arrow's writer sends all values with every slice. A table of a
-//! hundred messages would carry its values a hundred times. For a sparse union inside a list,
-//! Arrow's writer (59.3) sends the children from their first row on, whatever the slice. Rows would
-//! get the values of other rows. Here each slice gets children of its own.
+//! list views, dense unions), and Arrow's writer sends all these values with every slice. A batch
+//! sent in a hundred messages would carry its values a hundred times. For a sparse union inside a
+//! list, Arrow's writer (59.3) sends the children from their first row on, whatever the slice.
+//! Receivers would then see the values of other rows. Here each slice gets children of its own.
 //!
-//! Shared values stay shared: no value is copied twice because two rows refer to it, so no slice
-//! gets larger. All slices of a batch keep its dictionaries, which are then sent once.
+//! A value to which two rows refer is not copied twice, so no slice gets larger. All slices of a
+//! batch share its dictionaries, so that each dictionary is sent once.
 
 use std::sync::Arc;
 
@@ -91,8 +91,8 @@ fn compact_array(array: &ArrayRef) -> Result<ArrayRef> {
     })
 }
 
-/// Drops unused bytes of views. Values that several views share would be copied once for each view;
-/// in that case the buffers stay as they are.
+/// Drops unused bytes of views. The copy has each value once per view that refers to it. If the
+/// copy would not be smaller, the buffers stay as they are.
 fn compact_views<T: ByteViewType>(array: &ArrayRef) -> ArrayRef {
     let views = array.as_byte_view::<T>();
     let held: usize = views.data_buffers().iter().map(|buffer| buffer.len()).sum();
@@ -108,7 +108,8 @@ fn compact_list<O: OffsetSizeTrait>(list: &GenericListArray<O>) -> Result<Generi
     Ok(list_array(field, offsets, values, list.nulls().cloned())?)
 }
 
-/// Returns the offsets less the first, the first offset, and the number of values that they span.
+/// Returns the offsets minus the first offset, the first offset itself, and the number of values
+/// that the offsets span.
 fn own_offsets<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> (OffsetBuffer<O>, usize, usize) {
     let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
     let own: ScalarBuffer<O> = offsets.iter().map(|&offset| offset - first).collect();
@@ -147,7 +148,7 @@ fn compact_union(union: &UnionArray) -> Result<UnionArray> {
         let child = union.child(id);
         let rows = || (0..offsets.len()).filter(|&row| type_ids[row] == id);
         let used = Used::of(rows().map(|row| (offsets[row] as usize, 1)), child);
-        // The offset was an `i32` before, and places only get lower.
+        // The new place fits an `i32`, because it is not greater than the old offset.
         rows().for_each(|row| placed[row] = used.place(offsets[row] as usize) as i32);
         children.push(compact_array(&used.values(child)?)?);
     }
@@ -175,8 +176,8 @@ fn compact_runs<R: RunEndIndexType>(runs: &RunArray<R>) -> Result<ArrayRef> {
 
 /// Ranges of an array's values that are referred to.
 struct Used {
-    /// Start and end of each range, in order and disjoint, and its new start after the other values
-    /// are dropped.
+    /// Old start, old end, and new start of each range, in order and disjoint. The new start
+    /// applies once the other values are dropped.
     ranges: Vec<(usize, usize, usize)>,
     /// True if values between the ranges stay.
     keeps_gaps: bool,
@@ -195,8 +196,8 @@ impl Used {
                 None => ranges.push((start, start + len, 0)),
             }
         }
-        // Copying ranges of these types would copy values that several rows share once for each
-        // row.
+        // For the types that keep gaps, copying ranges would duplicate a value that several rows
+        // share.
         let keeps_gaps = !is_stored_by_row(values.data_type());
         if let (true, [(start, ..), .., (_, end, _)]) = (keeps_gaps, &ranges[..]) {
             ranges = vec![(*start, *end, 0)];

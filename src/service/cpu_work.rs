@@ -7,8 +7,8 @@
 //! ```
 //!
 //! There are as many slots as processors. The threads that serve connections only wait for the
-//! answer. So they are available for other calls, for deadlines and for the end of the server,
-//! whatever the work is.
+//! answer. So those threads stay available for other calls, for deadlines and for the end of the
+//! server, whatever the work is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,10 +20,11 @@ use super::shared::Shared;
 use crate::memory::Interrupt;
 use crate::{Error, Result, panics};
 
-/// Columns, jobs or arrays that are written or dropped inline: a tenth of a millisecond of work.
+/// Maximum number of columns, jobs or arrays that are written or dropped inline: a tenth of a
+/// millisecond of work.
 const FEW: usize = 256;
 
-/// Slots of a server's work, and the calls that wait for a slot.
+/// Slots for the CPU work of a server's calls, and counts of these calls.
 #[derive(Debug)]
 pub struct CpuWork {
     slots: Arc<Semaphore>,
@@ -48,7 +49,8 @@ impl CpuWork {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of slots in which work is done, whether or not a call still waits for it.
+    /// Returns the number of slots in use, including those whose call was given up while the work
+    /// still runs.
     pub fn slots_taken(&self) -> usize {
         self.slots_max - self.slots.available_permits()
     }

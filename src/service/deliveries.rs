@@ -16,7 +16,8 @@ pub struct Deliveries {
 /// Part of a result that an endpoint serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Endpoint of GetFlightInfo: one of `parts`, which are read while the join runs.
+    /// Endpoint of GetFlightInfo: one of `parts` endpoints, which clients may read while the join
+    /// runs.
     Endpoint {
         /// Index of the endpoint.
         part: usize,
@@ -38,7 +39,7 @@ struct Delivered {
     parts: BTreeSet<usize>,
     /// True if every endpoint was read to the end.
     all_parts: bool,
-    /// Batches that were read part by part: the first, and the one after the last.
+    /// Ranges of batches that were read: the first batch, and the batch after the last.
     ranges: BTreeSet<(usize, usize)>,
     /// True if a poll has reported how the job ended.
     told: bool,
@@ -65,7 +66,7 @@ impl Deliveries {
         self.by_job.retain(|job, _| live.contains(job));
     }
 
-    /// True if all output of the job has reached a client: its rows, or how it ended.
+    /// True if a client has received all that the job owes: its rows, or the way in which it ended.
     pub fn is_settled(&self, job: &Job) -> bool {
         let (batches, spool) = job.result.progress();
         let had =

@@ -1,9 +1,9 @@
 //! Describes tables, jobs, devices and the server as JSON: the one form that actions, listings and
 //! `app_metadata` share.
 //!
-//! It is the JSON form of the messages in `proto/dovetail.proto` (`tests/service/answers.rs`
-//! compares them). It is not made by the code generated from them: that code writes 64-bit integers
-//! as strings, and leaves out empty and zero values.
+//! This is the JSON form of the messages in `proto/dovetail.proto` (`tests/service/answers.rs`
+//! compares the two). The code that is generated from these messages is not used: it writes 64-bit
+//! integers as strings, and leaves out empty and zero values.
 
 use std::time::{Duration, SystemTime};
 

@@ -35,8 +35,8 @@ const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
 /// Maximum size of a request, in bytes. A ticket is a few hundred bytes.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// Size of gRPC's head of a message: one byte that says if it is compressed, and its length in four
-/// bytes.
+/// Size of gRPC's head of a message: one byte that says if the message is compressed, and four
+/// bytes with its length.
 const FRAME_HEAD_BYTES: usize = 5;
 
 /// Puts [`DoGet`] in front of a Flight service.

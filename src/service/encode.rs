@@ -1,14 +1,14 @@
 //! Encodes record batches as Flight messages of 1 to 4 MB, without copying their buffers. The
 //! server and the command line both use it.
 //!
-//! The encoder of `arrow-flight` is not used. Its 59.3 writes the schema of a LargeList as that of
-//! a List, expands dictionaries by default, and copies every body twice. It also splits by an
-//! estimate that strings and lists exceed.
+//! The encoder of `arrow-flight` is not used. Its version 59.3 writes the schema of a LargeList as
+//! that of a List, expands dictionaries by default, and copies every body twice. It also splits by
+//! an estimate that strings and lists exceed.
 //!
-//! This encoder measures encoded messages. A message that came out too large is encoded again with
-//! fewer rows, and each message's bytes per row set the next one's size. A body is a list of pieces
-//! of the batch's own buffers. Only small pieces, and pieces that must be computed (offsets and
-//! bitmaps of a slice), are written anew.
+//! This encoder measures encoded messages. A message that is too large is encoded again with fewer
+//! rows. The bytes per row of each message set the number of rows of the next. A body is a list of
+//! pieces of the batch's own buffers. Only small pieces, and pieces that must be computed (offsets
+//! and bitmaps of a slice), are written anew.
 
 #[cfg(test)]
 mod tests;
@@ -37,12 +37,12 @@ const MESSAGE_BYTES_MAX: usize = 4_000_000;
 /// Bytes of a message in addition to its header and its body, at most.
 const FIELDS_BYTES_MAX: usize = 64;
 
-/// Largest body of a message, in bytes: gRPC encodes its length in 32 bits, and the header takes
-/// some of it.
+/// Largest body of a message, in bytes. gRPC encodes the length of a message in 32 bits, and the
+/// header takes part of that length.
 const WIRE_BYTES_MAX: u64 = u32::MAX as u64 - (64 << 20);
 
-/// Pieces of a body smaller than this, in bytes, are copied together: each piece costs an HTTP/2
-/// frame of its own.
+/// Minimum size in bytes of a piece of a body that is sent uncopied. Smaller pieces are copied
+/// together, because each piece costs an HTTP/2 frame.
 const PIECE_BYTES_MIN: usize = 16 << 10;
 
 /// A Flight message whose body is still in pieces.
@@ -131,8 +131,8 @@ pub struct Encoder {
     stream: StreamEncoder,
     /// Target size of messages, in bytes.
     target_bytes: usize,
-    /// Maximum size of a message of more than one row, in bytes. Exceeded only if its rows share
-    /// one large value.
+    /// Maximum size of a message of more than one row, in bytes. A message exceeds it only if its
+    /// rows share one large value.
     max_bytes: usize,
     /// Batch without rows, sent to keep the stream alive.
     rowless: RecordBatch,
@@ -153,10 +153,10 @@ struct UnderWay {
     row_bytes_mean: f64,
 }
 
-/// Rows that are encoded and not queued.
+/// Encoded rows whose message is not queued yet.
 struct Tried {
     message: Message,
-    /// Number of ready messages after the dictionaries of these rows.
+    /// Number of ready messages once the dictionaries of these rows were queued.
     ready: usize,
 }
 
@@ -173,8 +173,9 @@ impl Encoder {
     /// Arrow's, for a type that IPC cannot carry.
     pub fn new(schema: SchemaRef) -> Result<(Self, Message)> {
         let options = IpcWriteOptions::default();
-        // The stream's encoder sends the schema with the first batch, and ours must not wait for a
-        // batch. Dictionaries are numbered by their place in the schema, so both number them alike.
+        // Arrow's stream encoder sends the schema only with the first batch, and a stream must
+        // start before that. So the schema is encoded here. Both encoders number dictionaries by
+        // their place in the schema, and so alike.
         let mut dictionaries = DictionaryTracker::new(false);
         let message =
             IpcDataGenerator::default().schema_to_bytes_with_dictionary_tracker(&schema, &mut dictionaries, &options);
@@ -204,8 +205,8 @@ impl Encoder {
     pub fn begin(&mut self, batch: RecordBatch) {
         debug_assert!(self.batch.is_none(), "the batch before it was not encoded to its end");
         if self.has_dictionaries {
-            // The slice has the dictionaries that the receiver has now, so a keep-alive message
-            // sends none.
+            // The slice has the dictionaries that the receiver will have by then, so a keep-alive
+            // message sends none.
             self.rowless = batch.slice(0, 0);
         }
         let row_bytes_mean = batch_bytes(&batch) as f64 / batch.num_rows().max(1) as f64;
@@ -240,7 +241,8 @@ impl Encoder {
     }
 
     /// Estimates the rows of the next message from the last one. A row is assumed to take at most 8
-    /// times its mean: a row that is sent alone with a shared large value looks that large.
+    /// times the mean of the batch. Without this limit, one row that was sent alone with a large
+    /// shared value would make all rows look that large.
     fn rows_per_message(&self, row_bytes_mean: f64) -> usize {
         let row_bytes = self.row_bytes.map_or(row_bytes_mean, |row_bytes| row_bytes.min(8.0 * row_bytes_mean));
         ((self.target_bytes as f64 / row_bytes.max(f64::MIN_POSITIVE)) as usize).max(1)
@@ -258,9 +260,9 @@ impl Encoder {
             let fewer = (fitting as usize).clamp(1, count / 2);
             let tried = self.try_rows(batch, start, fewer)?;
             let bytes_before = std::mem::replace(&mut bytes, tried.message.body_bytes);
-            // If rows share the largest value, every message carries it, however few rows it has.
-            // Then fewer messages are better. The other rows tell this case from one row that alone
-            // is large.
+            // If the rows share a large value, every message carries it, however few rows the
+            // message has. Then fewer messages are better. If only one row is large, the message of
+            // the other rows is small.
             if !self.fits(&tried.message) && bytes > bytes_before / 10 * 9 {
                 let others = self.try_rows(batch, start + fewer, count - fewer)?;
                 if others.message.body_bytes > bytes_before / 2 {
@@ -285,7 +287,7 @@ impl Encoder {
     }
 
     /// Returns the message of rows that were tried. If a later try has queued other dictionaries,
-    /// the rows are encoded again.
+    /// encodes the rows again.
     fn behind_its_dictionaries(
         &mut self,
         tried: Tried,
@@ -299,8 +301,8 @@ impl Encoder {
         }
     }
 
-    /// Queues a message of `count` rows, and takes its bytes per row as the estimate for the next
-    /// ones.
+    /// Queues a message of `count` rows. Its bytes per row become the estimate for the next
+    /// messages.
     fn accept(&mut self, message: Message, count: usize) -> Result<usize> {
         if count > 0 {
             self.row_bytes = Some((message.body_bytes as f64 / count as f64).max(0.125));

@@ -93,15 +93,15 @@ impl FlightService for Flight {
     }
 
     async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
-        // Only calls that the layer in front does not take: those in compressed messages.
+        // Only calls in compressed messages arrive here. The layer in front serves all others.
         let asker = self.asker(&request)?;
         let messages = get_data::read(&self.shared, &asker.caller, &request.get_ref().ticket, asker.record).await?;
         Ok(Response::new(messages.map_ok(FlightData::from).map_err(Status::from).boxed()))
     }
 
     async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
-        // Only uploads that the layer in front does not take: those to a command, and those in
-        // compressed messages.
+        // Only uploads to a command and uploads in compressed messages arrive here. The layer in
+        // front serves all others.
         let (metadata, extensions, messages) = request.into_parts();
         let mut head = http::Request::new(()).into_parts().0;
         (head.headers, head.extensions) = (metadata.into_headers(), extensions);

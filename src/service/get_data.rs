@@ -1,12 +1,12 @@
 //! DoGet: the rows of a ticket.
 //!
 //! A table's batches are available at once. A result's batches may still be missing, and the stream
-//! waits for them. While it waits, empty batches keep it alive: proxies cut streams that are silent
-//! for long, whatever HTTP/2 pings say.
+//! waits for them. While the stream waits, it sends empty batches: proxies cut streams that are
+//! silent for long, even if HTTP/2 pings are answered.
 //!
 //! A reader that goes away in mid-stream cancels its job if no other client waits for it. This
 //! holds for a job that still runs, unless its result becomes a table. It also holds for a job
-//! whose result is consumed by reading, because no client could read it in whole any more.
+//! whose result is consumed as it is read, because no client can then read it in whole any more.
 //!
 //! A complete result stays for its lease, so that a client whose connection broke can try again. A
 //! job that no client has read yet runs on: its reader may come later.
@@ -34,7 +34,8 @@ use crate::columns::any_part;
 use crate::scheduler::{Job, JobId};
 use crate::{Error, Result};
 
-/// Batches of fewer bytes are joined with those after them. It is the minimum size of a message.
+/// A batch of fewer bytes is joined with the available batches after it, so that messages have
+/// about this size or more.
 const JOINED_BYTES: u64 = 1 << 20;
 
 /// Returns the messages of a ticket.
@@ -133,8 +134,8 @@ fn open_result(shared: &Arc<Shared>, id: JobId, share: Share) -> Result<Source> 
     Ok(Source::Result { rows, job, leaving, delivery })
 }
 
-/// Records, once its stream is over, that an endpoint was read to its end. The last messages are
-/// sent by then.
+/// Records that an endpoint was read to its end. It does so when the stream is dropped, because the
+/// last messages are sent by then.
 struct Delivery {
     shared: Arc<Shared>,
     job: Arc<Job>,
@@ -211,14 +212,15 @@ struct State {
     encoder: Encoder,
     /// Schema message, until it is sent.
     schema: Option<Message>,
-    /// Batch that was taken from the source and did not go with the batches before it.
+    /// Batch that was taken from the source and could not be joined with the batches before it.
     ahead: Option<RecordBatch>,
     record: CallRecord,
 }
 
 impl State {
-    /// Returns the next message; `None` at the end. Messages are encoded one at a time, so that a
-    /// large batch delays no other call, and waits here unencoded.
+    /// Returns the next message; `None` at the end. Messages are encoded one at a time, when the
+    /// client is ready for them. So a large batch delays no other call, and its remaining rows wait
+    /// unencoded.
     async fn next_message(&mut self) -> Result<Option<Message>> {
         if let Some(schema) = self.schema.take() {
             return Ok(Some(schema));
@@ -267,7 +269,7 @@ impl State {
             return Ok(first);
         }
         let mut small = vec![first];
-        // A wait or an error of the source is for the next call: polling the source here loses
+        // If the source must wait or fails, the next call sees it: polling the source here loses
         // nothing.
         let mut rows = small[0].num_rows();
         while let Some(Ok(Some(batch))) = self.source.next().now_or_never() {

@@ -15,8 +15,8 @@
 //! answer before, in the order in which they became whole. The last answer has all endpoints.
 //!
 //! The exception is a result that is consumed as it is read (`retain_seconds` 0). Its readers share
-//! the rows, and the join may wait for them. So its endpoints are listed from the start, and are
-//! streams that end with the join.
+//! the rows, and the join may wait for them. So its endpoints are listed from the start, and each
+//! is a stream that ends when the join ends.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -43,8 +43,8 @@ use crate::planner::{self, JoinSpec};
 use crate::scheduler::{Job, JobId, JobState, Submission};
 use crate::{Context, Error, Result};
 
-/// Longest time that a poll waits for its job to end before it reports progress. Short enough for a
-/// progress bar.
+/// Longest time that a poll waits for another part or the end of its job before it answers. It is
+/// short enough for a progress bar.
 const POLL_WAIT: Duration = Duration::from_millis(250);
 
 /// Object that a descriptor names.
@@ -104,9 +104,10 @@ fn columns_of(schema: &SchemaRef) -> usize {
 }
 
 /// Returns the progress of a join, and the endpoints that can be read. A command submits the join
-/// and returns at once. The returned descriptor polls the join: it waits a little for another part
-/// or for the end. The info's own descriptor is of the job, too. With it, GetFlightInfo returns all
-/// endpoints, and CancelFlightInfo finds the job when no endpoint is listed yet.
+/// and returns at once. The descriptor of the returned poll info is for the next poll, which waits
+/// a little for another part or for the end. The flight info inside has the same descriptor. With
+/// it, GetFlightInfo returns all endpoints, and CancelFlightInfo finds the job even if no endpoint
+/// is listed yet.
 ///
 /// # Errors
 /// As [`flight_info`]; the job's own error once it has failed.
@@ -140,7 +141,8 @@ pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescript
         JobState::Cancelled => return Err(Error::Cancelled(format!("job {} was cancelled", job.id))),
         JobState::Complete | JobState::Queued | JobState::Running(_) => (),
     }
-    // A job completes a moment before its result does, and all parts are listed only then.
+    // A job completes a moment before its result does. All parts are listed only once the result is
+    // complete.
     let complete = status.state == JobState::Complete && job.result.progress().1 != SpoolState::Open;
     let descriptor = poll_descriptor(shared, &asker.caller, job.id);
     let columns = columns_of(&job.plan.join.schema);
@@ -174,7 +176,7 @@ pub async fn schema(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescri
     shared.work_on(columns_of(&schema), move |_| written(&schema)).await
 }
 
-/// Lists all tables, and the caller's results that can be fetched, now or once their join is done.
+/// Lists all tables, and the caller's results that can be fetched now or once their join is done.
 /// `prefix` filters tables by name.
 ///
 /// # Errors

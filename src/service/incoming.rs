@@ -2,13 +2,14 @@
 //!
 //! A client on the same host gets a small send buffer. Sent bytes wait in the socket until the
 //! client reads them, and the kernel lets this buffer grow to megabytes. By the time that the
-//! client reads the bytes, they have left the processor's cache. The pages for the next ones come
-//! from memory too. With a few hundred kilobytes, the same pages stay in the cache and are used
-//! over and over. Both sides then spend far fewer cycles on a copy.
+//! client reads these bytes, they have left the processor's cache. The kernel's pages for the next
+//! bytes are not in the cache either. With a buffer of a few hundred kilobytes, the same pages stay
+//! in the cache and are reused. Client and server then spend far fewer cycles on a copy.
 //!
 //! Over a network, more bytes than that are in flight at a time. So connections from other hosts
-//! keep the kernel's sizing. For the same reasons, remote clients may send more before the server
-//! has taken any of it. So the server separates the two kinds of connections.
+//! keep the kernel's sizing. For the same reasons, remote clients have a larger HTTP/2 window for
+//! what they send. That window is set per router (`server.rs`), so the two kinds of connections are
+//! separated.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,9 +25,9 @@ use tonic::transport::server::TcpIncoming;
 use crate::{Error, Result};
 
 /// Send buffer of a connection from the same host, in bytes. Its content and the source of the copy
-/// together fit into a core's second-level cache. It still keeps the client busy while the server's
-/// thread is scheduled. Linux counts this size as payload, and allows as much again for its own
-/// records.
+/// together fit into a core's second-level cache. It is large enough to keep the client busy until
+/// the server's thread runs again. Linux counts this size as payload, and allows the same size
+/// again for its own records.
 const SAME_HOST_SEND_BUFFER_BYTES: usize = 384 << 10;
 
 /// Time between probes of an idle connection.
@@ -55,8 +56,8 @@ pub(super) fn listen(address: SocketAddr) -> Result<(SocketAddr, Incoming)> {
     Ok((bound, by_host(incoming)))
 }
 
-/// Checks early that [`listen`] will succeed, without listening. A client that connects early is
-/// refused, instead of waiting for a server that still measures its devices.
+/// Checks early that [`listen`] will succeed, without listening. The port does not listen yet, so a
+/// client that connects early is refused, instead of waiting while the server measures its devices.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the address cannot be listened on.
@@ -67,7 +68,8 @@ pub(super) fn can_listen(address: SocketAddr, flag: &str) -> Result<()> {
 
 /// Separates connections from this host and from other hosts, in a task of its own.
 fn by_host(mut incoming: impl Stream<Item = io::Result<TcpStream>> + Send + Unpin + 'static) -> Incoming {
-    // One slot is enough: the transport spawns a task for each connection at once.
+    // One slot is enough, because the transport spawns a task for each connection as soon as it
+    // arrives.
     let (to_near, near) = mpsc::channel(1);
     let (to_far, far) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -151,8 +153,8 @@ mod tests {
         let bytes = SockRef::from(&accepted).send_buffer_size().unwrap();
         // Linux reports twice the given size. The kernel may allow less than the given size.
         assert!(bytes <= 2 * SAME_HOST_SEND_BUFFER_BYTES, "{bytes} bytes");
-        // The size was set: such a buffer does not grow any more, and a buffer with the kernel's
-        // own sizing starts elsewhere.
+        // The size was set, so the buffer does not grow any more. A buffer that the kernel sizes
+        // would start at another size.
         assert_ne!(bytes, SockRef::from(&client).send_buffer_size().unwrap());
     }
     #[tokio::test]

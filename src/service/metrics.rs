@@ -2,7 +2,7 @@
 //!
 //! Names start with `dovetail_`, units are seconds and bytes. Counters are updated where the events
 //! happen. Gauges are read from the other rooms at each scrape ([`render`]). Labels never carry
-//! names of tables or commands, whose number has no bound.
+//! names of tables or commands, because their number has no bound.
 
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ pub struct Metrics {
     device_cache_hit_bytes: IntCounterVec,
     device_busy_seconds: CounterVec,
     log_lines_dropped: IntCounterVec,
-    /// Held while counters of other components are copied, so that two scrapes do not add the same
-    /// increment.
+    /// Locked while counters of other components are copied. Otherwise two scrapes could add the
+    /// same increment twice.
     reading: Mutex<()>,
     tables: IntGauge,
     table_bytes: IntGauge,

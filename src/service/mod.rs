@@ -11,7 +11,8 @@
 //! ```
 //!
 //! `server` starts and drains the server. `incoming` accepts the connections. `shared` has the
-//! state that all calls share. `status` is the one place where our errors become gRPC statuses.
+//! state that all calls share. `status` is the only place where Dovetail's errors become gRPC
+//! statuses.
 //!
 //! This room depends on the scheduler, the planner and the catalog. It does not depend on how a
 //! join runs.

@@ -1,8 +1,8 @@
 //! Clients that wait for each job, so that a job without waiting clients can be stopped.
 //!
-//! A stream waits for its job from its DoGet to its end. A client that polls has no call open most
-//! of the time, so it counts as waiting for a while after each poll. A job that no client has read
-//! or polled yet is not stored here: its client may come later.
+//! A DoGet stream counts as waiting for its job until the stream ends. A client that polls has no
+//! call open most of the time, so it counts as waiting for a while after each poll. A job that no
+//! client has read or polled yet is not stored here: its client may come later.
 //!
 //! A job that still runs is cancelled when the last stream that reads it is reset, is cut off, or
 //! reaches its deadline. It is not cancelled if it counts as polled or its result becomes a table.
@@ -18,12 +18,12 @@ use dashmap::DashMap;
 
 use crate::scheduler::{Job, JobId, Scheduler};
 
-/// Time after a poll during which its client counts as waiting: several times as long as any client
-/// waits between polls.
+/// Time after a poll during which the client counts as waiting. It is several times as long as any
+/// client waits between polls.
 const POLLED_RECENTLY: Duration = Duration::from_secs(60);
 
 /// Time after a request for a result during which its client is expected to fetch it, or the rest
-/// of it. It is several times as long as clients wait between two polls, and between an answer and
+/// of it. It is several times as long as clients wait between two polls, or between an answer and
 /// the first read.
 pub const FETCHED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -86,8 +86,8 @@ impl Readers {
         self.by_job.entry(job).or_default().asked = Some(Instant::now());
     }
 
-    /// True if a client reads the output of a job that is over, or is likely to fetch it. It is
-    /// likely if the job was asked for, or ended, within [`FETCHED_WITHIN`].
+    /// True if a client reads the output of a job that is over, or is likely to fetch it. A fetch
+    /// is likely if a client asked for the job, or the job ended, less than [`FETCHED_WITHIN`] ago.
     pub fn are_expected(&self, job: &Job) -> bool {
         let has_just_ended = job
             .status()

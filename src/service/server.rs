@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A drain waits for admitted jobs, and for uploads and calls under way. It also waits for results
-//! that a client reads or has just asked for ([`readers`](super::readers)). Other results are only
-//! kept for their lease, so the drain drops them at once.
+//! that a client reads or has just asked for ([`readers`](super::readers)). It drops other results
+//! at once, because only their lease keeps them.
 
 mod opening;
 
@@ -44,27 +44,27 @@ use crate::memory::{BackgroundGrowth, human_bytes};
 use crate::{Error, Result};
 
 /// HTTP/2 frame size, in bytes. With the default of 16 KiB, each frame costs a system call and a
-/// wake-up: a quarter to a third more CPU on an upload.
+/// wake-up. An upload then takes a quarter to a third more CPU.
 const FRAME_BYTES: u32 = 1 << 20;
 
 /// Bytes that a client may send on a stream before the server has taken any of them: the
 /// bandwidth-delay product of a 10 Gb/s link of 13 ms.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 
-/// [`STREAM_WINDOW_BYTES`] for a client on the same host, where latency is negligible. Received
-/// bytes that wait for the server then stay in the processor's cache until they are copied. This
-/// takes a sixth less CPU on an upload in several streams.
+/// Same as [`STREAM_WINDOW_BYTES`], for a client on the same host, where latency is negligible.
+/// Received bytes that wait for the server then stay in the processor's cache until they are
+/// copied. An upload in several streams takes a sixth less CPU with this window.
 const SAME_HOST_STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
 /// Bytes that a client may send ahead over all streams of a connection.
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 
 /// Memory that is kept mapped ahead of need, in bytes. It covers a fraction of a second of an
-/// upload at 3 GB/s, in which the next slab gets its pages. At most one part in
-/// [`GROWN_AHEAD_SHARE`] of the host memory.
+/// upload at 3 GB/s, during which the next slab gets its pages. [`GROWN_AHEAD_SHARE`] limits it on
+/// small hosts.
 const GROWN_AHEAD_BYTES: u64 = 512 << 20;
 
-/// Limits [`GROWN_AHEAD_BYTES`] to one part in this number of the host memory.
+/// Limits [`GROWN_AHEAD_BYTES`] to the host memory divided by this number.
 const GROWN_AHEAD_SHARE: u64 = 16;
 
 /// Time between checks whether a draining server is done.
@@ -125,8 +125,8 @@ impl Server {
         let reflected = |error| health::reflection_error(&error);
         let reflection = health::reflection().build_v1().map_err(reflected)?;
         let reflection_alpha = health::reflection().build_v1alpha().map_err(reflected)?;
-        // Responses are not limited here: the client sets their limit. Ours are small (see
-        // `encode`).
+        // Responses are not limited here, because clients limit what they accept. The server's
+        // messages are small (see `encode`).
         let uploads: Arc<dyn UploadHandler> = Arc::new(TableUploads::new(shared.clone()));
         let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), shared.limits.of_uploads());
         let flight = FlightServiceServer::new(Flight::new(shared.clone(), uploads))
@@ -235,8 +235,8 @@ impl Server {
     /// Serves until `drain` is ready, then ends in two steps. First, admitted work is served as
     /// before, over new connections too: clients poll, fetch and commit. This step lasts while jobs
     /// run, uploads are under way, or a client is expected to fetch a result. Then connections
-    /// close as their calls end. Both steps together take at most `drain_seconds`, or until `end`
-    /// is ready.
+    /// close as their calls end. Both steps end after `drain_seconds` in all, at the latest, or
+    /// when `end` is ready.
     ///
     /// # Errors
     /// When the listener broke off.

@@ -1,8 +1,8 @@
 //! Sessions: options that a client sets once and that apply to its later calls.
 //!
 //! A session begins with the first SetSessionOptions. Clients send back its identifier in a cookie
-//! (`arrow_flight_session_id`), as other Flight clients do. The server drops a session when it is
-//! closed, or idle for long.
+//! (`arrow_flight_session_id`), as other Flight clients do. The server drops a session when the
+//! client closes it, or when it was idle for long.
 //!
 //! The messages are written by hand from Arrow's `Flight.proto`: `arrow-flight` 59.3 does not have
 //! them.

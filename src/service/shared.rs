@@ -43,7 +43,7 @@ pub struct Shared {
     pub authenticator: Authenticator,
     /// Makes tickets.
     pub tickets: Tickets,
-    /// Options of clients.
+    /// Sessions of clients, with their options.
     pub sessions: Sessions,
     /// Counters.
     pub metrics: Metrics,
@@ -144,14 +144,14 @@ pub(super) fn tenant_limits(settings: &Settings) -> Result<TenantLimits> {
     Ok(TenantLimits { bytes, tables: (settings.tenant_tables > 0).then_some(settings.tenant_tables) })
 }
 
-/// Minimum bytes of a tenant, the same as of all host memory: a few batches of a table, and as many
-/// of a result.
+/// Minimum memory limit of a tenant, in bytes, equal to the minimum of the host memory. A few
+/// batches of a table and a few of a result fit into it.
 const TENANT_MEMORY_MIN: u64 = 1 << 20;
 
 /// Returns the bytes that a setting allows each tenant; `None` for no limit.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the accepted forms, and for less than a tenant can work with.
+/// [`Error::Invalid`] with the accepted forms; also when the size is less than the minimum.
 pub fn tenant_memory_bytes(setting: &str) -> Result<Option<u64>> {
     if setting == "none" {
         return Ok(None);

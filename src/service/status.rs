@@ -1,4 +1,4 @@
-//! Mapping between our errors and gRPC statuses, the only one.
+//! The only mapping between Dovetail's errors and gRPC statuses.
 
 use std::borrow::Cow;
 
@@ -6,12 +6,12 @@ use tonic::{Code, Status};
 
 use crate::Error;
 
-/// Maximum size of a message in the trailers, in bytes. gRPC clients refuse the trailers of a call
-/// from 8 KiB on, and then the caller learns nothing. Only some characters are sent as they are;
-/// the others take three bytes each.
+/// Maximum size of a message in the trailers, in bytes. gRPC clients refuse trailers of 8 KiB or
+/// more, and then the caller sees no message. Only some characters are sent as they are. Each byte
+/// of the others is sent as three bytes.
 const SENT_BYTES_MAX: usize = 4 << 10;
 
-/// Size of the end of a long message that is kept, as sent: it has the remedy.
+/// Bytes at the end of a long message, as sent, that are not cut out: they have the remedy.
 const SENT_BYTES_END: usize = 1 << 10;
 
 /// Converts an error to the status that a client sees. The code says who can act; the message is
@@ -83,7 +83,7 @@ mod tests {
             assert_eq!((status.code(), status.message()), (*code, "what was attempted"));
             assert!(mapping[..index].iter().all(|(_, other)| other != code), "{code:?} is used twice");
         }
-        // The caller can act on both in the same way, so that they share a code.
+        // The caller can act on both errors in the same way, so they share a code.
         assert_eq!(Status::from(Error::TooLong(text())).code(), Code::InvalidArgument);
     }
 

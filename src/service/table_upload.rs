@@ -61,8 +61,8 @@ impl UploadHandler for TableUploads {
         let names = schema.fields().len() + app_metadata.len() / NAME_BYTES;
         let begun = move |shared: &Shared| {
             let options = options(&app_metadata, header.as_ref())?;
-            // A drain waits for uploads under way, so these may open the streams that they still
-            // need.
+            // A drain waits for uploads under way, so an upload may still open the streams that it
+            // needs.
             let is_under_way = |id: &String| shared.uploads.is_under_way(&caller.tenant, id);
             if shared.is_draining() && !options.upload.as_ref().is_some_and(is_under_way) {
                 return Err(super::access::shutting_down());
@@ -103,7 +103,8 @@ fn options(app_metadata: &[u8], header: Option<&OptionsHeader>) -> Result<Upload
             )));
         }
     };
-    // A map is read first: a list would be read as the values of the fields in their order.
+    // The JSON is first read as a map. Otherwise serde would accept a list, as the values of the
+    // fields in order.
     let options = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(json)
         .and_then(|_| serde_json::from_slice(json));
     options.map_err(|error| {
@@ -135,7 +136,8 @@ impl UploadSink for TableSink {
 
     async fn finish(self: Box<Self>) -> Result<Ack> {
         let Self { name, stream, ack, shared, .. } = *self;
-        // This checks the declared order row by row, and combines the statistics of every column.
+        // Finishing checks the declared order row by row, and combines the statistics of every
+        // column.
         let finished = shared.work(move |_, interrupt| stream.finish(interrupt)).await;
         finished.context(|| format!("uploading table {name:?}"))?;
         Ok(ack)

@@ -21,7 +21,7 @@ use crate::scheduler::JobId;
 use crate::{Error, Result};
 
 /// First bytes of every ticket. No protobuf message and no JSON object starts like this. So a
-/// ticket's bytes can stand where a command is expected (PollFlightInfo).
+/// descriptor can contain a ticket in place of a command (PollFlightInfo).
 const MAGIC: &[u8; 4] = b"DVT1";
 
 const MAC_BYTES: usize = 32;
@@ -163,8 +163,8 @@ impl Tickets {
     }
 }
 
-/// Returns a table's version, from its creation time: a ticket for one version is not valid for the
-/// next.
+/// Returns a table's version, made from its creation time. A ticket for one version is not valid
+/// for the next.
 pub fn table_version(created: SystemTime) -> u64 {
     since_epoch(created).as_nanos() as u64
 }

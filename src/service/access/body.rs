@@ -1,4 +1,4 @@
-//! Bodies that know their call: its size limit, its deadline and its outcome.
+//! Bodies of requests and responses that apply the limits of their call and record its outcome.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -60,8 +60,8 @@ pub(super) struct CallBody {
     call: Call,
 }
 
-/// Drops a response at its deadline, whether or not the client reads: the body of a stalled client
-/// is not polled. Data that HTTP/2 has already taken, a piece of a message or two, stays until the
+/// Drops a response at its deadline, even if the client does not read, in which case the body is
+/// not polled. Data that HTTP/2 has already taken (parts of a message or two) stays until the
 /// client reads on or goes away.
 struct Expiry(AbortHandle);
 

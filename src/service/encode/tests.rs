@@ -133,7 +133,7 @@ fn dense_unions_are_cut_with_their_rows() {
     check_size(batch_of(Arc::new(union)), rows as usize * (5 + 8 / 2 + 24 / 2));
 }
 
-/// Regression test: each message after the first had the unions of the first rows.
+/// Regression test: every message after the first had the union values of the batch's first rows.
 #[test]
 fn sparse_unions_inside_of_lists_are_cut_with_their_rows() {
     let rows = 60_000;
@@ -151,7 +151,8 @@ fn sparse_unions_inside_of_lists_are_cut_with_their_rows() {
     assert!(messages.len() > 2, "{} messages", messages.len());
 }
 
-/// The first row is sent alone, after a try with the rows behind it, whose runs have no values.
+/// The first row is sent alone, after a try together with the rows after it, whose runs have no
+/// values.
 #[test]
 fn rows_are_sent_after_their_own_dictionaries() {
     let rows = 100;
@@ -188,7 +189,7 @@ fn rows_that_share_one_large_value_are_sent_together() {
         (0..50_000).for_each(|_| views.try_append_view(value, 0, bytes as u32).unwrap());
         batch_of(Arc::new(views.finish()))
     };
-    // Between them is one row that alone is as large.
+    // In this batch, one row alone is that large.
     let large = batch_of(Arc::new(BinaryViewArray::from_iter_values([vec![1; 6_000_000]])));
     let (before, after) = (shared(6_000_000), shared(3_000_000));
     let messages = messages_of(&[before, large, after]);

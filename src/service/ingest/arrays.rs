@@ -2,7 +2,8 @@
 //!
 //! `ArrayData::build` validates in full. Offsets are in range and ascending, strings are UTF-8,
 //! dictionary keys and union type ids exist. Runs ascend and cover the array, views point into
-//! their buffers, null counts are true. Children are validated when they are built themselves.
+//! their buffers, null counts are true. Children are validated when they are built, before their
+//! parents.
 
 use std::collections::HashMap;
 
@@ -39,9 +40,9 @@ impl Dictionaries {
     /// [`Error::Invalid`] for a delta to a dictionary that was never sent.
     pub fn insert(&mut self, id: i64, values: ArrayRef, is_delta: bool) -> Result<()> {
         if !is_delta {
-            // Arrow's writer sends unions inside of lists from their first value on, even if the
-            // lists begin later. Joining the values with an empty array makes lists that begin at
-            // the first value.
+            // Arrow's writer sends a union inside of lists from its first value on, even if the
+            // first list begins later. Joining the values with an empty array gives lists that
+            // begin at the first value.
             let has_unions = any_part(values.data_type(), &|part| matches!(part, DataType::Union(..)));
             let parts = if has_unions { vec![values.slice(0, 0), values] } else { vec![values] };
             self.by_id.insert(id, Dictionary { parts });
@@ -134,9 +135,9 @@ fn array_data(
     Ok(data)
 }
 
-/// Checks a rule of the format that `ArrayData::build` skips: the rows of a union find their values
-/// in order. The server does not rely on it, but clients that fetch the values may. (The precision
-/// of decimals is not checked, because no memory access depends on it.)
+/// Checks a rule of the format that `ArrayData::build` skips: the rows of a union refer to their
+/// values in order. The server does not rely on this order, but clients that fetch the values may.
+/// (The precision of decimals is not checked, because no memory access depends on it.)
 fn check_order(data: &ArrayData) -> Result<()> {
     if !matches!(data.data_type(), DataType::Union(_, UnionMode::Dense)) {
         return Ok(());
@@ -157,7 +158,7 @@ fn check_order(data: &ArrayData) -> Result<()> {
 fn join_parts(parts: &[ArrayRef], arena: &Arena) -> Result<ArrayRef> {
     const PURPOSE: &str = "a dictionary that was extended";
     let bytes: usize = parts.iter().map(|part| part.to_data().get_slice_memory_size()).sum::<Result<_, _>>()?;
-    // The joined values are on the heap for a moment, which also counts as memory.
+    // The joined values are on the heap for a moment, so that memory is reserved too.
     let _transient = arena.budget().reserve(bytes as u64, PURPOSE)?;
     let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
     let joined = concat(&parts)?.to_data();

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The flatbuffer is verified before it is read, and all code that reads it runs under
-//! `catch_unwind`. The reason is that arrow's schema conversion panics on unknown types, and a
-//! message must never end more than its own upload.
+//! `catch_unwind`. The reason is that arrow's schema conversion panics on unknown types. A message
+//! must never end more than its own upload.
 
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ impl WireDecoder {
         };
         let effort = match (&landing, opened.plan()) {
             (Landing::Scatter(_), Some(plan)) => plan.checked_bytes(),
-            // The body is copied once more, or decompressed.
+            // The whole body is copied once more, or decompressed.
             _ => body_len,
         };
         let content = heavy(effort, || self.decoder.close(opened, landing))?;
@@ -319,7 +319,7 @@ pub(super) fn read_descriptor(bytes: &[u8]) -> Result<FlightDescriptor> {
 
 /// Runs a reader of a client's bytes. A panic in it becomes that client's error.
 fn without_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
-    // State that the closure touches is not used again after an error: the upload ends with it.
+    // State that the closure changes is not used after an error, because the error ends the upload.
     panics::caught(read).unwrap_or_else(|said| {
         let said = in_one_line(&said);
         Err(Error::Invalid(format!("a message is malformed, or of a kind that Arrow's reader does not know: {said}")))

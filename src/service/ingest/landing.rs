@@ -6,8 +6,8 @@
 //!   piece of the arena | validity | ··· | values     | ··· | offsets | ··· aligned to 64 bytes
 //! ```
 //!
-//! Arrow buffers show only the bytes of slots, and a slot is shown only when all of its bytes came
-//! from this message. Data that earlier tables left in a piece stays hidden.
+//! Arrow buffers cover only the bytes of slots, and a slot becomes a buffer only when all of its
+//! bytes came from this message. So data that earlier tables left in a piece stays hidden.
 //!
 //! Two kinds of body take a second copy: one that arrives before its header, and one that is
 //! compressed (each buffer alone: Arrow columnar format, "Compression").
@@ -32,7 +32,7 @@ const PURPOSE: &str = "a message of an upload";
 /// is not compressed.
 const LENGTH_PREFIX_BYTES: usize = 8;
 
-/// Body that arrives.
+/// Body of a message, as it arrives.
 #[derive(Debug)]
 pub(super) enum Landing {
     /// Copied straight into the slots.
@@ -101,7 +101,8 @@ pub(super) struct Scatter {
     piece: Option<ArenaBuffer>,
     /// Place of each buffer of the plan in the piece.
     slots: Vec<Range<usize>>,
-    /// Slots that have bytes, ordered by their range in the body, with that range.
+    /// Start in the body, and slot in the piece, of each buffer that has bytes; ordered by the
+    /// start.
     order: Vec<(usize, Range<usize>)>,
     /// First entry of `order` that is not complete.
     next: usize,

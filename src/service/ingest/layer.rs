@@ -1,4 +1,5 @@
-//! Layer in front of tonic's Flight service that takes the DoPut calls it can serve with one copy.
+//! Layer in front of tonic's Flight service. It takes the DoPut calls that it can serve with one
+//! copy.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -85,7 +86,8 @@ where
         if request.uri().path() != DO_PUT || is_compressed(request.headers()) || !is_grpc(request.headers()) {
             return Box::pin(self.inner.call(request));
         }
-        // The service that was made ready must serve this call; its clone replaces it.
+        // The service that was polled ready must serve this call. A clone of it takes its place for
+        // the next.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
         Box::pin(serve(request, inner, self.uploads.clone()))
@@ -118,7 +120,8 @@ where
 }
 
 /// Reads up to the descriptor, and keeps the read bytes in `body.ahead`. Senders put the descriptor
-/// first. If it comes later, the first message (its schema) is held here until then.
+/// first. If the descriptor comes later, the bytes of the first message (its schema) are held here
+/// until then.
 async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDescriptor> {
     /// More bytes before the descriptor cannot be a schema message.
     const AHEAD_BYTES_MAX: usize = 3 * super::wire::FIELD_BYTES_MAX;
@@ -168,7 +171,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     content_type.is_some_and(|value| value.starts_with("application/grpc"))
 }
 
-/// Request with the bytes that were read ahead back in front.
+/// Request body that first repeats the bytes that were read ahead.
 struct Replay(RequestBody);
 
 impl http_body::Body for Replay {

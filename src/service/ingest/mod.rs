@@ -17,8 +17,8 @@
 //! which [`StreamDecoder`] decodes.
 //!
 //! No data of a client is trusted. A length is checked against the available bytes before memory is
-//! taken for it, and every array is validated in full before it leaves this room. An error ends
-//! only its upload, with a sentence, and leaves no data behind.
+//! taken for it. Every array is validated in full before it leaves this room. An error ends only
+//! its upload, with a sentence, and leaves no data behind.
 //!
 //! This room depends on memory, and on uploads only through [`UploadHandler`]. It does not depend
 //! on the catalog, nor on authentication.
@@ -59,7 +59,7 @@ pub trait UploadHandler: Send + Sync + 'static {
     /// layers stored its caller. `app_metadata` is that of the first message.
     ///
     /// # Errors
-    /// Any refusal before the first row; the call ends with it.
+    /// Any refusal before the first row. The error ends the call.
     async fn begin(
         &self,
         extensions: &Extensions,

@@ -1,8 +1,8 @@
 //! Nulls in fields that may not be null.
 //!
 //! Arrow validates the bitmaps of arrays. Dictionary values, run values and the children of unions
-//! hold nulls as well. Such a null counts where a row refers to it. A row that is null itself hides
-//! the nulls below it.
+//! can be null as well. Such a null counts only if a row refers to it. A row that is null itself
+//! hides the nulls below it.
 
 use std::sync::Arc;
 

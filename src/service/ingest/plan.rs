@@ -15,15 +15,16 @@ use super::schema::dictionary_id;
 use crate::human::type_name;
 use crate::{Context, Error, Result};
 
-/// Maximum number of rows of one batch. Arrow asks senders to stay below this for the sake of other
-/// languages. Types without buffers (null, empty structs) could otherwise claim any number for
-/// free.
+/// Maximum number of rows of one batch. Arrow asks senders not to exceed it, because some languages
+/// count in 32 bits. Without a limit, types without buffers (null, empty structs) could claim any
+/// number at no cost.
 const ROWS_MAX: u64 = i32::MAX as u64;
 
-/// Maximum number of elements of a nested array. Only types without buffers could ever claim more.
+/// Maximum number of elements of a nested array. Only arrays of types without buffers could claim
+/// more.
 const ELEMENTS_MAX: u64 = 1 << 40;
 
-/// Plan of one record batch (or dictionary), as its header promises it.
+/// Plan of one record batch (or dictionary), made from its header.
 #[derive(Debug)]
 pub(super) struct BatchPlan {
     /// Number of rows.
@@ -48,7 +49,7 @@ pub(super) struct ArrayPlan {
     /// Indexes of the other buffers.
     pub buffers: Range<usize>,
     pub children: Vec<ArrayPlan>,
-    /// Number of the array's dictionary, whose values are one more child.
+    /// Number of the array's dictionary. Its values become one more child of the array.
     pub dictionary: Option<i64>,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct BufferPlan {
 pub(super) enum Need {
     /// No bytes: the validity bitmap of an array without nulls, for instance.
     Nothing,
-    /// Exactly this many bytes; further bytes of the sender are padding.
+    /// Exactly this many bytes. If the sender sent more, they are padding.
     Bytes(usize),
     /// All bytes that were sent: other buffers determine the size of the values.
     All,
@@ -172,7 +173,7 @@ impl Reader {
             variadic: header.variadicBufferCounts().into_iter().flatten().collect::<Vec<_>>().into_iter(),
             buffers: buffers.collect::<Result<_>>()?,
             next_buffer: 0,
-            // Unions have validity before version 5 of the format.
+            // Before version 5 of the format, unions have validity bitmaps.
             unions_have_validity: version < ipc::MetadataVersion::V5,
         })
     }

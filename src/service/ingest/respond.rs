@@ -1,10 +1,10 @@
 //! Response of an upload: acknowledgements while it runs, and its status at the end.
 //!
-//! The upload runs in a task of its own in parallel with the response. The reason is that many
-//! clients send all their data before they read the first acknowledgement. Acknowledgements wait in
-//! a short queue for such a client. When the queue is full, the newest acknowledgement replaces the
-//! one before it. No information is lost, because each acknowledgement counts from the beginning of
-//! the upload.
+//! The upload runs in a task of its own in parallel with the response. Many clients need this: they
+//! send all their data before they read the first acknowledgement. Acknowledgements wait in a short
+//! queue for such a client. When the queue is full, the newest acknowledgement replaces the one
+//! before it. No information is lost, because each acknowledgement counts from the beginning of the
+//! upload.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;

@@ -134,8 +134,8 @@ fn collect_dictionaries(field: &Field, values_by_id: &mut HashMap<i64, DataType>
     children(field.data_type()).into_iter().try_for_each(|child| collect_dictionaries(child, values_by_id))
 }
 
-/// Returns the fields directly inside a type. A dictionary's values have no field of their own, so
-/// the fields inside the value type are returned.
+/// Returns the fields directly inside a type. For a dictionary, returns the fields inside the value
+/// type, because the values have no field of their own.
 fn children(data_type: &DataType) -> Vec<&Field> {
     match data_type {
         DataType::Dictionary(_, values) => children(values),

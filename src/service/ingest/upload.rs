@@ -82,9 +82,9 @@ async fn run(
 
 /// Returns the effort of taking a batch's statistics, as the bytes of text that take the same time.
 ///
-/// Declaring heavy work to the runtime costs the call its processor, with the bytes in its cache,
-/// to other calls of the same worker. On two cores, this is a quarter of the processor time of an
-/// upload in batches of 4 MiB.
+/// A call that declares heavy work to the runtime may lose its processor, whose cache has the
+/// bytes, to other calls of the worker. On two cores, this costs a quarter of the processor time of
+/// an upload in batches of 4 MiB.
 fn effort_bytes(batch: &RecordBatch) -> usize {
     /// Statistics of numbers run at memory speed, this many times faster than text.
     const FASTER: usize = 8;
@@ -95,9 +95,9 @@ fn effort_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(effort).sum()
 }
 
-/// Reads messages up to the schema, and begins the upload. Returns its sink and a name of its
-/// target. Descriptor and options are those of the first message that has any, usually the
-/// schema's.
+/// Reads messages up to the schema, and begins the upload. Returns the upload's sink, and a name of
+/// the target for messages. Descriptor and options are those of the first message that has any,
+/// which is usually the schema message.
 async fn begin(
     handler: &dyn UploadHandler,
     extensions: &Extensions,
@@ -124,7 +124,7 @@ async fn begin(
 }
 
 /// Waits for the client's next message, up to the idle limit. Without this limit, a client that
-/// neither sends nor ends a call would keep rows, and the name of a table, while its connection
+/// neither sends nor ends a call would occupy memory, and the name of a table, while its connection
 /// lives.
 pub(super) async fn arriving<T>(next: impl Future<Output = T>, limits: Limits) -> Result<T> {
     tokio::time::timeout(limits.idle, next).await.map_err(|_| {
@@ -217,7 +217,7 @@ where
 pub(super) fn from_transport(status: Status) -> Error {
     let message = status.message();
     match status.code() {
-        // Message limit of tonic.
+        // tonic reports a message above its size limit with this code.
         Code::OutOfRange => {
             Error::Exhausted(format!("{message}; send smaller batches, or raise the server's --message-limit"))
         }

@@ -7,18 +7,19 @@
 //!             tags 1 descriptor, 2 header, 3 metadata, 1000 body
 //! ```
 //!
-//! The parser keeps the small fields (they are needed whole). It passes the body on uncopied, piece
-//! by piece, to the caller that knows its place. It does not depend on Arrow.
+//! The parser collects the small fields, because they are needed whole. It passes the body on
+//! uncopied, piece by piece, to the caller, which knows the body's place. It does not depend on
+//! Arrow.
 
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
 /// Longest field that the parser collects, in bytes. The Arrow header of a batch of a hundred
-/// thousand columns fits, and the heap can hold the fields of 256 uploads at once.
+/// thousand columns fits. The heap can hold such fields of 256 uploads at once.
 pub(super) const FIELD_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes by which the parser grows a field before its bytes have arrived: a declared length alone
-/// takes no memory.
+/// Maximum bytes that the parser allocates for a field before its bytes arrive, however long the
+/// field is declared to be.
 const FIELD_BYTES_FIRST: usize = 64 << 10;
 
 const DESCRIPTOR: u64 = 1;
@@ -30,7 +31,7 @@ const DATA_BODY: u64 = 1000;
 #[derive(Debug)]
 pub(super) struct Parser {
     state: State,
-    /// Bytes of the current message that are not taken yet.
+    /// Bytes of the current message that the parser has not taken yet.
     message_left: usize,
     message_limit_bytes: usize,
     fields: Fields,
@@ -41,7 +42,7 @@ pub(super) struct Parser {
 pub(super) struct Fields {
     /// Protobuf `FlightDescriptor`.
     pub descriptor: Option<Vec<u8>>,
-    /// Flatbuffer `Message`, without its length in front.
+    /// Flatbuffer `Message`, without the length that precedes it in an IPC stream.
     pub header: Option<Vec<u8>>,
     /// Bytes whose meaning is between client and server.
     pub app_metadata: Option<Vec<u8>>,

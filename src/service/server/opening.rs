@@ -55,7 +55,8 @@ pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
     }
 }
 
-/// Parts that the settings name, checked and opened. Nothing is measured or started yet.
+/// Parts of a server that the settings describe, checked and opened. No device is measured and
+/// nothing is started yet.
 pub(super) struct Parts {
     limits: Limits,
     authenticator: Authenticator,
@@ -126,7 +127,8 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
     })
 }
 
-/// Returns the error for files that are PEM of the right kinds, but that TLS cannot use.
+/// Returns the error for files that TLS cannot use, although they contain PEM blocks of the right
+/// kinds.
 pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error) -> Error {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
@@ -149,7 +151,7 @@ pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error)
              certificate of the chain must be the one that was made for that key"
         ));
     }
-    // TLS passes over certificates that it cannot read.
+    // TLS skips certificates that it cannot read, and only reports that none is left.
     if cause.contains("no root trust anchors") {
         return Error::Invalid(format!(
             "--tls-client-ca names {}, which holds no certificate of an authority that TLS can read",
@@ -165,7 +167,7 @@ pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error)
 /// Path and content of a file.
 type NamedFile<'a> = (&'a Path, &'a [u8]);
 
-/// Parts to look for in PEM: the end of its first line, and its name.
+/// Kinds of PEM block: the end of the block's first line, and its name in messages.
 const CERTIFICATE: (&str, &str) = ("CERTIFICATE-----", "a certificate");
 const PRIVATE_KEY: (&str, &str) = ("PRIVATE KEY-----", "a private key");
 
@@ -174,8 +176,8 @@ fn has(pem: &[u8], what: (&str, &str)) -> bool {
     text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(what.0))
 }
 
-/// Refuses a file that lacks the part that its flag is for. The error says if the file has `other`
-/// instead.
+/// Refuses a file without the `wanted` kind of PEM block. The error says if the file has the
+/// `other` kind.
 fn check_holds(flag: &str, (path, pem): NamedFile<'_>, wanted: (&str, &str), other: (&str, &str)) -> Result<()> {
     if has(pem, wanted) {
         return Ok(());
@@ -209,8 +211,8 @@ fn certificates(flag: &str, (path, pem): NamedFile<'_>) -> Result<Vec<Certificat
     })
 }
 
-/// Returns the faults of the server's certificates that clients refuse, but with which TLS starts
-/// all the same.
+/// Describes the server's certificates that are out of date: TLS starts with them, but clients
+/// refuse them.
 fn out_of_date(path: &Path, certificates: &[CertificateDer<'_>]) -> Vec<String> {
     let now = SystemTime::now();
     let remarks = certificates.iter().enumerate().filter_map(|(at, certificate)| {

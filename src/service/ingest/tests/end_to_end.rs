@@ -136,8 +136,8 @@ impl Fixture {
         results.map_ok(|result| String::from_utf8(result.app_metadata.to_vec()).unwrap()).try_collect().await
     }
 
-    /// Drops the kept tables, and waits until no upload is under way and no memory is held. A wait
-    /// that never ends is a hang, not a slow machine.
+    /// Drops the stored tables, and waits until no upload is under way and no memory is held. The
+    /// wait is at least a minute, so that a slow machine is no failure.
     async fn assert_nothing_left(&self) {
         for _ in 0..60_000 {
             self.handler.0.tables.lock().clear();
@@ -266,7 +266,7 @@ async fn a_client_that_reads_acknowledgements_last_is_not_blocked() {
     let mut done = Some(done);
     let sent = futures::stream::iter(head.into_iter().chain(std::iter::repeat_n(batch, BATCHES)).collect::<Vec<_>>())
         .chain(futures::stream::once(async move {
-            // This is polled once all earlier messages went into the connection.
+            // The stream is polled here once all earlier messages went into the connection.
             done.take().unwrap().send(()).unwrap();
             FlightData::new()
         }));

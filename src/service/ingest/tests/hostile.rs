@@ -1,5 +1,5 @@
-//! Messages of hostile, broken or confused senders: each gets a sentence, and leaves no memory
-//! behind.
+//! Messages of hostile, broken or confused senders: each gets an error in a sentence, and leaves no
+//! memory allocated.
 
 use std::iter::once;
 
@@ -144,8 +144,8 @@ fn fixed_size_lists_with_a_wrong_number_of_elements_are_refused() {
     assert_refused(&by_hand(nested, 1 << 30, &nodes, &[(0, 0), (0, 0), (0, 0), (0, 8)], &[], &body), "column \"c\"");
 }
 
-/// Checks a column with wrong values that a header does not show, and that no Arrow library would
-/// build.
+/// Checks that a column with wrong values is refused. A header does not show such values, and no
+/// Arrow library would build them.
 fn bad_column(data_type: DataType, rows: usize, buffers: Vec<Vec<u8>>, part: &str) {
     let mut nodes = vec![(rows as i64, 0)];
     let mut body = Vec::new();
@@ -336,8 +336,8 @@ fn headers_that_are_not_arrow_messages_are_refused() {
     let mut messages = sent(&batch);
     messages[1].data_header = vec![0xff; 100].into();
     assert_refused(&messages, "not an Arrow IPC flatbuffer");
-    // A table has only one field, which points out of it. The library reports that with a trace of
-    // several lines.
+    // A flatbuffer table has a field that points out of the buffer. The library reports that with a
+    // trace of several lines.
     let mut cut = messages[0].data_header.to_vec();
     cut.truncate(cut.len() / 2);
     messages[1].data_header = cut.into();
@@ -538,7 +538,7 @@ fn assert_sound(outcome: Result<Vec<RecordBatch>>) {
     }
 }
 
-/// Guards the test above: an invalid array does not pass `validate_full`.
+/// Shows that the test above can fail: an invalid array does not pass `validate_full`.
 #[test]
 fn arrow_refuses_an_invalid_array() {
     let built = ArrayDataBuilder::new(DataType::Utf8)

@@ -1,5 +1,5 @@
-//! Nulls in fields that may not be null: refused wherever they are kept, and accepted where no row
-//! has them.
+//! Nulls in fields that may not be null: refused wherever they are stored, and accepted if no row
+//! refers to them.
 
 use arrow::array::{ArrayDataBuilder, Int8Array, NullArray, RunArray, StructArray, UnionArray, make_array};
 use arrow::buffer::{Buffer, NullBuffer};
@@ -7,8 +7,8 @@ use arrow::datatypes::{FieldRef, UnionFields};
 
 use super::*;
 
-/// Returns arrays of two values, one of each kind that keeps nulls outside of its bitmap. The
-/// second value is null if `has_null`.
+/// Returns arrays of two values, one for each kind of array that stores nulls outside of its
+/// bitmap. The second value is null if `has_null`.
 fn kinds(has_null: bool) -> Vec<(&'static str, ArrayRef)> {
     let second = if has_null { None } else { Some(2) };
     let values = || Arc::new(Int32Array::from(vec![Some(1), second])) as ArrayRef;

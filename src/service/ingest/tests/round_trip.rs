@@ -28,7 +28,8 @@ fn assert_round_trip(schema: &SchemaRef, sent: &[RecordBatch], options: &IpcWrit
     check("messages", decode_messages(messages, &arena));
 }
 
-/// Row counts around a byte of bits, a slot, and the content of a message of the tests' limit.
+/// Row counts around a byte of bits, around a slot, and around the content of a message of the
+/// tests' limit.
 const ROWS: [usize; 9] = [0, 1, 7, 8, 9, 63, 64, 65, 1000];
 
 #[test]
@@ -199,7 +200,7 @@ fn permutations(of: &[usize]) -> Vec<Vec<usize>> {
     of.iter().flat_map(with_first).collect()
 }
 
-/// "One copy" relies on one piece per message: the bytes that the arena gave out are those of the
+/// With one copy, each message has one piece: the arena has given out exactly the bytes of the
 /// slots.
 #[test]
 fn a_batch_takes_one_piece_of_the_arena_and_no_more_than_its_slots() {

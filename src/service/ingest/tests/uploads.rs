@@ -1,4 +1,4 @@
-//! Tests of an upload's life: the view of its sink, the answers to its client, and its end.
+//! Tests of an upload's life: the calls to its sink, the answers to its client, and its end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::service::ingest::upload::timeout;
 use crate::service::ingest::{Ack, UploadHandler, UploadSink, upload_messages};
 use crate::testing::wait_in_task_until;
 
-/// Keeps uploaded batches, and counts live sinks.
+/// Stores uploaded batches, and counts live sinks.
 #[derive(Debug, Default)]
 pub struct Keeper {
     pub tables: Mutex<Vec<(String, Vec<RecordBatch>)>>,
@@ -31,7 +31,7 @@ struct KeeperSink {
     bytes: u64,
 }
 
-/// Handler of its own, so that sinks can hold on to the keeper.
+/// Handler over the keeper. It is a type of its own so that its sinks can share the keeper.
 #[derive(Debug, Default, Clone)]
 pub struct KeeperHandler(pub Arc<Keeper>);
 
