@@ -113,7 +113,7 @@ fn files_of_one_table_with_different_columns_are_refused_with_the_difference() {
     );
 }
 
-/// Regression test: such a column was treated as text, and the rows were refused.
+/// Regression test: a column without values was treated as text, and the rows were refused.
 #[test]
 fn a_column_without_values_takes_its_type_from_the_table_that_is_appended_to() {
     let server = Server::start(&[]);
@@ -125,7 +125,7 @@ fn a_column_without_values_takes_its_type_from_the_table_that_is_appended_to() {
     write("none.csv", "k,i,p,t,v,s\n3,,,,,\n");
     let put = server.json(&[&["put", "none.csv"], &append[..]].concat());
     assert_eq!(put[0]["columns"], server.json(&["put", "full.csv", "--table", "u", types[0], types[1]])[0]["columns"]);
-    // Values may follow after the inspected rows.
+    // The first values may come after the rows from which `put` infers types.
     write("some.csv", "k,i,p,t,v,s\n4,,,,,\n5,7,2.5,2026-02-28 01:02:03,w,z\n");
     server.ok(&[&["put", "none.csv", "some.csv", "--infer-rows", "1"], &append[..]].concat());
     server.ok(&["put", "none.csv", "--table", "t", "--mode", "create_if_missing"]);
@@ -146,7 +146,7 @@ fn a_column_without_values_takes_its_type_from_the_table_that_is_appended_to() {
     write("late.csv", "k,i,p,t,v,s\n6,,,,,\n7,x,,,,\n");
     let said = server.fails(&[&["put", "late.csv", "--infer-rows", "1"], &append[..]].concat());
     assert!(said.contains("late.csv: line 3, column \"i\": \"x\" is not a valid int16; use"), "{said}");
-    // Without a table, the column is text.
+    // In a new table, a column without values is text.
     let put = server.json(&["put", "none.csv", "--table", "new", "--mode", "create_if_missing"]);
     assert_eq!(put[0]["columns"][1], json!({ "name": "i", "type": "string" }));
     assert!(server.fails(&["put", "none.csv", "--table", "nowhere", "--mode", "append"]).contains("nowhere"));
@@ -206,7 +206,7 @@ fn rows_are_written_to_standard_output_in_the_requested_format() {
     fs::write(server.path().join("stream"), &stream.stdout).unwrap();
     assert!(server.ok(&["put", "stream", "--format", "arrow-stream"]).contains("300 rows"));
     assert!(!names_in(server.path()).contains(&"-".to_owned()));
-    // Plans are not mixed with the rows.
+    // The plan goes to standard error, not among the rows.
     let explained =
         server.run(&["join", "orders", "lines", "--on", "key=order", "-o", "-", "--format", "csv", "--explain"]);
     assert_eq!(stdout(&explained).lines().count() as u64, lines_of(300) + 1);
@@ -214,7 +214,7 @@ fn rows_are_written_to_standard_output_in_the_requested_format() {
     assert!(server.run(&["put", "x.json", "--format", "json"]).status.code() == Some(2), "it is not read");
 }
 
-/// The Parquet writer's library panics on such a type.
+/// The library that writes Parquet panics on a union.
 #[test]
 fn a_type_that_a_format_does_not_support_is_an_error_of_one_line() {
     let server = Server::start(&[]);
@@ -260,8 +260,8 @@ fn uploads_respect_the_message_limit_of_the_server() {
     assert_eq!(server.json(&["tables"])[0]["rows"].as_u64(), Some(100_000));
 }
 
-/// Regression test: the command ended in the write, and left the result on the server for its
-/// lease.
+/// Regression test: the command ended when its write failed. Its result stayed on the server until
+/// the lease ended.
 #[test]
 fn a_reader_that_leaves_early_leaves_no_result_behind() {
     let server = Server::start(&[]);
@@ -286,8 +286,8 @@ fn a_reader_that_leaves_early_leaves_no_result_behind() {
         let output = line.stdout(writer).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{how:?}: {}", stderr(&output));
         assert!(!stderr(&output).contains("error"), "{how:?}: {}", stderr(&output));
-        // Columns shared with the tables take no memory. A join that is still running when its
-        // reader leaves is cancelled, and has no result to release.
+        // Used memory does not show results that share the tables' columns, so the jobs are
+        // checked, too. A join that is cancelled when its reader leaves has no result to release.
         let is_gone = |job: &Value| job["released"] == true || job["state"] == "cancelled";
         wait_until("the result to be released", || server.json(&["jobs"]).iter().all(is_gone));
         wait_until("the memory to be free", || used() == before);
@@ -333,7 +333,7 @@ fn a_file_that_breaks_in_the_middle_leaves_no_table() {
             "{said}"
         );
         assert!(server.json(&["tables"]).is_empty());
-        // The server notices shortly after the command has ended.
+        // The server drops the upload shortly after the command has ended.
         wait_until("the upload to be forgotten", || server.metric("dovetail_uploads_under_way") == 0.0);
     }
     assert!(server.fails(&["put", "broken.csv", "none.csv"]).contains("no such file"));
@@ -368,7 +368,7 @@ fn joins_print_write_and_keep_their_rows() {
     let names: Vec<_> = joined["columns"].as_array().unwrap().iter().map(|column| column["name"].clone()).collect();
     assert_eq!(names, ["key", "line"]);
 
-    // A table is replaced only on request, even one that the join itself reads.
+    // A table is replaced only on request. A join may replace a table that it reads.
     let again = ["join", "joined", "lines", "--on", "key=order", "--how", "left_semi", "--into", "joined"];
     assert!(server.fails(&again).contains("\"joined\" exists already; use into_mode replace"));
     server.ok(&[&again[..], &["--into-mode", "replace", "--columns", "key"]].concat());
@@ -385,7 +385,7 @@ fn a_join_with_a_row_limit_makes_no_further_rows() {
     let text: String = std::iter::once("k\n".into()).chain((0..20_000).map(|_| "1\n".to_owned())).collect();
     fs::write(server.path().join("many.csv"), text).unwrap();
     server.ok(&["put", "many.csv"]);
-    // 400 million rows do not fit memory.
+    // The result's 400 million rows do not fit in memory.
     let join = ["join", "many", "many", "--on", "k", "--columns", "left.k,right.k"];
     assert!(server.fails(&join).contains("--host-memory"));
     assert_eq!(server.json(&[&join[..], &["--limit", "3"]].concat()).len(), 3);
@@ -397,8 +397,8 @@ fn a_join_with_a_row_limit_makes_no_further_rows() {
     assert!(output.status.success() && stderr(&output).contains(": 0 rows in "), "{}", stderr(&output));
 }
 
-/// Regression test: such results stayed for their lease, and a loop of joins filled the server's
-/// memory.
+/// Regression test: fetched results stayed until their lease ended, and a loop of joins filled the
+/// server's memory.
 #[test]
 fn a_result_is_released_once_it_is_fetched_unless_it_is_to_be_retained() {
     let server = Server::start(&[]);
@@ -664,7 +664,7 @@ fn an_address_that_answers_without_a_flight_server_is_reported_as_such() {
     assert!(said.contains("does not speak TLS there; write http://"), "{said}");
     let said = server.fails(&["tables", "--server", &format!("http://{}", server.admin.as_ref().unwrap())]);
     assert!(said.contains("no Flight server") && said.contains("port of metrics"), "{said}");
-    // A server of HTTP/1.1 answers in text and closes the connection.
+    // An HTTP/1.1 server answers in text and closes the connection.
     let web = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = web.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -721,7 +721,7 @@ fn missing_files_are_named_in_plain_words() {
     ] {
         let output = server.run(line);
         let said = stderr(&output);
-        // An error before the server runs is an error of its configuration.
+        // For `serve`, an error before the server runs counts as an error of the configuration.
         assert_eq!(output.status.code(), Some(if line[0] == "serve" { 2 } else { 1 }), "{line:?}: {said}");
         assert!(said.starts_with("error: ") && said.ends_with(&format!("{expected}\n")), "{line:?}: {said}");
         assert!(!said.contains("os error"), "{said}");
@@ -764,7 +764,7 @@ fn interrupt(child: Child) -> Output {
 
 #[test]
 fn an_interrupted_fetch_leaves_no_file() {
-    // Accepts connections and never answers.
+    // A server that accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let uri = format!("http://{}", silent.local_addr().unwrap());
     for line in [&["get", "t", "-o", "t.csv"][..], &["join", "a", "b", "--on", "k", "-o", "t.csv"]] {
@@ -805,7 +805,7 @@ fn a_broken_connection_is_reported_as_broken() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = begin(folder.path(), &["tables", "--server", &uri]);
     let connection = rude.accept().unwrap();
-    // The client reopens a broken connection, which must fail here.
+    // The client reconnects after the connection breaks. Without the listener, that fails.
     drop(rude);
     drop(connection);
     wait_until("the command to give up", || child.try_wait().unwrap().is_some());
@@ -834,7 +834,7 @@ fn an_interrupted_upload_leaves_nothing_on_the_server() {
         let line =
             ["put", name, "--table", "t", "--format", "arrow-stream", "--streams", streams, "--server", &server.flight];
         let child = begin(server.path(), &line);
-        // All rows without the end of the stream, so the upload waits for more.
+        // The pipe gets all rows but not the end of the stream, so the upload waits for more.
         let mut pipe = fs::File::options().write(true).open(&pipe).unwrap();
         pipe.write_all(&written[..written.len() - 8]).unwrap();
         wait_until("the upload to be under way", || under_way() == 1.0);

@@ -51,7 +51,7 @@ fn two_signals_end_a_server_that_plans_as_many_joins_as_it_can() {
     server.send("-TERM");
     wait_until("the drain", || server.log().contains("draining: "));
     server.send("-INT");
-    // The server ends normally or, on a machine that is too busy, by the last resort.
+    // The server ends normally. On a machine that is too busy, the thread "last resort" ends it.
     let status = server.wait().code();
     assert!(matches!(status, Some(0 | 130)), "{status:?}: {}", server.log());
     expect_failures(commands);

@@ -21,7 +21,8 @@ pub fn command_closing(closed: &str) -> Command {
     command
 }
 
-/// Returns the path of the binary under test. On another machine, it differs from the build's path.
+/// Returns the path of the binary under test. `DOVETAIL_TEST_BINARY` names one that was built
+/// elsewhere.
 fn binary() -> std::ffi::OsString {
     std::env::var_os("DOVETAIL_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_dovetail").into())
 }
@@ -43,7 +44,7 @@ pub fn run(arguments: &[&str]) -> Output {
     command().args(arguments).output().unwrap()
 }
 
-/// Starts a command line that runs until an interruption, or the end of its peer.
+/// Starts a command line in a folder, and does not wait for its end.
 pub fn begin(folder: &Path, arguments: &[&str]) -> Child {
     let mut command = command();
     command.args(arguments).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -88,7 +89,7 @@ pub fn json_lines(output: &Output) -> Vec<Value> {
         .collect()
 }
 
-/// A server, ended when dropped.
+/// A server, killed when dropped.
 pub struct Server {
     child: Child,
     pub folder: TempDir,
@@ -105,7 +106,7 @@ impl Server {
         Self::start_as(command, folder, arguments)
     }
 
-    /// Starts a server with the command's standard output and standard error.
+    /// Starts a server by `command`, whose standard output and standard error the caller has set.
     pub fn start_as(mut command: Command, folder: TempDir, arguments: &[&str]) -> Self {
         let ready = folder.path().join("ready.json");
         let child = command
@@ -116,10 +117,11 @@ impl Server {
             .args(arguments)
             .spawn()
             .unwrap();
-        // Closes the command's copies of the server's outputs.
+        // Dropping `command` closes its copies of the server's outputs.
         drop(command);
         let mut server = Self { child, folder, flight: String::new(), admin: None };
-        // Generous, because a machine that runs other tests may be slow to start a process.
+        // The limit is generous, because a machine that runs other tests may be slow to start a
+        // process.
         let start = Instant::now();
         while !ready.exists() {
             let ended = server.child.try_wait().unwrap();
@@ -166,13 +168,13 @@ impl Server {
         stderr(&output)
     }
 
-    /// Returns the server's log so far, if the log goes to the server's file.
+    /// Returns what the server has logged to the file `log` so far. Empty if it logs elsewhere.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path().join("log")).unwrap_or_default()
     }
 
-    /// Waits for `count` lines of the log that `chosen` accepts, and returns them. A call's line is
-    /// written when its last byte is sent, which may be after the client is done.
+    /// Waits for `count` lines of the log that `chosen` accepts, and returns them. The server
+    /// writes a call's line after the call's last byte, perhaps after the client is done.
     pub fn log_lines(&self, count: usize, chosen: impl Fn(&str) -> bool) -> Vec<String> {
         let start = Instant::now();
         loop {

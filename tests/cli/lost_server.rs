@@ -9,13 +9,13 @@ use std::process::{Child, Command};
 
 use super::harness::{Server, begin, names_in, run, stderr, stdout, wait_until};
 
-/// Uploads a table whose self-join has 400 million rows.
+/// Uploads the table `many`, whose self-join has 400 million rows.
 fn put_many(server: &Server) {
     fs::write(server.path().join("many.csv"), "k\n".to_owned() + &"1\n".repeat(20_000)).unwrap();
     server.ok(&["put", "many.csv"]);
 }
 
-/// Starts a self-join of that table, which writes until it is stopped.
+/// Starts a self-join of the table `many`. The command writes its file until it is stopped.
 fn begin_long_join(server: &Server, folder: &Path) -> Child {
     let line =
         ["join", "many", "many", "--on", "k", "--retain-seconds", "0", "-o", "all.csv", "--server", &server.flight];
@@ -61,7 +61,7 @@ fn a_server_killed_during_an_upload_is_reported_as_gone() {
             &server.flight,
         ];
         let child = begin(server.path(), &line);
-        // All rows without the end of the stream, so the upload waits for more.
+        // The pipe gets all rows but not the end of the stream, so the upload waits for more.
         let mut pipe = fs::File::options().write(true).open(&pipe).unwrap();
         pipe.write_all(&written[..written.len() - 8]).unwrap();
         wait_until("the upload to be under way", || server.metric("dovetail_uploads_under_way") == 1.0);

@@ -95,7 +95,7 @@ fn the_demo_makes_the_folder_that_it_saves_into() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(harness::names_in(&there).contains(&"orders.parquet".to_owned()));
     std::fs::write(folder.path().join("file"), "").unwrap();
-    // A scale that would take minutes is refused before the work.
+    // The demo fails before its work, which would take minutes at this scale.
     let output = run(&["demo", "--scale", "100", "--save", folder.path().join("file").to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).starts_with("error: creating the folder "), "{}", stderr(&output));

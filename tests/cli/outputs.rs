@@ -22,14 +22,14 @@ const PROCESSES: &[&str] = &["--devices", "host:2", "--device-processes", "on", 
 
 const DROPPED: &str = "dovetail_log_lines_dropped_total{process=\"server\"}";
 
-/// Log level at which several calls fill a pipe and the server's own queue.
+/// Log level at which the calls of a test fill a pipe and the server's queue of lines.
 const MUCH: &[&str] = &["--log", "trace"];
 
 fn full_device() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
 
-/// Makes a full pipe. Returns its reader and its writing end.
+/// Makes a full pipe. Returns its reading end and its writing end.
 fn full_pipe() -> (PipeReader, OwnedFd) {
     let (reader, mut writer) = pipe().unwrap();
     // The standard library offers non-blocking mode for sockets only, but the system call works for
@@ -56,7 +56,7 @@ fn start_logging_to(log: impl Into<Stdio>, arguments: &[&str]) -> Server {
     start(command, arguments)
 }
 
-/// Makes some hundred calls, each with a line of the log.
+/// Makes 500 calls. The server logs a line for each.
 fn call_often(server: &Server) {
     let calls = async {
         let channel = Endpoint::from_shared(server.flight.clone()).unwrap().connect().await.unwrap();
@@ -66,7 +66,7 @@ fn call_often(server: &Server) {
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // Generous, because the machine may be busy.
+    // The limit is generous, because the machine may be busy.
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(120), calls).await.unwrap() });
 }
 
@@ -112,7 +112,7 @@ fn a_log_that_cannot_be_written_is_dropped_and_counted() {
 fn lines_dropped_by_the_process_of_a_device_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = command();
-    // Without cached rates, the child process measures them and logs this.
+    // Without saved rates, the child process measures its device and logs this.
     command.env("XDG_CACHE_HOME", folder.path()).stdout(Stdio::null()).stderr(full_device());
     let server = Server::start_as(command, folder, PROCESSES);
     let dropped = || server.metric("dovetail_log_lines_dropped_total{process=\"host:0\"}");
@@ -137,7 +137,6 @@ fn lines_of_an_unread_log_are_dropped_and_reported_once_it_is_read() {
         serve_a_lot(&server);
         let dropped = server.metric(DROPPED);
         assert!(dropped > 0.0);
-        // The text read so far, and its lines.
         let mut text = Vec::new();
         let mut part = vec![0; 1 << 16];
         let is_told = |text: &[u8]| String::from_utf8_lossy(text).contains(" lines of the log were dropped here\"");
@@ -162,7 +161,7 @@ fn a_server_with_an_unread_log_ends_at_the_second_signal() {
         let (_reader, writer) = full_pipe();
         let server = start_logging_to(writer, more);
         call_often(&server);
-        // An upload under way, for which the server waits.
+        // The drain waits for this upload.
         let mut put = command();
         let put = put.args(["put", "-", "--table", "t", "--format", "csv", "--server", &server.flight]);
         let mut put = put.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -210,8 +209,8 @@ fn a_line_that_standard_output_refuses_is_counted() {
     end(server);
 }
 
-/// The system kills a process that writes beyond its file limit, unless the process handles the
-/// signal.
+/// The system kills a process that writes beyond its limit of file size, unless the process handles
+/// the signal.
 #[test]
 fn logging_resumes_when_a_log_file_may_grow_again() {
     let server = Server::start(&[]);

@@ -38,7 +38,7 @@ fn the_printed_configuration_is_valid() {
     std::fs::write(&file, &first.stdout).unwrap();
     let again = run(&["serve", "--config", file.to_str().unwrap(), "--print-config"]);
     assert!(again.status.success(), "{}", stderr(&again));
-    // The origin, after two spaces, differs. Everything before it must be equal.
+    // Only the origin of each setting differs: a comment after two spaces.
     let values =
         |text: String| text.lines().map(|line| line.split("  #").next().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(values(stdout(&first)), values(stdout(&again)));
@@ -102,7 +102,7 @@ fn a_configuration_is_checked_without_being_run() {
     }
 }
 
-/// Regression test: such a server started, and the system killed it when it used its memory.
+/// Regression test: the server accepted such sizes. The system killed it when it used the memory.
 #[test]
 fn memory_for_tables_and_memory_for_cpu_joins_must_fit_together() {
     let check = |more: &[&str]| run(&[&["serve", "--check-config", "--devices", "host:2"], more].concat());
@@ -116,7 +116,7 @@ fn memory_for_tables_and_memory_for_cpu_joins_must_fit_together() {
         assert!(said.starts_with("error: --host-memory is ") && said.contains(words), "{more:?}: {said}");
         assert!(said.contains(" that this process may use; ask for ") && said.lines().count() == 1, "{more:?}: {said}");
     }
-    // With 90%, a quarter of that is not left for joins, which get the rest.
+    // At 90%, less than the usual quarter is left for joins on the CPU. They get what is left.
     for sound in [&["--host-memory", "90%"][..], &["--host-memory", "99%", "--device-memory", "1MiB"]] {
         let checked = check(sound);
         assert!(checked.status.success(), "{sound:?}: {}", stderr(&checked));
@@ -175,7 +175,7 @@ fn an_unwritable_ready_file_is_refused_at_the_beginning() {
     }
     assert_eq!(names_in(folder.path()), ["pipe"]);
     std::fs::remove_file(path("pipe")).unwrap();
-    // `--print-config` starts nothing, and its user may lack permission to write there.
+    // `--print-config` starts nothing, and its user may lack permission to write the ready file.
     let printed = run(&["serve", "--print-config", "--ready-file", &path("no/such/ready.json")]);
     assert!(printed.status.success(), "{}", stderr(&printed));
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -183,7 +183,7 @@ fn an_unwritable_ready_file_is_refused_at_the_beginning() {
     let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(names_in(folder.path()), [""; 0], "a server that did not start is not ready");
-    // The server removes the file of a dead server, but not of a live one.
+    // A server removes the ready file of a dead server, but not that of a live one.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     for (of, stays) in [(&address, true), (&gone, false)] {
         std::fs::write(path("ready.json"), json!({ "flight": of, "admin": null }).to_string()).unwrap();
@@ -193,7 +193,8 @@ fn an_unwritable_ready_file_is_refused_at_the_beginning() {
         assert_eq!(std::fs::exists(path("ready.json")).unwrap(), stays, "of {of}");
     }
 
-    // At this scale, generating would take minutes.
+    // The demo checks these options before it generates data, which would take minutes at this
+    // scale.
     let demo = ["demo", "--scale", "10"];
     let output = run(&[&demo[..], &["--devices", "nonsense"]].concat());
     assert!(stderr(&output).contains("--devices is \"nonsense\"; write auto"), "{}", stderr(&output));
@@ -435,7 +436,7 @@ fn the_text_log_has_the_same_access_lines_without_escapes() {
             assert!(line.contains(field), "{field} is not in {line}");
         }
     }
-    // The command polled the join's progress before the release.
+    // The command polled the join's progress before it released the result. The log omits polls.
     assert_eq!(server.log_lines(1, |line| line.contains("command=\"cancel_job 1\"")).len(), 1);
     assert!(!server.log().contains("rpc=\"DoAction\" command=\"job 1\""), "{}", server.log());
 }
@@ -514,7 +515,7 @@ fn tls_and_mutual_tls_serve_only_clients_with_the_right_certificates() {
         let said = stderr(&refused);
         assert!(said.starts_with("error: ") && said.contains(words) && said.contains("--cert"), "{said}");
         assert!(!said.contains("alert"), "{said}");
-        // The remedy comes before the way the connection ended.
+        // The message names the remedy before it says how the connection ended.
         assert!(said.find("broke").is_none_or(|broke| said.find(words) < Some(broke)), "{said}");
     }
 }
