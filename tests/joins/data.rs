@@ -95,8 +95,8 @@ impl Case {
         Self::with(rng, &kinds, left, right, distinct)
     }
 
-    /// Makes tables of the given rows. Keys are from `distinct` values per column, some of them
-    /// null.
+    /// Makes tables with the given numbers of rows. Each key column has at most `distinct` values,
+    /// and perhaps nulls.
     pub fn with(rng: &mut StdRng, kinds: &[KeyKind], left: usize, right: usize, distinct: usize) -> Self {
         let left = TableData::random(rng, kinds, left, distinct);
         let right = TableData::random(rng, kinds, right, distinct);
@@ -120,7 +120,7 @@ impl TableData {
             if rng.random_bool(null_share) {
                 return None;
             }
-            // Types with few values.
+            // Some types have few values.
             let distinct = match kind {
                 KeyKind::Boolean => 2,
                 KeyKind::Int8 => distinct.min(200),
@@ -180,8 +180,8 @@ fn key_column(rng: &mut StdRng, kind: KeyKind, numbers: &[Option<u32>]) -> Array
             (i64::from(number) - 3).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64)
         }))),
         KeyKind::UInt64 => Arc::new(UInt64Array::from(map(numbers, |number| u64::MAX - u64::from(number)))),
-        // The first numbers are floats that compare unlike their bits, with random signs of zero
-        // and random NaNs.
+        // Numbers 0 to 2 become a zero, a NaN and an infinity, which compare unlike their bits.
+        // Signs vary between columns.
         KeyKind::Float32 => {
             let float = |number: u32| match number {
                 0 => [0.0, -0.0][(number as usize + numbers.len()) % 2],
@@ -256,8 +256,8 @@ fn key_column(rng: &mut StdRng, kind: KeyKind, numbers: &[Option<u32>]) -> Array
     }
 }
 
-/// Makes a row number, and columns for every way of gathering: fixed width with nulls, bits,
-/// strings, lists.
+/// Makes a column of row numbers, and columns for every way of gathering: fixed width with nulls,
+/// bits, strings, lists.
 fn payload_columns(rng: &mut StdRng, rows: usize) -> Vec<(String, ArrayRef)> {
     let mut maybe = |row: usize| (!rng.random_bool(0.2)).then_some(row);
     let nullable: Vec<Option<i64>> = (0..rows).map(|row| maybe(row).map(|row| row as i64 * 1_000_003)).collect();

@@ -89,15 +89,15 @@ impl Bench {
         let strategy = spec.strategy;
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         let planned = plan.composition.build_side;
-        // A device that works on text hashes keys.
+        // A device that supports text also hashes keys and gathers text.
         plan.composition.device_makes_keys = self.device.info().supports_text;
         plan.composition.device_gathers_text = plan.composition.device_makes_keys;
         change(&mut plan);
         let sink = Collect::default();
         let mut task = Task { chunk_rows_min, ..plan.task()? };
         if plan.composition.build_side != planned {
-            // The keys of the other side may not be dense, and the plan has not checked that their
-            // array fits.
+            // The keys of the other side may not be dense, and the plan has not checked that a
+            // dense table of them fits.
             task.dense_range = None;
         }
         join::run(&task, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
@@ -113,18 +113,18 @@ struct Composed {
     build_side: Side,
     /// True if a filter drops probe rows, where the kind of join allows it.
     filter: bool,
-    /// Columns to move instead of all, if the strategy moves payload: a bit for each column of both
-    /// tables.
+    /// Columns to move instead of all, if the strategy moves payload. Each bit is a column: the low
+    /// 32 of the left table, the others of the right.
     moved_columns: Option<u64>,
-    /// Radix bits for two passes, instead of one.
+    /// Radix bits for two passes, instead of the planned bits.
     radix_bits: Option<u32>,
     /// Minimum rows of a chunk on several streams, and of a part of the build side. A small minimum
     /// gives many of both.
     chunk_rows_min: Option<u64>,
-    /// True if columns of the build side come last, where possible.
+    /// True if the build payload is deferred, where possible.
     defer_build_payload: bool,
-    /// True if the device, where possible, hashes keys that are too wide to pack, instead of the
-    /// host.
+    /// True if the device instead of the host hashes keys that are too wide to pack, where
+    /// possible.
     device_makes_keys: bool,
     /// True if the device gathers text of the result.
     device_gathers_text: bool,
@@ -182,9 +182,9 @@ fn spec(keys: usize, how: JoinKind, strategy: Strategy) -> JoinSpec {
     }
 }
 
-/// True if the next join of all kinds and strategies should run. `DOVETAIL_TEST_JOINS_EVERY=N` runs
-/// one in N, for slow sanitizers. An N without a common factor with the forty joins, such as seven,
-/// reaches all of them in turn.
+/// True if the next join should run, in the sequence of all kinds and strategies.
+/// `DOVETAIL_TEST_JOINS_EVERY=N` runs one in N, for slow sanitizers. An N without a common factor
+/// with the forty joins of a case, such as seven, reaches all of them in turn.
 fn is_wanted() -> bool {
     static EVERY: LazyLock<usize> = LazyLock::new(|| {
         let every = std::env::var("DOVETAIL_TEST_JOINS_EVERY").map_or(1, |every| every.parse().unwrap_or(0));
@@ -203,7 +203,7 @@ fn check_all(case: &Case, threads: usize, device_memory: u64, nulls_equal: impl 
     check_all_on(&bench, case, nulls_equal, rng, "");
 }
 
-/// Like [`check_all`], on uploaded tables.
+/// Like [`check_all`], on tables that are already uploaded.
 fn check_all_on(bench: &Bench, case: &Case, nulls_equal: impl Into<NullsEqual>, rng: &mut StdRng, story: &str) {
     let nulls_equal = nulls_equal.into();
     for how in JoinKind::ALL {
@@ -269,7 +269,7 @@ fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
     let memory = 4 << 20;
     let device = match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
         Ok("cuda") => device(2, memory),
-        // Devices keep only columns that cross a link.
+        // Devices cache only columns that cross a link.
         _ => {
             let link = EmulatedLink { to_device_bytes_per_second: 1e10, from_device_bytes_per_second: 1e10 };
             let budget = Budget::new("memory of device host:0", "--device-memory", memory);
@@ -280,8 +280,8 @@ fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
     device
 }
 
-/// Once all rows of a column are on the device, any requested part comes from there, not over the
-/// link.
+/// Once all rows of a column are on the device, a read of any part comes from the device, not over
+/// the link.
 #[test]
 fn a_cached_column_is_read_whole_and_in_any_part() {
     const ROWS: u64 = 3000;
@@ -306,7 +306,7 @@ fn a_cached_column_is_read_whole_and_in_any_part() {
     for (rows, crosses, keeps_more) in [
         (0..1024, true, true),
         (1024..2048, true, true),
-        // Both parts, first merged, then in place.
+        // The first read of both parts merges them. Later reads use the merged buffer.
         (0..2048, false, true),
         (0..2048, false, false),
         (1024..2048, false, false),
@@ -334,7 +334,7 @@ fn a_cached_column_is_read_whole_and_in_any_part() {
 fn cached_columns_are_used_only_for_the_table_that_they_belong_to() {
     let mut rng = StdRng::seed_from_u64(seed() ^ 7);
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
-    // Room for the columns of some tables, so that others are evicted.
+    // The cache has room for the columns of some tables, so that others are evicted.
     let device = device_that_keeps(64 << 10);
     let bench = Bench { catalog: Catalog::new(arena), device, threads: 2 };
     let mut hits = 0;
@@ -461,8 +461,8 @@ fn a_raised_flag_stops_a_join_and_frees_its_memory() {
     }
 }
 
-/// Checks the inputs with shortcuts in planner and engine: sorted rows, declared or detected, and
-/// distinct keys without gaps.
+/// Checks the inputs for which the planner and the join have shortcuts: sorted rows, declared or
+/// detected, and distinct keys without gaps.
 #[test]
 fn sorted_and_dense_unique_keys_join_declared_or_not() {
     let mut rng = StdRng::seed_from_u64(seed() ^ 8);
@@ -512,7 +512,7 @@ fn sorted_and_dense_unique_keys_join_declared_or_not() {
     }
 }
 
-/// A sink that drops all batches, so that a join may run for long.
+/// A sink that drops all batches, so that a long join does not fill the memory.
 struct Discard;
 
 impl BatchSink for Discard {

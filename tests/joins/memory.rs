@@ -42,11 +42,11 @@ fn number(spread: Spread, row: usize, rows: usize) -> Option<u32> {
 enum Kind {
     /// Four bytes, in place.
     Int32,
-    /// Eight bytes, in place, and too sparse for an array.
+    /// Eight bytes, in place, and too sparse for a dense table.
     Int64,
-    /// Two columns in sixteen bytes.
+    /// Two columns, packed into sixteen bytes.
     Composite,
-    /// Hashed.
+    /// Too wide to pack, so hashed.
     LongString,
 }
 
@@ -88,7 +88,7 @@ fn put(catalog: &Catalog, name: &str, batches: &[RecordBatch]) {
     upload.commit().unwrap();
 }
 
-/// A kind of device, of any size.
+/// Opens devices of one kind, with any amount of memory.
 trait Devices {
     fn open(&self, bytes: u64) -> Arc<dyn Device>;
     fn rates(&self) -> Rates;
@@ -173,7 +173,7 @@ fn run_in_exact_memory(
     }
 }
 
-/// Returns the task of a plan whose build payload is deferred, or comes in with the build keys.
+/// Returns the plan's task. Its build payload is deferred, or comes in with the build keys.
 fn task_that_defers(plan: &Plan, defer_build_payload: bool) -> Task {
     let mut task = plan.task().unwrap();
     if defer_build_payload {
@@ -207,8 +207,8 @@ fn joins_run_in_the_memory_that_their_plans_request() {
     }
 }
 
-/// Checks keys that a GPU makes from text, and text of the result that it gathers. The GPU holds
-/// all of the text while it makes keys, or for as long as it compares them.
+/// Checks keys that a GPU makes from text, and text that a GPU gathers for the result. The GPU
+/// holds all of the key text while it makes keys, or until it has compared them.
 #[test]
 fn joins_with_text_run_in_the_gpu_memory_that_their_plans_request() {
     if !std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
@@ -228,7 +228,7 @@ fn joins_with_text_run_in_the_gpu_memory_that_their_plans_request() {
         put(&catalog, "l", &table(kind, spread, rows, batches));
         put(&catalog, "r", &table(kind, Spread::InFours, rows + rows / 3, batches));
         let label = format!("{kind:?} {spread:?}, {rows} rows in {batches} batches, a GPU");
-        // For so few rows, the host would be faster.
+        // With the usual rates, the planner would choose the host for so few rows.
         let slow_host = |target: Target| {
             let rates = Rates { host_values: 1e6, ..target.rates };
             Target { rates, ..target }
@@ -251,7 +251,7 @@ fn filters_and_second_passes_take_the_predicted_memory() {
         put(&catalog, "l", &table(kind, spread, 33_000, batches));
         put(&catalog, "r", &table(kind, Spread::Distinct, 400_000, batches));
         let drops = |plan: &Plan| plan.join.spec.how.drops_unmatched(plan.composition.build_side.other());
-        // Everything except a filter is slow.
+        // Hash tables are slow, so that a filter pays.
         let filter = |target: Target| {
             let rates = Rates { probe_rows: 1e6, ..target.rates };
             Target { rates, ..target }
@@ -261,7 +261,7 @@ fn filters_and_second_passes_take_the_predicted_memory() {
         run_in_exact_memory(&catalog, 1, &devices, &label, filter, |plan| {
             plan.composition.build_side == Side::Right || plan.filtered_rows.is_some() == drops(plan)
         });
-        // Only the smallest partitions are in the cache, and filters are slow.
+        // Only tiny partitions fit in the cache. Random reads, dense tables and filters are slow.
         let two_passes = |target: Target| {
             let rates = Rates { cache_bytes: 200, random_reads: 1e3, dense_rows: 1e3, ..target.rates };
             Target { rates, partition_rows: 1, ..target }
@@ -283,8 +283,8 @@ impl BatchSink for CountRows {
         Ok(())
     }
 
-    /// Waits for the join's other streams. They hold all missing memory, because counted rows are
-    /// dropped at once.
+    /// Waits for the join's other streams. Only they hold memory, because this sink drops rows at
+    /// once.
     fn wait_for_readers(&self, since: Instant) -> dovetail::Result<bool> {
         std::thread::sleep(Duration::from_millis(1));
         Ok(since.elapsed() < Duration::from_secs(20))
@@ -305,7 +305,7 @@ fn text_too_long_for_one_batch_is_split_also_with_deferred_payload() {
     of("r", vec![("k0", key(1)), ("text", Arc::new(BinaryArray::from_vec(vec![&long])))]);
     let spec = spec(1, JoinKind::Inner, Strategy::Hash);
     let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
-    // The side with many rows, so that the other side's single row matches all of them.
+    // The side with many rows is built, so that the single probe row matches all of them.
     plan.composition.build_side = Side::Left;
     for defer_build_payload in [false, true] {
         let task = Task { dense_range: None, ..task_that_defers(&plan, defer_build_payload) };
@@ -321,19 +321,19 @@ fn text_too_long_for_one_batch_is_split_also_with_deferred_payload() {
 #[test]
 fn a_result_larger_than_memory_is_delivered_also_with_deferred_payload() {
     let rows = 20_000;
-    // Each build row is in the result four times.
+    // Each build row matches four probe rows.
     for (host_bytes, device_bytes) in [(64 << 20, 64 << 20), (4 << 20, 64 << 20), (64 << 20, 3 << 20)] {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", host_bytes)));
         put(&catalog, "l", &table(Kind::Int32, Spread::InFours, rows, 3));
         put(&catalog, "r", &table(Kind::Int32, Spread::InFours, rows * 4, 5));
         let spec = JoinSpec { batch_rows: Some(200), ..spec(1, JoinKind::Inner, Strategy::Hash) };
         let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
-        // The plan may prefer the other side at equal predicted time, but that side does not fit.
+        // The plan may build on the other side at equal predicted time, but that side does not fit.
         (plan.composition.build_side, plan.composition.dense) = (Side::Left, false);
         let budget = Budget::new("memory of device host:0", "--device-memory", device_bytes);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
-        // First with build columns in order, then last. The last case underestimates the result, so
-        // the join does not know at first that the result is too large to wait.
+        // Build payload is deferred in all cases except the first. The last case underestimates the
+        // result, so rows begin to wait although the whole result does not fit.
         let found = [(false, 4.0), (true, 4.0), (true, 0.01)].map(|(defer_build_payload, pairs_per_row)| {
             let mut task = Task { chunk_rows_min: Some(1000), ..task_that_defers(&plan, defer_build_payload) };
             task.expected.pairs_per_row = pairs_per_row;

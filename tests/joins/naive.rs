@@ -28,7 +28,7 @@ impl Rows {
 pub struct NullsEqual {
     /// Default for keys without their own setting.
     pub whole: bool,
-    /// Settings by key. Later keys use the default.
+    /// Settings by key. `None`, and keys beyond the end, use the default.
     pub by_key: Vec<Option<bool>>,
 }
 
@@ -94,7 +94,7 @@ pub fn join(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> Rows {
     Rows { rows: sorted_rows(&schema, &[batch]), schema }
 }
 
-/// Returns pairs of row numbers. `None`: the side has no row.
+/// Returns pairs of row numbers. `None`: the side has no row in that pair.
 fn pairs(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> (Vec<Option<u32>>, Vec<Option<u32>>) {
     let has_key = |key: &Key| {
         let may_match =
@@ -102,7 +102,7 @@ fn pairs(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> (Vec<Option<u3
         key.iter().enumerate().all(may_match)
     };
     let normal = |key: &Key| -> Key {
-        // Numbers of booleans count modulo two.
+        // Numbers that agree modulo two are the same boolean.
         key.iter()
             .zip(&case.key_kinds)
             .map(|(number, kind)| number.map(|n| if *kind == crate::data::KeyKind::Boolean { n % 2 } else { n }))
@@ -145,7 +145,7 @@ fn pairs(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> (Vec<Option<u3
     out.into_iter().unzip()
 }
 
-/// Fails with the first difference.
+/// Fails unless both have the same rows, as multisets. Shows the first difference.
 pub fn assert_same_rows(actual: &[RecordBatch], expected: &Rows, label: &str) {
     for batch in actual {
         let names = |schema: &Schema| {
@@ -190,8 +190,8 @@ fn sorted_rows(schema: &Schema, batches: &[RecordBatch]) -> Vec<Vec<u8>> {
     all
 }
 
-/// Replaces -0 by 0, and every NaN by one NaN. They are equal keys, and a result may show any of
-/// them.
+/// Replaces -0 by 0, and every NaN by one NaN. Keys that differ only in this are equal, and a
+/// result may show any of them.
 fn canonical_floats(array: &ArrayRef) -> ArrayRef {
     match array.data_type() {
         DataType::Float32 => {
