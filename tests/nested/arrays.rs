@@ -1,6 +1,6 @@
 //! Random types and arrays: every type that Arrow can put on the wire, nested, sliced at odd
-//! places, with nulls at every level. Unit tests of the upload path and the tests from client to
-//! client share them.
+//! places, with nulls at every level. The unit tests of the upload path and `tests/nested` share
+//! them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-/// Returns every type without children, with one example of each family with parameters.
+/// Returns every type without children. Types with parameters have one or a few examples.
 pub fn leaf_types() -> Vec<DataType> {
     use DataType as T;
     vec![
@@ -55,7 +55,8 @@ pub fn leaf_types() -> Vec<DataType> {
     ]
 }
 
-/// Returns every kind of nesting around the given type, which `is_nullable` makes nullable.
+/// Returns a type for every kind of nesting around `inner`. `is_nullable` applies to the inner
+/// field.
 pub fn nested_types(inner: &DataType, is_nullable: bool) -> Vec<DataType> {
     use DataType as T;
     let item = || Arc::new(Field::new("item", inner.clone(), is_nullable));
@@ -124,7 +125,7 @@ fn dictionary_of(rng: &mut StdRng, values: DataType) -> DataType {
     DataType::Dictionary(Box::new(keys.choose(rng).unwrap().clone()), Box::new(values))
 }
 
-/// Makes a batch of the schema, which may be a slice of a larger batch.
+/// Makes a batch of the schema, sometimes as a slice of a larger batch.
 pub fn random_batch(rng: &mut StdRng, schema: &SchemaRef, rows: usize) -> RecordBatch {
     let (before, after) = around(rng);
     let all = before + rows + after;
@@ -139,11 +140,11 @@ fn around(rng: &mut StdRng) -> (usize, usize) {
     if rng.random() { (rng.random_range(0..10), rng.random_range(0..10)) } else { (0, 0) }
 }
 
-/// The rows of an array that may be null.
+/// An array's rows that may be null.
 enum Nulls {
     All,
     None,
-    /// The marked rows: a null at a higher level hides their values.
+    /// The marked rows, whose values no reader sees: for example, below a null.
     Some(Vec<bool>),
 }
 
@@ -152,8 +153,8 @@ impl Nulls {
         if field.is_nullable() { Self::All } else { Self::None }
     }
 
-    /// Returns the nulls for a field below an array with the nulls `hidden`. Each row of the array
-    /// has `times` rows in the field.
+    /// Returns the rows that may be null in a field below an array with the nulls `hidden`. Each
+    /// row of the array has `times` rows in the field.
     fn below(field: &Field, hidden: Option<&NullBuffer>, times: usize) -> Self {
         match hidden {
             _ if field.is_nullable() => Self::All,
@@ -173,8 +174,7 @@ impl Nulls {
     }
 }
 
-/// Makes the values of nested arrays, dictionaries and runs, sometimes as a slice of a longer
-/// array.
+/// Makes the elements of lists and maps, sometimes as a slice of a longer array.
 fn random_child(rng: &mut StdRng, field: &Field, rows: usize) -> ArrayData {
     let (before, after) = around(rng);
     let all = random_array(rng, field, before + rows + after, &Nulls::of(field));
@@ -286,7 +286,7 @@ fn random_union(
         };
         return builder.child_data(fields.iter().map(child).collect());
     }
-    // Unselected values are placed before and between the values of the rows.
+    // Values that no row selects are before and between the values of the rows.
     let mut lengths = [0i32; i8::MAX as usize + 1];
     let mut place = |id: i8| {
         let length = &mut lengths[id as usize];
@@ -302,7 +302,7 @@ fn random_union(
     builder.add_buffer(Buffer::from_vec(offsets)).child_data(children)
 }
 
-/// Makes a dictionary. If rows may not be null, only one value that no row uses may be null.
+/// Makes a dictionary. If rows may not be null, only the last value may be, and no row uses it.
 fn random_dictionary(
     rng: &mut StdRng,
     builder: ArrayDataBuilder,
@@ -327,7 +327,7 @@ fn wide(values: Vec<i32>) -> Buffer {
     Buffer::from_vec(values.into_iter().map(i64::from).collect::<Vec<_>>())
 }
 
-/// Makes strings of up to 40 bytes, with empty gaps. Every prefix is UTF-8.
+/// Makes strings of up to 44 bytes, about half of them empty. Every offset is between characters.
 fn random_strings(rng: &mut StdRng, rows: usize) -> (Vec<i32>, Buffer) {
     let mut text = String::new();
     let mut offsets = vec![0];
@@ -339,7 +339,7 @@ fn random_strings(rng: &mut StdRng, rows: usize) -> (Vec<i32>, Buffer) {
     (offsets, Buffer::from(text.as_bytes()))
 }
 
-/// Makes views of strings: short strings in place, long strings in the single data buffer.
+/// Makes views of strings: short strings inside the view, long strings in the single data buffer.
 fn views(offsets: &[i32], values: &[u8]) -> Vec<u128> {
     let view = |pair: &[i32]| {
         let (start, end) = (pair[0] as usize, pair[1] as usize);

@@ -1,5 +1,5 @@
 //! Random nested arrays, from client to client: up, down, through joins, and through files of the
-//! command line. Each returns with the same rows, however it was sliced.
+//! command line. Each array returns with the same rows, however it was sliced.
 //!
 //! `DOVETAIL_NESTED_ARRAYS` sets the number of arrays, 500 by default and 10,000 in the long form.
 //! `DOVETAIL_TEST_DEVICE=cuda` runs the joins on the first GPU. `DOVETAIL_TEST_BINARY` names a
@@ -60,7 +60,7 @@ impl Side {
         Self { name, server, client: FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX) }
     }
 
-    /// Uploads batches in messages of a few rows each.
+    /// Uploads batches in messages of at most `message_bytes`, or of one row.
     async fn put(&mut self, name: &str, batches: &[RecordBatch], message_bytes: usize) {
         let (encoder, schema) = Encoder::new(batches[0].schema()).unwrap();
         let mut encoder = encoder.with_limit(message_bytes);
@@ -136,7 +136,7 @@ fn assert_same(what: &str, came: &[RecordBatch], sent: &[RecordBatch]) {
     }
 }
 
-/// Makes a table of random columns, in several batches, with unique keys from `keys`.
+/// Makes a table of random columns, in up to three batches. `keys` is its key column.
 fn random_table(rng: &mut StdRng, fields: &[Field], keys: &[i64]) -> Vec<RecordBatch> {
     let schema: SchemaRef = Arc::new(Schema::new(fields.to_vec()));
     let with_key: SchemaRef = Arc::new(Schema::new([&[Field::new("k", DataType::Int64, false)], fields].concat()));
@@ -169,8 +169,8 @@ fn seed() -> u64 {
     seed
 }
 
-/// Checks that each row of a join's result has the values of the rows with its key, and that the
-/// number of rows is right.
+/// Checks that each row of a join's result has the values of the input rows with its key. Checks
+/// the number of rows, too.
 fn check_join(what: &str, how: &str, result: &[RecordBatch], left: &RowsByKey, right: &RowsByKey, columns: usize) {
     let mut seen = 0;
     for batch in result {
@@ -187,7 +187,7 @@ fn check_join(what: &str, how: &str, result: &[RecordBatch], left: &RowsByKey, r
                         Some(sent) => {
                             assert_eq!(came, sent[at], "{what}, {how}: key {key}, {side} column {at} of {data_type}")
                         }
-                        // A union has no validity of its own, and may hold the values of runs.
+                        // A union has no nulls of its own. Nor do runs whose values are unions.
                         None if data_type.contains("Union") => {}
                         None => assert_eq!(came, "null", "{what}, {how}: key {key}, {side} column {at} of {data_type}"),
                     }
