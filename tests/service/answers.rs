@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::harness::*;
 
-/// Two devices, each behind its own link and a switch.
+/// Two devices, each with its own link to a shared switch.
 const TOPOLOGY: &str = r#"
 name = "two behind a switch"
 [[socket]]
@@ -97,7 +97,7 @@ async fn ask(client: &mut Client, action: &str, body: &str) -> Value {
     serde_json::from_str(&act(client, action, body).await.unwrap()[0]).unwrap()
 }
 
-/// Makes one batch of the columns.
+/// Makes a batch of 30,000 rows with the columns.
 fn batch_of(columns: &[(&str, &dyn Fn(i64) -> i64)]) -> RecordBatch {
     let column = |of: &dyn Fn(i64) -> i64| Arc::new(Int64Array::from_iter_values((0..30_000).map(of))) as ArrayRef;
     RecordBatch::try_from_iter(columns.iter().map(|(name, of)| (*name, column(*of)))).unwrap()
@@ -122,13 +122,13 @@ async fn answers_match_the_messages_of_the_proto() {
     let mut client = server.client().await;
     let mut messages = Messages::new();
 
-    // A third of the rows have one key.
+    // A third of the rows share one key.
     let skewed = batch_of(&[("k", &|row| if row % 3 == 0 { 7 } else { row })]);
     put_with(&mut client, "skewed", vec![skewed], r#"{"upload": "id", "unique": [["k"]]}"#).await.unwrap();
     let table = ask(&mut client, "commit_upload", r#"{"upload": "id"}"#).await;
     messages.compare::<proto::TableInfo>("TableInfo", &table);
     put(&mut client, "plain", vec![batch_of(&[("k", &|row| row)])]).await.unwrap();
-    // The self-join has 16 million rows, which do not fit.
+    // The self-join has 16 million rows, which do not fit in host memory.
     put(&mut client, "few", vec![batch_of(&[("k", &|row| row % 55), ("v", &|row| row)])]).await.unwrap();
 
     messages.compare::<proto::ServerInfo>("ServerInfo", &ask(&mut client, "server_info", "").await);
@@ -146,7 +146,7 @@ async fn answers_match_the_messages_of_the_proto() {
     for listed in act(&mut client, "list_jobs", "").await.unwrap() {
         messages.compare::<proto::JobStatus>("JobStatus", &serde_json::from_str(&listed).unwrap());
     }
-    // A join without measurements and with most predictions.
+    // A join that has not run has no measurements. This one has most kinds of predictions.
     let body = format!(r#"{{"join": {{"left": "skewed", "right": "plain", "on": [{}]}}}}"#, pair("k"));
     let planned = ask(&mut client, "explain", &body).await;
     messages.compare::<proto::Explanation>("Explanation", &planned);

@@ -149,7 +149,7 @@ async fn wrong_uploads_leave_nothing() {
     refused(put(&mut client, "", keyed(10, 10)).await, Code::InvalidArgument, "name");
     still_serves(&server, &mut client, used).await;
 
-    // A batch of another schema in the middle, with its schema message.
+    // After the first batches, a schema message and a batch of another schema.
     let other = Schema::new(vec![Field::new("x", DataType::Float64, false)]);
     let other = RecordBatch::try_new(Arc::new(other), vec![Arc::new(Float64Array::from(vec![1.0]))]).unwrap();
     let changed = [good.clone(), messages("t", vec![other]).await].concat();

@@ -12,7 +12,7 @@ use crate::harness::*;
 
 const STRATEGIES: [&str; 5] = ["hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"];
 
-/// Rows of each side, so that the join takes at least some tenths of a second.
+/// Rows of each side, so that the join takes at least a few tenths of a second.
 const ROWS: i64 = 8_000_000;
 
 /// Time limit to stop a job on an idle machine.
@@ -21,11 +21,11 @@ const SOON: Duration = Duration::from_millis(100);
 /// Time limit to stop a job on a busy machine, where the test's own threads may wait this long.
 const LATE: Duration = Duration::from_secs(5);
 
-/// Attempts per stage to free the device within [`SOON`]. A stage that ignores the flag fails each
-/// time.
+/// Attempts per stage to free the device within [`SOON`]. A stage that ignores the cancel flag
+/// fails each time.
 const ATTEMPTS: usize = 6;
 
-/// Makes keys `0..ROWS` in an irregular order, and a number with each.
+/// Makes keys `0..ROWS` in an irregular order, each with its row number.
 fn shuffled(factor: i64) -> Vec<RecordBatch> {
     let key = |row: i64| row.wrapping_mul(factor).rem_euclid(ROWS);
     let batch = |start: i64| {
@@ -59,7 +59,7 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
     let flags = ["--devices=host:1", "--host-memory=2GiB", "--device-memory=1GiB"];
     let server = TestServer::start(&flags).await;
     let mut client = server.client().await;
-    // Multipliers without a common divisor with the number of rows.
+    // Neither factor has a common divisor with `ROWS`, so all keys are distinct.
     put(&mut client, "left", shuffled(1_000_003)).await.unwrap();
     put(&mut client, "right", shuffled(7_368_787)).await.unwrap();
     let used = server.used_bytes().await;
@@ -72,10 +72,10 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
         let mut run = whole.status().finished.unwrap().duration_since(whole.status().started.unwrap()).unwrap();
         assert_eq!(whole.status().rows, ROWS as u64, "{strategy}");
         cancel(&mut client, info).await;
-        // All stages of the join: build, match and write.
+        // These tenths of the run reach all stages of the join: build, match and write.
         for tenth in [1, 3, 5, 7, 8] {
-            // On a slow machine, the limit is a tenth of the join's time, if that is longer. The
-            // rest of the join takes at least two tenths.
+            // The limit is a tenth of the join's time, if that is longer. A join that ignores the
+            // flag takes at least two tenths more.
             let soon = SOON.max(run / 10);
             let mut times = Vec::new();
             for _ in 0..ATTEMPTS {
@@ -116,7 +116,7 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
     server.expect_used_bytes(used).await;
 }
 
-/// While the arena has no memory yet, columns of the result wait until theirs is mapped.
+/// While the arena grows, columns of the result wait until their memory is mapped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_join_frees_its_device_soon_while_the_arena_grows() {
     const COPIES: i64 = 20_000;
@@ -130,7 +130,7 @@ async fn a_cancelled_join_frees_its_device_soon_while_the_arena_grows() {
         put(&mut client, "right", vec![rows]).await.unwrap();
         let scheduler = &server.shared.scheduler;
         let device = &server.shared.devices[0];
-        // 400 million rows. The memory holds a few dozen million.
+        // The result has 400 million rows. At 24 bytes each, the memory holds about a third.
         let (job, info) = submit_with(&server, &mut client, r#""retain_seconds": 0"#).await;
         eventually("it writes", async || job.status().rows > attempt as u64 * 2_000_000).await;
         let start = Instant::now();

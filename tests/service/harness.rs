@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// The tests' client: the generated one, so that a test controls every byte of a request.
+/// The tests' client: Flight's generated one, so that a test controls every byte of a request.
 pub type Client = FlightServiceClient<Channel>;
 
 /// See [`TestServer::client_without_deadlines`].
@@ -45,13 +45,13 @@ pub fn settings(flags: &[&str]) -> Settings {
         ("--host-memory", "256MiB"),
         ("--devices", "host:2"),
         ("--device-memory", "32MiB"),
-        // The user's cached rates stay untouched.
+        // The user's saved rates stay untouched.
         ("--rates-file", "none"),
     ];
     let mut arguments = vec!["dovetail"];
     let is_given = |flag: &str| flags.iter().any(|given| given.split('=').next() == Some(flag));
     for (flag, value) in defaults {
-        // A topology sets the devices.
+        // A server with a topology file of devices refuses `--devices`.
         let is_told = is_given(flag) || flag == "--devices" && is_given("--topology");
         if !is_told {
             arguments.extend([flag, value]);
@@ -116,8 +116,8 @@ impl TestServer {
         connect(Endpoint::from_shared(self.address.clone()).unwrap()).await
     }
 
-    /// Makes a client that ends no call at its deadline, so that the server must end it. tonic's
-    /// client ends calls, too, and either could be first.
+    /// Makes a client that ends no call at its deadline, so that only the server does. tonic's own
+    /// client ends calls, too, and could be first.
     pub fn client_without_deadlines(&self) -> ClientWithoutDeadlines {
         let connections = HttpClient::builder(TokioExecutor::new()).http2_only(true).build_http();
         let client = FlightServiceClient::with_origin(connections, self.address.parse().unwrap());
@@ -134,7 +134,7 @@ impl TestServer {
         self.shared.catalog.arena().budget().used_bytes()
     }
 
-    /// Waits until at most `bytes` of the arena are in use. A request may free its memory shortly
+    /// Waits until exactly `bytes` of the arena are in use. A request may free its memory shortly
     /// after its answer.
     pub async fn expect_used_bytes(&self, bytes: u64) {
         let start = Instant::now();
@@ -197,8 +197,8 @@ pub fn keyed(rows: i64, batch_rows: usize) -> Vec<RecordBatch> {
     }
 }
 
-/// Makes one batch of `rows` rows and three distinct keys. Its self-join has `rows * rows / 3`
-/// rows.
+/// Makes one batch of `rows` rows and three distinct keys. Its self-join has about
+/// `rows * rows / 3` rows.
 pub fn few_keys(rows: i64) -> RecordBatch {
     let keys = Int64Array::from_iter_values((0..rows).map(|row| row % 3));
     RecordBatch::try_from_iter([("k", Arc::new(keys) as ArrayRef)]).unwrap()

@@ -1,4 +1,4 @@
-//! Joins by command: submitted, polled, read, cancelled, kept.
+//! Joins by command: submitted, polled, read, cancelled, retained.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ async fn a_join_is_answered_at_once_and_read_from_its_endpoints() {
         assert!(told["predicted_seconds"].as_f64().unwrap() > 0.0 && told["strategy"].is_string());
         let batches = read_all(&mut client, &info).await.unwrap();
         assert_eq!(rows(&batches), expected, "{how}");
-        // The server keeps the result, so it can be read again and in any order.
+        // The server retains the result, so clients can read it again and in any order.
         assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), expected, "{how} again");
         let done = job(&mut client, &told["job"]).await;
         assert_eq!((done["state"].as_str(), done["rows"].as_u64()), (Some("complete"), Some(expected as u64)));
@@ -97,7 +97,7 @@ async fn a_join_that_does_not_fit_is_explained_and_refused_when_it_is_run() {
     assert!(text.contains(refusal), "{text}");
     assert!(plan["memory"]["minimum_bytes"].as_u64().unwrap() > 64 << 10, "{plan}");
     refused(client.get_flight_info(join("")).await, Code::ResourceExhausted, "of device memory, with table");
-    // A join that fits has no such warning.
+    // A join that fits has no refusal.
     put(&mut client, "few", keyed(10, 10)).await.unwrap();
     let body = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
     let plan: Value = serde_json::from_str(&act(&mut client, "explain", body).await.unwrap()[0]).unwrap();
@@ -135,7 +135,7 @@ async fn a_result_that_is_not_retained_is_released_when_it_was_read() {
     let info = client.get_flight_info(join(r#", "retain_seconds": 0"#)).await.unwrap().into_inner();
     assert_eq!(listed(&mut client).await.len(), 3, "two tables and a result");
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
-    // Regression test: the result stayed listed while a reader might ask for its next endpoint.
+    // Regression test: the result stayed listed while its reader might ask for another endpoint.
     assert_eq!(listed(&mut client).await.len(), 2);
     assert!(read_all(&mut client, &info).await.is_err());
     server.expect_used_bytes(used).await;
@@ -271,7 +271,7 @@ async fn a_join_waits_for_the_memory_of_its_result_and_reports_it() {
         put(&mut client, name, vec![few_keys(3000)]).await.unwrap();
     }
     let used = server.used_bytes().await;
-    // 3 million rows of 8 bytes: one result fits, two do not.
+    // A result has 3 million rows of 8 bytes: one result fits, two do not.
     let first = client.get_flight_info(join("")).await.unwrap().into_inner();
     let first_job = said(&first)["job"].clone();
     eventually("the first is complete", async || job(&mut client, &first_job).await["state"] == "complete").await;
@@ -280,7 +280,7 @@ async fn a_join_waits_for_the_memory_of_its_result_and_reports_it() {
     assert_eq!(told["state"], "queued", "{told}");
     let waiting_for = told["waiting_for"].as_str().unwrap();
     assert!(waiting_for.contains("MiB of host memory for its result"), "{waiting_for}");
-    // A join that fits does not wait behind it.
+    // A join that fits does not wait behind the waiting join.
     put(&mut client, "few", keyed(10, 10)).await.unwrap();
     let small = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
     assert_eq!(rows(&get(&mut client, command(small)).await.unwrap()), 10);

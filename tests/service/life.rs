@@ -125,7 +125,7 @@ async fn a_stalled_upload_is_given_up_after_a_while() {
 async fn a_client_may_write_everything_before_it_reads_an_acknowledgement() {
     let server = TestServer::start(&[]).await;
     let mut client = server.client().await;
-    // If each acknowledgement were sent, they would exceed the flow-control window.
+    // An acknowledgement for each of the 10,000 batches would exceed the flow-control window.
     let acks = put(&mut client, "t", keyed(200_000, 20)).await.unwrap();
     let last: serde_json::Value = serde_json::from_slice(&acks.last().unwrap().app_metadata).unwrap();
     assert_eq!(last["rows"], 200_000);
@@ -162,7 +162,7 @@ async fn a_fetch_ends_at_its_deadline_and_cancels_the_join() {
     let info = client.get_flight_info(command(join)).await.unwrap().into_inner();
     let mut request = Request::new(info.endpoint[0].ticket.clone().unwrap());
     request.metadata_mut().insert("grpc-timeout", "3S".parse().unwrap());
-    // 3 billion rows cannot be read in that time.
+    // 3 billion rows cannot be read in 3 seconds.
     let outcome = match server.client_without_deadlines().do_get(request).await {
         Ok(answer) => answer.into_inner().try_for_each(|_| std::future::ready(Ok(()))).await,
         Err(status) => Err(status),
@@ -205,8 +205,9 @@ async fn submit(server: &TestServer, client: &mut Client, options: &str) -> (Arc
     (server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap(), info)
 }
 
-/// Starts a server whose only device, at 4 MB per second, is held by a join for minutes. Later jobs
-/// wait until that job is cancelled, or has filled the memory and gives way after most of a minute.
+/// Starts a server whose only device moves 4 MB per second and is held by a join. Later jobs wait
+/// until that join is cancelled. It gives way only after most of a minute, when it has filled the
+/// memory.
 async fn with_a_held_device() -> (TestServer, Client, Arc<Job>) {
     let folder = tempfile::tempdir().unwrap();
     let topology = slow_devices(folder.path(), 1, 4_000_000);
@@ -254,7 +255,7 @@ async fn a_job_that_may_still_be_read_survives_a_reset_stream() {
     act(&mut client, "job", &format!(r#"{{"job": {}}}"#, polled_job.id)).await.unwrap();
     drop(begin_to_read(&mut client, &polled, 0).await);
     drop(begin_to_read(&mut client, &into, 0).await);
-    // When this job is cancelled, the server has also seen the earlier resets of streams.
+    // Once this job is cancelled, the server has also seen the earlier resets of streams.
     let (last, last_info) = submit(&server, &mut client, SEMI).await;
     drop(begin_to_read(&mut client, &last_info, 0).await);
     eventually("a job that nobody wants is cancelled", async || last.status().state == JobState::Cancelled).await;
@@ -270,13 +271,13 @@ async fn a_job_that_may_still_be_read_survives_a_reset_stream() {
     assert_eq!(rows(&read_all(&mut client, &unread).await.unwrap()), 100_000);
 }
 
-/// Regression test: such a job held its device for half a minute while other jobs waited.
+/// Regression test: a join without a reader held its device for half a minute while others waited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_join_without_a_reader_fails_if_others_wait_for_its_device() {
     let server = TestServer::start(&["--devices=host:1", "--host-memory=64MiB"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
-    // 3 billion rows fill the memory for results, and the job then waits.
+    // 3 billion rows fill the memory for results, and the join then waits for a reader.
     let (unread, _) = submit(&server, &mut client, r#""retain_seconds": 0"#).await;
     eventually("the device is held", async || unread.result.held_bytes() > (16 << 20)).await;
     let (_, info) = submit(&server, &mut client, SEMI).await;
@@ -351,7 +352,7 @@ async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed
     let info = client.get_flight_info(join.clone()).await.unwrap().into_inner();
     server.drain();
     wait_for_drain(&server).await;
-    // Also over a new connection, because clients open one for each endpoint.
+    // These calls use a new connection, because clients open one for each endpoint.
     let mut client = server.client().await;
     refused(client.get_flight_info(join.clone()).await, Code::Unavailable, "shutting down");
     refused(client.poll_flight_info(join).await, Code::Unavailable, "shutting down");
@@ -375,8 +376,8 @@ async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed
     server.join().await.unwrap();
 }
 
-/// Regression test: such a result delayed shutdown to the drain's limit, without any connected
-/// client.
+/// Regression test: a complete result delayed shutdown to the drain's limit, although no client was
+/// connected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_does_not_wait_for_results_without_a_connected_reader() {
     let mut server = TestServer::start(&["--drain-seconds=3600"]).await;

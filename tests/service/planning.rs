@@ -1,5 +1,5 @@
-//! CPU work outside the queue: planning of joins with very many columns, which takes long, and its
-//! cancellation.
+//! CPU work outside the queue: joins with very many columns take long to plan, and their planning
+//! can be cancelled.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tonic::{Code, Request, Status};
 
 use crate::harness::*;
 
-/// Columns of a table whose self-join takes long to plan, separately for each device.
+/// Columns of a table whose self-join takes long to plan. Each device is planned separately.
 const COLUMNS: usize = 50_000;
 
 /// Flags for enough devices that planning takes seconds.

@@ -68,7 +68,7 @@ async fn polling_ends_with_the_result() {
     assert_eq!(info.total_records, 400);
     assert!((1..=3).contains(&info.endpoint.len()), "{} endpoints", info.endpoint.len());
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
-    // A renewed endpoint is as good as before, and another poll gives the same answer.
+    // After an endpoint is renewed, another poll still lists all endpoints.
     let request = arrow_flight::RenewFlightEndpointRequest::new(info.endpoint[0].clone());
     client.do_action(Action::new("RenewFlightEndpoint", request.encode_to_vec())).await.unwrap();
     let again = poll(&mut client, info.flight_descriptor.unwrap()).await;
@@ -111,7 +111,7 @@ async fn endpoints_are_listed_as_they_are_completed() {
     let all = client.get_flight_info(info.flight_descriptor.clone().unwrap()).await.unwrap().into_inner();
     assert_eq!(all.endpoint.len(), 4);
     assert_eq!(rows(&read_all(&mut client, &all).await.unwrap()), MANY_ROWS);
-    // Early listed endpoints still have the same part at the end.
+    // Endpoints that were listed early still have the same rows at the end.
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), MANY_ROWS);
 }
 
@@ -162,7 +162,8 @@ async fn a_waiting_job_reports_its_position_the_reason_and_its_predicted_start()
         assert!(ahead < 600, "a start in {ahead} s is predicted for a join of seconds");
     }
     assert!(start_of(&told_third) > start_of(&told_second), "{told_second} {told_third}");
-    // The info of a poll can cancel a job before any endpoint is listed. Other jobs move up.
+    // A client can cancel a job by the info of a poll, before any endpoint is listed. The jobs
+    // behind it move up.
     let request = CancelFlightInfoRequest::new(first.info.unwrap()).encode_to_vec();
     let mut results = client.do_action(Action::new("CancelFlightInfo", request)).await.unwrap().into_inner();
     let result = results.message().await.unwrap().unwrap();

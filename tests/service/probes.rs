@@ -59,7 +59,7 @@ async fn metrics_count_calls_bytes_and_memory() {
     put(&mut client, "t", keyed(1000, 100)).await.unwrap();
     get(&mut client, path("t")).await.unwrap();
     refused(client.get_flight_info(path("nobody")).await, Code::NotFound, "");
-    // A call is counted after its last byte is sent, perhaps shortly after the client has it.
+    // The server counts a call after its last byte, perhaps after the client has received it.
     let calls = [
         "{code=\"OK\",rpc=\"DoPut\"} 1",
         "{code=\"OK\",rpc=\"DoGet\"} 1",

@@ -116,7 +116,8 @@ async fn tls_serves_clients_that_trust_the_server_and_mutual_tls_clients_that_it
     let mut client = connect(endpoint(&server, trusting(&authority).identity(identity(&authority)))).await;
     put(&mut client, "t", keyed(10, 10)).await.unwrap();
     for tls in [trusting(&authority), trusting(&authority).identity(identity(&stranger))] {
-        // In TLS 1.3, the client briefly appears to be connected.
+        // In TLS 1.3, a client appears to be connected before the server has checked its
+        // certificate.
         let outcome = match endpoint(&server, tls).connect().await {
             Ok(channel) => Client::new(channel).get_flight_info(path("t")).await.map(|_| ()),
             Err(error) => Err(tonic::Status::unavailable(error.to_string())),
@@ -126,7 +127,7 @@ async fn tls_serves_clients_that_trust_the_server_and_mutual_tls_clients_that_it
     assert_eq!(rows(&get(&mut client, path("t")).await.unwrap()), 10);
 }
 
-/// Regression test: every certificate signed by the authority was an admin's.
+/// Regression test: every client with a certificate of the authority was an admin.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificates_name_is_its_tenant_and_only_a_listed_one_is_an_admin() {
     let folder = tempfile::tempdir().unwrap();

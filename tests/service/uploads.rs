@@ -71,7 +71,7 @@ async fn a_tenant_with_a_small_quota_reads_results_of_any_size() {
     // One and a third million rows of 8 bytes exceed the tenant's memory and the size of a message.
     assert_eq!(rows(&get(&mut client, join(r#", "retain_seconds": 0"#)).await.unwrap()), 1_333_334);
     refused(get(&mut client, join("")).await, Code::ResourceExhausted, "--tenant-memory");
-    // A small result is kept.
+    // A small result is retained.
     put(&mut client, "u", vec![few_keys(30)]).await.unwrap();
     let small = r#"{"join": {"left": "u", "right": "u", "on": [{"left": "k", "right": "k"}]}}"#;
     assert_eq!(rows(&get(&mut client, command(small)).await.unwrap()), 300);
