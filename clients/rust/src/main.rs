@@ -4,7 +4,7 @@
 //! cargo run -- grpc://127.0.0.1:8815
 //! ```
 //!
-//! It uses the `arrow-flight` crate and nothing of Dovetail's own, as any other program would.
+//! This client uses the `arrow-flight` crate and no code of Dovetail, as any other program would.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ const LINES: &str = "example_lineitem";
 const ORDER_COUNT: i64 = 10_000;
 const LINE_COUNT: i64 = 100_000;
 
-/// What the rows of a join add up to, whatever order they come in.
+/// Sums over the rows of a join. The order of the rows does not matter.
 #[derive(Debug, Default, PartialEq)]
 struct Totals {
     rows: u64,
@@ -71,7 +71,8 @@ async fn join(uri: &str) -> Result<Totals, Box<dyn Error>> {
     let command = FlightDescriptor::new_cmd(command.to_string());
     let info = client.get_flight_info(command).await.map_err(while_doing("asking for the join at", uri))?;
     let mut got = Totals::default();
-    // The endpoints are parts of one result. They are read here one by one; tasks may read them at once.
+    // The endpoints are parts of one result. This client reads them one by one. Tasks could read
+    // them in parallel.
     for endpoint in info.endpoint {
         let ticket = endpoint.ticket.ok_or("an endpoint of the join has no ticket")?;
         fetch(&mut client, ticket, &mut got).await.map_err(while_doing("reading the join from", uri))?;
@@ -79,7 +80,7 @@ async fn join(uri: &str) -> Result<Totals, Box<dyn Error>> {
     if got == expected { Ok(got) } else { Err(format!("the join has {got:?}; {expected:?} were expected").into()) }
 }
 
-/// A client of a URI such as `grpc://HOST:PORT` or `grpc+tls://HOST:PORT`.
+/// Connects to a URI such as `grpc://HOST:PORT` or `grpc+tls://HOST:PORT`.
 async fn connect(uri: &str) -> Result<FlightClient, Box<dyn Error>> {
     let endpoint = match uri.split_once("://") {
         Some(("grpc" | "grpc+tcp", address)) => Endpoint::new(format!("http://{address}"))?,
@@ -88,22 +89,24 @@ async fn connect(uri: &str) -> Result<FlightClient, Box<dyn Error>> {
         }
         _ => return Err("the scheme is not grpc, grpc+tcp or grpc+tls; write such as grpc://127.0.0.1:8815".into()),
     };
-    // tonic's own limit is 4 MiB, which a batch with a single large value may exceed.
+    // tonic's default limit is 4 MiB a message, which a batch with a single large value may exceed.
     let service = FlightServiceClient::new(endpoint.connect().await?).max_decoding_message_size(usize::MAX);
     Ok(FlightClient::new_from_inner(service))
 }
 
-/// Sends one table, in place of an earlier one of its name. The table appears when the stream ends well.
+/// Uploads a table, and replaces an earlier table of that name. The table appears when the stream
+/// ends without an error.
 async fn upload(client: &mut FlightClient, table: &str, batch: RecordBatch) -> Result<(), Box<dyn Error>> {
     let messages = FlightDataEncoderBuilder::new()
         .with_flight_descriptor(Some(FlightDescriptor::new_path(vec![table.into()])))
         .with_metadata(r#"{"mode": "replace"}"#.into())
         .build(futures::stream::iter([Ok(batch)]));
-    // Acknowledgements say how many rows were taken so far; only the end of the stream says that all were.
+    // Acknowledgements say how many rows the server has taken so far. Only the end of the stream
+    // says that it has taken all.
     Ok(client.do_put(messages).await?.try_for_each(|_| async { Ok(()) }).await?)
 }
 
-/// Reads one endpoint, checks its rows and adds them up.
+/// Reads one endpoint, checks its rows and adds them to the totals.
 async fn fetch(client: &mut FlightClient, ticket: Ticket, totals: &mut Totals) -> Result<(), Box<dyn Error>> {
     let mut batches = client.do_get(ticket).await?;
     while let Some(batch) = batches.try_next().await? {
@@ -121,7 +124,8 @@ async fn fetch(client: &mut FlightClient, ticket: Ticket, totals: &mut Totals) -
     Ok(())
 }
 
-/// Both tables, and what their join has to come to. Some orders have no line, some lines no order.
+/// Returns both tables, and the totals of a correct join. Some orders have no line, and some lines
+/// no order.
 fn tables() -> Result<(RecordBatch, RecordBatch, Totals), Box<dyn Error>> {
     let order_keys = Int64Array::from_iter_values(0..ORDER_COUNT);
     let priorities = StringArray::from_iter_values((0..ORDER_COUNT).map(priority));
@@ -142,7 +146,8 @@ fn priority(orderkey: i64) -> String {
     format!("priority {}", orderkey % 5 + 1)
 }
 
-/// Says what was attempted, then the server's own sentence and its kind of error, or another error and its causes.
+/// Describes an error: what the client attempted, then the server's message and code, or another
+/// error with its causes.
 fn while_doing<E: Into<Box<dyn Error>>>(attempt: &str, target: &str) -> impl FnOnce(E) -> String {
     move |error| {
         let error: Box<dyn Error> = error.into();
