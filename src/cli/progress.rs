@@ -30,7 +30,7 @@ pub struct Progress {
 const WITH_TOTAL: &str = "{msg} {wide_bar} {percent:>3} %{moved}{left}";
 const WITHOUT_TOTAL: &str = "{spinner} {msg}{moved}  {passed}";
 
-/// Steps of work that only reports a share.
+/// Steps of work that only reports the fraction done.
 const SHARE_STEPS: u64 = 10_000;
 
 /// Delay before the bar is drawn: shorter work needs no bar.

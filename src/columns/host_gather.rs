@@ -46,8 +46,8 @@ pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena
 }
 
 /// Gathers the value at the place (array, index) of each of `count` rows. A row without a place
-/// gives a null. `slices` returns slices for rows that mostly follow each other, if that is
-/// known.
+/// gives a null. `slices` returns a range of rows as slices of the arrays. It returns `None` if
+/// rows are missing or null, if few are consecutive, or if their order is unknown.
 fn gather_places(
     arrays: &[&ArrayRef],
     data_type: &DataType,

@@ -163,7 +163,8 @@ pub(super) enum CopyFrom<'a> {
     Cached(&'a [CachedPart], Option<&'a Budget>),
 }
 
-/// A cached buffer in the hands of its users. It behaves as the buffer, and reports its drop.
+/// A cached buffer in the hands of its users. It behaves like the buffer. When dropped, it
+/// counts the buffer's bytes as no longer lent.
 #[derive(Debug)]
 struct Lent {
     /// `Some` until dropped.

@@ -439,7 +439,8 @@ fn a_device_whose_process_has_ended_is_reopened() {
         assert_eq!(sorted(&task, &run_on(&engine, &catalog, &task).unwrap()), expected, "round {round}");
         wait_until("all memory", || catalog.arena().budget().used_bytes() == before);
     }
-    // Each later start has the memory that was promised to jobs since the first.
+    // Each restart is given the bytes of device memory that the first start reported, because jobs
+    // were promised that much.
     let memory_bytes = starts.memory_bytes.lock().clone();
     assert_eq!(memory_bytes[0], None);
     assert_eq!(memory_bytes[1..], vec![opening().memory_bytes; 3 + 1 + 2]);

@@ -17,8 +17,8 @@ const NAME_BYTES_MAX: usize = 256;
 const DNS_NAME: Tag = Tag(2);
 const URI: Tag = Tag(6);
 
-/// Encodings of a common name's text that are read. Certificates have not used other encodings
-/// since about 2000.
+/// Encodings of a common name's text that are read. RFC 5280 has new certificates use the first two
+/// only.
 const TEXT: [Tag; 3] = [Tag::Utf8String, Tag::PrintableString, Tag::Ia5String];
 
 /// Returns the names of a certificate's subject, the main name first. Common names come before the
