@@ -83,7 +83,7 @@ use crate::memory::{Arena, Budget, Pin};
 /// Returns the number of GPUs that this process can use, or 0 without a driver.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if a driver is installed but does not work.
+/// [`Unsupported`](crate::Error::Unsupported) if a driver is installed but does not work.
 pub fn device_count() -> Result<u16> {
     driver::gpu_count()
 }
@@ -125,8 +125,8 @@ impl CudaDevice {
     /// makes the memory budget from the number of free bytes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if there is no such GPU or it cannot be used, [`Error::Exhausted`] if
-    /// the system refuses threads.
+    /// [`Unsupported`](crate::Error::Unsupported) if there is no such GPU or it cannot be used,
+    /// [`Exhausted`](crate::Error::Exhausted) if the system refuses threads.
     pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         Self::open_observed(index, threads, &observe::asked_for(), budget)
     }
