@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
 use super::inputs::{Input, Inputs, TextWork};
-use super::{BoundJoin, Composition, Estimates, OutputSource, PlanOverrides, Side, Strategy, Target, TransferOrder};
+use super::{BoundJoin, Composition, Estimates, OutputSource, PlanOverrides, Side, Strategy, Target};
 use crate::catalog::Table;
 use crate::columns::{KeyLayout, Role, fixed_width};
 use crate::device::{Phase, ROWS_MAX};
@@ -369,7 +369,7 @@ fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 
     };
     let Composition { transfer_order, .. } = costed.composition;
     let strategy = costed.composition.strategy();
-    let chunks = Chunks::new(strategy, &costed.memory, inputs, target, transfer_order == TransferOrder::ProbeAtOnce);
+    let chunks = Chunks::new(strategy, &costed.memory, inputs, target, transfer_order);
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 

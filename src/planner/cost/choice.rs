@@ -144,15 +144,16 @@ impl Choice<'_> {
         interrupt.check()?;
         let model = self.model(inputs);
         let memory = model.memory();
-        let chunks = |probe_at_once| Chunks::new(self.strategy, &memory, inputs, target, probe_at_once);
-        let in_chunks = chunks(false);
+        let chunks = |transfer_order| Chunks::new(self.strategy, &memory, inputs, target, transfer_order);
+        let in_chunks = chunks(TransferOrder::Chunks);
         let mut best = self.costed_with(&model, memory, in_chunks);
-        let at_once = (in_chunks.count > 1.0).then(|| (chunks(true), memory));
+        let at_once = (in_chunks.count > 1.0).then(|| (chunks(TransferOrder::ProbeAtOnce), memory));
+        let deferred = Chunks { transfer_order: TransferOrder::DeferBuildPayload, ..in_chunks };
         let last = model.memory_with_deferred_payload(memory, overrides.defer_build_payload);
-        let last = last.map(|memory| (Chunks { defer_build_payload: true, ..in_chunks }, memory));
+        let last = last.map(|memory| (deferred, memory));
         for (chunks, memory) in [at_once, last].into_iter().flatten() {
             let costed = self.costed_with(&model, memory, chunks);
-            let is_overridden = chunks.defer_build_payload && overrides.defer_build_payload == Some(true);
+            let is_overridden = chunks == deferred && overrides.defer_build_payload == Some(true);
             if is_overridden || costed.seconds < best.seconds {
                 best = costed;
             }
@@ -169,11 +170,7 @@ impl Choice<'_> {
             moved_payload: moved_payload(strategy, inputs),
             dense: inputs.dense_slots.is_some(),
             filter: self.filtered_rows.is_some(),
-            transfer_order: match (chunks.defer_build_payload, chunks.is_all_at_once) {
-                (true, _) => TransferOrder::DeferBuildPayload,
-                (false, true) => TransferOrder::ProbeAtOnce,
-                (false, false) => TransferOrder::Chunks,
-            },
+            transfer_order: chunks.transfer_order,
             device_makes_keys: inputs.device_makes_keys,
             device_gathers_text: inputs.device_gathers_text(),
         };

@@ -6,7 +6,7 @@ use super::super::inputs::{Input, Inputs};
 use super::super::{JoinKind, Strategy, Target};
 use super::Model;
 use crate::device::host::{FilterBytes, TableBytes, sort_scratch_bytes};
-use crate::join::{CHUNK_ROWS_MIN, OVERLAPPED_CHUNK_ROWS_MIN, chunks_per_stream};
+use crate::join::{CHUNK_ROWS_MIN, OVERLAPPED_CHUNK_ROWS_MIN, TransferOrder, chunks_per_stream};
 
 /// Bytes of device memory that a strategy takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -43,10 +43,7 @@ pub(in crate::planner) struct Chunks {
     pub(in crate::planner) count: f64,
     /// Chunks in progress at a time.
     pub(in crate::planner) at_once: f64,
-    /// True if one stream takes the whole probe side, as far as it fits.
-    pub(in crate::planner) is_all_at_once: bool,
-    /// True if columns of the build side come in after the probe side (`join/deferred.rs`).
-    pub(in crate::planner) defer_build_payload: bool,
+    pub(in crate::planner) transfer_order: TransferOrder,
 }
 
 impl Chunks {
@@ -57,10 +54,13 @@ impl Chunks {
         memory: &MemoryNeed,
         inputs: &Inputs,
         target: &Target,
-        probe_at_once: bool,
+        transfer_order: TransferOrder,
     ) -> Self {
         let probe_rows = inputs.probe.rows;
-        let streams_max = if probe_at_once { 1.0 } else { target.streams as f64 };
+        let streams_max = match transfer_order {
+            TransferOrder::ProbeAtOnce => 1.0,
+            TransferOrder::Chunks | TransferOrder::DeferBuildPayload => target.streams as f64,
+        };
         let streams = (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().clamp(1.0, streams_max);
         let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
         let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64 / streams;
@@ -75,7 +75,7 @@ impl Chunks {
             false => 1.0,
         };
         let count = by_memory.max(by_streams);
-        Self { count, at_once: streams.min(count), is_all_at_once: probe_at_once, defer_build_payload: false }
+        Self { count, at_once: streams.min(count), transfer_order }
     }
 }
 

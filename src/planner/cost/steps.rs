@@ -7,6 +7,7 @@ use super::super::Rates;
 use super::memory::Chunks;
 use crate::columns::Role;
 use crate::device::Phase;
+use crate::join::TransferOrder;
 
 /// A predicted phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -118,7 +119,10 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     let of_build = |seconds: &dyn Fn(&Step) -> f64| of(Role::Build, seconds);
     let of_probe = |seconds: &dyn Fn(&Step) -> f64| of(Role::Probe, seconds);
     let beside = of_build(&|step| step.beside);
-    let (meanwhile, later) = if chunks.defer_build_payload { (0.0, beside) } else { (beside, 0.0) };
+    let (meanwhile, later) = match chunks.transfer_order {
+        TransferOrder::DeferBuildPayload => (0.0, beside),
+        TransferOrder::Chunks | TransferOrder::ProbeAtOnce => (beside, 0.0),
+    };
     let build = of_build(&|step| step.copy_in - step.beside)
         + of_build(&|step| step.work).max(meanwhile)
         + of_build(&|step| step.calls);
