@@ -86,7 +86,6 @@ impl Shared {
     /// the next turns, at most a second later.
     fn put_back(&self, taken: &Taken, error: &Error) -> bool {
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
-        let now = self.clock.now();
         {
             let mut life = taken.job.life.lock();
             if life.stop.is_some() {
@@ -96,11 +95,7 @@ impl Shared {
             let waiting_for = error.message().to_string();
             life.forecast = Some(QueueForecast { position: 0, start: SystemTime::now() + RETRY, waiting_for });
         }
-        for device in taken.devices.iter() {
-            let device_state = &mut state.devices[device];
-            device_state.count_time(now);
-            device_state.running.retain(|running| running.job.id != taken.job.id);
-        }
+        self.take_off(&mut state, taken);
         state.totals.waited_seconds_total -= taken.started.saturating_sub(taken.entry.submitted).as_secs_f64();
         state.queue.push_back(taken.entry.clone(), taken.predicted_seconds);
         self.fail_unplaceable(&mut state, &mut leftovers);
@@ -243,14 +238,19 @@ impl Shared {
         true
     }
 
-    /// Takes a job off its devices. Returns the job's seconds of device time, summed over its
-    /// devices.
+    /// Takes a job that ran off its devices. Returns the job's seconds of device time, summed over
+    /// its devices.
     fn free(&self, state: &mut State, taken: &Taken) -> f64 {
+        taken.devices.iter().for_each(|device| state.devices[device].jobs_total += 1);
+        self.take_off(state, taken)
+    }
+
+    /// Like [`free`](Self::free), for a job that may not have run. The devices do not count it.
+    fn take_off(&self, state: &mut State, taken: &Taken) -> f64 {
         let mut seconds = 0.0;
         for device in taken.devices.iter() {
             let device_state = &mut state.devices[device];
             device_state.count_time(self.clock.now());
-            device_state.jobs_total += 1;
             let at = device_state.running.iter().position(|running| running.job.id == taken.job.id);
             seconds += at.map_or(0.0, |at| device_state.running.swap_remove(at).device_seconds);
         }
