@@ -233,8 +233,7 @@ impl Timeline {
             let slots = self.slots[device].iter().copied();
             if place.shared_bytes.is_some() { slots.min() } else { slots.max() }
         };
-        let free_at: Option<Vec<Duration>> = place.devices.iter().map(of_device).collect();
-        free_at?.into_iter().max()
+        place.devices.iter().try_fold(Duration::ZERO, |latest, device| Some(latest.max(of_device(device)?)))
     }
 
     /// Returns the free memory of the place's device that has the least.
