@@ -198,21 +198,18 @@ pub struct Settings {
 impl Settings {
     /// Returns the settings of the devices.
     pub fn of_devices(&self) -> DeviceSettings {
-        let Self { devices, topology, device_memory, device_cache, device_processes, .. } = self.clone();
-        let Self { device_restart_seconds, rates_file, recalibrate, log, log_format, .. } = self.clone();
-        let test_options = TestOptions { fault_file: self.test_fault.clone(), gpus_of_one: self.test_gpus_of_one };
         DeviceSettings {
-            devices,
-            topology,
-            device_memory,
-            device_cache,
-            device_processes,
-            device_restart_seconds,
-            rates_file,
-            recalibrate,
-            log,
-            log_format,
-            test_options,
+            devices: self.devices.clone(),
+            topology: self.topology.clone(),
+            device_memory: self.device_memory.clone(),
+            device_cache: self.device_cache.clone(),
+            device_processes: self.device_processes.clone(),
+            device_restart_seconds: self.device_restart_seconds,
+            rates_file: self.rates_file.clone(),
+            recalibrate: self.recalibrate,
+            log: self.log.clone(),
+            log_format: self.log_format.clone(),
+            test_options: TestOptions { fault_file: self.test_fault.clone(), gpus_of_one: self.test_gpus_of_one },
         }
     }
 }
