@@ -132,7 +132,7 @@ impl<'a> Probing<'a> {
             let never = AtomicBool::new(false);
             return run_on_device_pool(device, || {
                 self.take_chunks(&cx, None, 1, &never)?;
-                self.complete_late(&cx, 0, 1)
+                self.complete_deferred(&cx, 0, 1)
             });
         }
         let Some(deferred) = &self.deferred else {
@@ -153,7 +153,9 @@ impl<'a> Probing<'a> {
             return Ok(());
         }
         let next = AtomicUsize::new(0);
-        self.on_streams(cx, streams, |own, _, _| self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams))
+        self.on_streams(cx, streams, |own, _, _| {
+            self.complete_deferred(own, next.fetch_add(1, Ordering::Relaxed), streams)
+        })
     }
 
     /// Runs `work` on `streams` new streams in parallel, until it is done on all, or has failed on
@@ -211,7 +213,7 @@ impl<'a> Probing<'a> {
     }
 
     /// Completes one stream's share of the rows that wait for columns of the build side.
-    fn complete_late(&self, cx: &JoinContext<'_>, number: usize, streams: usize) -> Result<()> {
+    fn complete_deferred(&self, cx: &JoinContext<'_>, number: usize, streams: usize) -> Result<()> {
         let Some(deferred) = &self.deferred else { return Ok(()) };
         deferred.complete(&self.materializer(cx, None), &self.join.built.current().transformed, number, streams)
     }
