@@ -298,7 +298,7 @@ fn main() {
             predicted =
                 plan.phases.iter().map(|phase| (phase.phase.to_string(), json!(microseconds(phase.seconds)))).collect();
             predicted_seconds = plan.seconds;
-            let task = plan.task().unwrap();
+            let task = Arc::new(plan.task().unwrap());
             let join = || {
                 let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
                 join::run(&task, device, &arena, &sink, &monitor).unwrap();

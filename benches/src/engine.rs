@@ -402,7 +402,7 @@ impl Engine {
         for join in &self.joins {
             let plan = self.plan(join, asked)?;
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
-            let task = plan.task()?;
+            let task = Arc::new(plan.task()?);
             let start = Instant::now();
             join::run(&task, device, self.catalog.arena(), &sink, &monitor)?;
             run.seconds += start.elapsed().as_secs_f64();

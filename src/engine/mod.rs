@@ -210,7 +210,7 @@ fn run_within(
     monitor: &Monitor,
 ) -> Result<()> {
     let memory = memory.unwrap_or_else(|| device.memory().clone());
-    join::run(task, &*device.for_job(memory)?, arena, sink, monitor)
+    join::run(&Arc::new(task.clone()), &*device.for_job(memory)?, arena, sink, monitor)
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

@@ -9,10 +9,11 @@ use arrow::compute::{CastOptions, cast_with_options, is_null};
 use arrow::datatypes::{DataType, FieldRef, UInt32Type};
 
 use super::batch_sizes::BatchSizes;
+use super::context::JoinContext;
 use super::inputs::SideInput;
 use super::materialize::{Materializer, SideRows};
 use super::threads::on_device_pool;
-use super::transform::{JoinContext, is_raw_key};
+use super::transform::is_raw_key;
 use crate::columns::{
     BatchSlice, Role, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, is_stored_by_row,
     with_wanted_keys,

@@ -33,6 +33,8 @@ pub(super) struct SideInput {
     movable: BTreeMap<usize, Movable>,
     /// Columns of the result with values of variable length that the device gathers.
     text: BTreeMap<usize, TextColumn>,
+    /// True if other joins may read the rows, so that a device may cache their columns.
+    is_stored: bool,
 }
 
 /// Column of values of variable length that the device gathers.
@@ -85,14 +87,23 @@ impl SideInput {
             moved_columns: task.composition.moved_payload.of_side(of_task.side, &of_task.output_columns),
             movable,
             text,
+            is_stored: true,
         }
+    }
+
+    /// Marks the rows as rows that only this join reads.
+    pub(super) fn arriving(self) -> Self {
+        Self { is_stored: false, ..self }
     }
 
     /// Returns some rows of this side.
     pub(super) fn rows(&self, range: Range<u64>) -> Rows {
-        let table: Arc<dyn Any + Send + Sync> = self.table.clone();
         let start = range.start;
         let rows = Rows::of(&self.table.schema, &self.table.batches, range);
+        if !self.is_stored {
+            return rows;
+        }
+        let table: Arc<dyn Any + Send + Sync> = self.table.clone();
         rows.of_table(Arc::downgrade(&table), start)
     }
 
@@ -133,14 +144,13 @@ impl SideInput {
     }
 }
 
-/// Refuses a build side that 32-bit positions cannot address.
-pub(super) fn check_build_rows(build: &SideInput) -> Result<usize> {
+/// Refuses a build side that 32-bit positions cannot address. `name` is its table's.
+pub(super) fn check_build_rows(name: &str, rows: u64) -> Result<()> {
     let rows_max = crate::device::ROWS_MAX as u64;
-    if build.table.rows > rows_max {
+    if rows > rows_max {
         return Err(Error::Unsupported(format!(
-            "table {:?} has {} rows, and the smaller side of a join may have at most {rows_max} on one device; join it in parts",
-            build.table.name, build.table.rows
+            "table {name:?} has {rows} rows, and the smaller side of a join may have at most {rows_max} on one device; join it in parts"
         )));
     }
-    Ok(build.table.rows as usize)
+    Ok(())
 }

@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 
-use super::transform::{JoinContext, Order, TransformedSide};
+use super::context::JoinContext;
+use super::transform::{Order, TransformedSide};
 use crate::columns::KeyLayout;
 use crate::device::{Device, Keys, Matches, PartitionMatches, Phase, Table};
 use crate::{Error, Result};

@@ -16,9 +16,10 @@ use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 
 use super::batch_sizes::BatchSizes;
 use super::column_gather::{ArrayAssembler, ColumnGather, PendingColumn, Sides};
+use super::context::JoinContext;
 use super::deferred::DeferredChunk;
 use super::inputs::SideInput;
-use super::transform::{JoinContext, TransformedSide};
+use super::transform::TransformedSide;
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Event, Phase, Positions};

@@ -29,6 +29,14 @@
 //! before a row is emitted (`verify.rs`). The device hashes and compares if it can do both,
 //! otherwise the host does.
 //!
+//! The build side is prepared once. Any number of threads may then probe it, each with the rows of
+//! a [`RowSource`]: a table, or batches that arrive while they are joined (`prepared.rs`). [`run`]
+//! does this for two tables:
+//!
+//! ```text
+//!   prepare(build) ─► probe(rows)* ─► finish
+//! ```
+//!
 //! A GPU joins partitions in one go if the result needs nothing except the pairs of rows
 //! (`fused.rs`). If every column of a large result is written, the build side's columns may cross
 //! the link last (`deferred.rs`). The first chunks of the probe side are on their way before the
@@ -42,8 +50,10 @@
 //! It knows of tables, devices, columns and memory, and nothing of plans, jobs, queues or the wire.
 
 mod batch_sizes;
+mod chunks;
 mod column_gather;
 mod composition;
+mod context;
 mod copy_order;
 mod count;
 mod deferred;
@@ -59,6 +69,7 @@ mod probe;
 mod progress;
 mod run;
 mod semantics;
+mod source;
 mod strategy;
 mod task;
 #[cfg(test)]
@@ -72,11 +83,13 @@ use std::time::Instant;
 use arrow::array::RecordBatch;
 
 pub(crate) use batch_sizes::{BatchSizes, MESSAGE_BYTES};
+pub(crate) use chunks::{CHUNK_ROWS_MIN, chunks_per_stream};
 pub use composition::{Composition, MovedPayload, RowLayout, TransferOrder};
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord, Report};
-pub(crate) use probe::{CHUNK_ROWS_MIN, chunks_per_stream};
+pub use prepared::PreparedJoin;
 pub use run::run;
+pub use source::{IncomingBatches, RowSource, TableRows};
 pub use strategy::Strategy;
 pub(crate) use task::OVERLAPPED_CHUNK_ROWS_MIN;
 pub use task::{Expected, JoinKey, OutputColumn, OutputSource, StageSeconds, Task, TaskSide};

@@ -31,6 +31,8 @@ pub struct Report {
     pub work_done: u64,
     /// All work of the join.
     pub work_total: u64,
+    /// Probe rows that are joined.
+    pub probed_rows: u64,
     /// The phases so far, in the order they first ran.
     pub phases: Vec<PhaseRecord>,
 }
@@ -54,6 +56,7 @@ pub struct Monitor {
     /// Work done, in the unit of `work_total`.
     work_done: AtomicU64,
     work_total: AtomicU64,
+    probed_rows: AtomicU64,
     phases: Mutex<Vec<PhaseRecord>>,
     /// Number of looks at the cancel flag in each phase.
     #[cfg(test)]
@@ -80,6 +83,17 @@ impl Monitor {
     /// Adds work that is done.
     pub fn advance(&self, work: u64) {
         self.work_done.fetch_add(work, Ordering::Relaxed);
+    }
+
+    /// Adds probe rows that are joined.
+    pub(super) fn add_probed_rows(&self, rows: u64) {
+        self.probed_rows.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    /// Returns the number of probe rows that are joined. It grows while the join runs, even if
+    /// their total is unknown and [`progress`](Self::progress) is 0 until the end.
+    pub fn probed_rows(&self) -> u64 {
+        self.probed_rows.load(Ordering::Relaxed)
     }
 
     /// Returns the share of the work that is done, 0 to 1.
@@ -136,6 +150,7 @@ impl Monitor {
     pub fn take_over(&self, report: Report) {
         self.work_done.store(report.work_done, Ordering::Relaxed);
         self.work_total.store(report.work_total, Ordering::Relaxed);
+        self.probed_rows.store(report.probed_rows, Ordering::Relaxed);
         *self.phases.lock() = report.phases;
     }
 
@@ -144,6 +159,7 @@ impl Monitor {
         Report {
             work_done: self.work_done.load(Ordering::Relaxed),
             work_total: self.work_total.load(Ordering::Relaxed),
+            probed_rows: self.probed_rows(),
             phases: self.phases(),
         }
     }

@@ -9,15 +9,15 @@
 //! way, each on its own stream. Rows of the result leave as soon as they are matched.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use parking_lot::Mutex;
 
 use super::Task;
+use super::chunks::{Chunk, ProbeRows, chunk_row_bytes, even_chunk_rows, only_copies, streams_of, value_bytes};
+use super::context::JoinContext;
 use super::copy_order::CopyOrder;
 use super::inputs::SideInput;
-use super::probe::{chunk_row_bytes, even_chunk_rows, only_copies, streams_of, value_bytes};
-use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
+use super::transform::{CopyIn, TransformedSide, transform};
 use crate::columns::KeyLayout;
 use crate::device::host::TableBytes;
 use crate::device::{Device, Stream};
@@ -32,14 +32,14 @@ const CHUNKS: usize = 2;
 #[derive(Default)]
 pub(super) struct Prefetch {
     chunks: Mutex<VecDeque<PrefetchedChunk>>,
-    /// First row after the queued chunks.
-    pub(super) next_row: u64,
+    /// Makes these chunks, and all later ones, cross the link one after the other.
+    pub(super) copy_order: CopyOrder,
 }
 
 /// Chunk whose copies were queued on its own stream.
 pub(super) struct PrefetchedChunk {
     pub(super) stream: Stream,
-    pub(super) rows: Range<u64>,
+    pub(super) chunk: Chunk,
     pub(super) transformed: TransformedSide,
 }
 
@@ -61,16 +61,16 @@ impl Prefetch {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn queue(of: &Probes<'_>, cx: &JoinContext<'_>, copy_order: &CopyOrder, held_back: u64) -> Result<Self> {
+    pub(super) fn queue(of: &Probes<'_>, cx: &JoinContext<'_>, rows: &ProbeRows<'_>, held_back: u64) -> Result<Self> {
         let mut prefetch = Self::default();
         let (device, total) = (cx.device, of.probe.table.rows);
-        let streams = streams_of(of.task, of.probe, device);
+        let streams = streams_of(of.task, rows.total(), device);
         let waits = of.probe.key_columns.iter().any(|&key| of.probe.has_nulls(key)) || of.layout.is_hashed();
         if streams <= 1 || waits || of.task.composition.filter || !only_copies(of.task, of.layout) {
             return Ok(prefetch);
         }
-        let rows = even_chunk_rows(of.task, of.layout, total, streams);
-        let chunks_rows = streams as u64 * rows;
+        let chunk_rows = even_chunk_rows(of.task, of.layout, total, streams);
+        let chunks_rows = streams as u64 * chunk_rows;
         let chunks_bytes = chunks_rows * chunk_row_bytes(of.probe, of.layout) as u64
             + value_bytes(of.probe, of.layout, 0..total.min(chunks_rows));
         if device.memory().free_bytes() / 2 < held_back + of.index_bytes(device) + chunks_bytes {
@@ -78,16 +78,19 @@ impl Prefetch {
         }
         let of_build = [device.record_event(cx.stream)?, device.record_event(cx.copies)?];
         let chunks = prefetch.chunks.get_mut();
-        while chunks.len() < CHUNKS.min(streams) && prefetch.next_row < total {
-            let range = prefetch.next_row..total.min(prefetch.next_row + rows);
+        while chunks.len() < CHUNKS.min(streams)
+            && let Some(chunk) = rows.take(|_, _| chunk_rows, cx.monitor.cancel())?
+        {
             let stream = device.stream(cx.monitor.cancel().clone())?;
             of_build.iter().try_for_each(|queued| device.wait_event(queued, &stream))?;
-            match of.copy(cx, &stream, copy_order, range.clone()) {
-                Ok(transformed) => chunks.push_back(PrefetchedChunk { stream, rows: range.clone(), transformed }),
-                Err(Error::Exhausted(_)) => break,
+            match of.copy(cx, &stream, &prefetch.copy_order, &chunk) {
+                Ok(transformed) => chunks.push_back(PrefetchedChunk { stream, chunk, transformed }),
+                Err(Error::Exhausted(_)) => {
+                    rows.put_back(chunk);
+                    break;
+                }
                 Err(error) => return Err(error),
             }
-            prefetch.next_row = range.end;
         }
         Ok(prefetch)
     }
@@ -114,13 +117,22 @@ impl Probes<'_> {
         cx: &JoinContext<'_>,
         stream: &Stream,
         copy_order: &CopyOrder,
-        rows: Range<u64>,
+        chunk: &Chunk,
     ) -> Result<TransformedSide> {
         let own = JoinContext { stream, copies: stream, ..*cx };
-        let rows = self.probe.rows(rows);
+        let rows = chunk.segment.rows(chunk.rows.clone());
         // Every row has a key.
         let queue = || {
-            transform(&own, self.probe, rows, self.layout, self.task.composition.row_layout, false, None, self.copy_in)
+            transform(
+                &own,
+                &chunk.segment,
+                rows,
+                self.layout,
+                self.task.composition.row_layout,
+                false,
+                None,
+                self.copy_in,
+            )
         };
         copy_order.take(cx.device, stream, queue).map(|(transformed, _)| transformed)
     }
@@ -138,7 +150,7 @@ mod tests {
     use crate::columns::Role;
     use crate::device::host::HostDevice;
     use crate::device::{CancelFlag, Device};
-    use crate::join::{Monitor, Strategy, TransferOrder};
+    use crate::join::{Monitor, Strategy, TableRows, TransferOrder};
     use crate::memory::{Arena, Budget};
     use crate::planner::{self, JoinSpec, KeyPair};
 
@@ -160,8 +172,8 @@ mod tests {
         let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
         plan.composition.transfer_order = TransferOrder::Chunks;
         let task = Task { chunk_rows_min: Some(1 << 12), ..plan.task().unwrap() };
-        let (build, probe) =
-            (SideInput::of_task(&task, Role::Build, false), SideInput::of_task(&task, Role::Probe, false));
+        let input = |role| Arc::new(SideInput::of_task(&task, role, false));
+        let (build, probe) = (input(Role::Build), input(Role::Probe));
         let layout = KeyLayout::new(task.key_facts.clone(), 0);
         let budget = Budget::new("device memory", "--device-memory", memory);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(streams);
@@ -174,14 +186,16 @@ mod tests {
             monitor: &monitor,
         };
         let of = Probes { task: &task, build: &build, probe: &probe, layout: &layout, copy_in: CopyIn::Prefetch };
-        let (copy_order, mut row) = (CopyOrder::default(), 0);
-        let prefetch = Prefetch::queue(&of, &cx, &copy_order, 0).unwrap();
-        while let Some(chunk) = prefetch.take() {
-            assert_eq!((chunk.rows.start, chunk.transformed.len() as u64), (row, chunk.rows.end - chunk.rows.start));
+        let source = TableRows::new(task.probe.table.clone());
+        let (rows, mut row) = (ProbeRows::new(&source, &task, &probe, &device), 0);
+        let prefetch = Prefetch::queue(&of, &cx, &rows, 0).unwrap();
+        while let Some(PrefetchedChunk { chunk, transformed, .. }) = prefetch.take() {
+            assert_eq!((chunk.rows.start, transformed.len() as u64), (row, chunk.len()));
             row = chunk.rows.end;
         }
-        assert_eq!(row, prefetch.next_row);
-        assert_eq!(copy_order.last().is_some(), row > 0, "later chunks cross the link after these");
+        let next = rows.take(|_, left| left.end - left.start, &CancelFlag::new()).unwrap().unwrap();
+        assert_eq!(next.rows, row..ROWS, "streams go on after the queued chunks");
+        assert_eq!(prefetch.copy_order.last().is_some(), row > 0, "later chunks cross the link after these");
         row
     }
 

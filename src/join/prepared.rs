@@ -10,25 +10,28 @@
 //! ```
 //!
 //! A prepared join owns what it knows of the build side. It borrows nothing from the call that made
-//! it, knows nothing of a sink or of progress, and several threads may probe it at once. Each call
-//! gets the device's streams, the arena and the monitor in its [`JoinContext`]. All contexts are of
-//! the device that prepared the join.
+//! it, knows nothing of a sink or of progress, and several threads may probe it at once, each with
+//! the rows of a source of its own ([`probe`](PreparedJoin::probe), in `probe.rs`). Each call gets
+//! the device, or a view of it for a job, with the arena and the monitor of the call.
 
 use std::sync::Arc;
 
 use super::batch_sizes::BatchSizes;
+use super::context::{CallStreams, JoinContext};
 use super::deferred::DeferredChunk;
 use super::fused::Fused;
 use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, SharedBuild};
 use super::materialize::{Materializer, SideRows};
 use super::semantics::JoinSemantics;
+use super::source::{RowSource, take_all};
 use super::threads::{compare_where_values_are, run_on_device_pool};
-use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
+use super::transform::{CopyIn, TransformedSide, transform};
 use super::verify::build_runs_are_exact;
-use super::{BatchSink, Task};
-use crate::columns::KeyLayout;
-use crate::device::{DeviceBuffer, Event, Filter, Phase};
+use super::{BatchSink, Monitor, Task};
+use crate::columns::{KeyLayout, Role};
+use crate::device::{Device, DeviceBuffer, Event, Filter, Phase};
+use crate::memory::Arena;
 use crate::{Error, Result};
 
 /// Number of seeds to hash keys with, one after the other, until no two different keys have the
@@ -36,13 +39,13 @@ use crate::{Error, Result};
 const SEEDS_MAX: usize = 8;
 
 /// Build side of a join, ready to be probed.
-pub(super) struct PreparedJoin {
+pub struct PreparedJoin {
     pub(super) task: Arc<Task>,
     /// Layout of the build keys and of the probe keys.
     pub(super) layout: KeyLayout,
     pub(super) build: Arc<SideInput>,
     /// Columns and keys of the probe side. The rows that are probed may be those of other tables.
-    probe_shape: Arc<SideInput>,
+    pub(super) probe_shape: Arc<SideInput>,
     pub(super) semantics: JoinSemantics,
     pub(super) sizes: BatchSizes,
     pub(super) built: SharedBuild,
@@ -67,20 +70,64 @@ pub(super) struct Preparation {
     pub(super) defers_payload: bool,
 }
 
+impl Preparation {
+    /// Returns the inputs with a layout and sizes that suit the device, and no payload deferred.
+    pub(super) fn new(
+        task: Arc<Task>,
+        build: Arc<SideInput>,
+        probe_shape: Arc<SideInput>,
+        device: &dyn Device,
+    ) -> Self {
+        let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
+        let layout = match task.composition.device_makes_keys && device.info().supports_text {
+            true => layout.made_by_device(),
+            false => layout,
+        };
+        let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
+        let sizes = sizes.of_columns(&task.schema);
+        Self { task, layout, build, probe_shape, sizes, defers_payload: false }
+    }
+}
+
 impl PreparedJoin {
+    /// Prepares a join of all rows of `build`, which have the columns of the task's build table.
+    /// The rows to probe have the columns of the task's probe table.
+    ///
+    /// # Errors
+    /// Errors of the device and of the source. [`Error::Unsupported`] for a build side that
+    /// positions cannot address.
+    pub fn prepare(
+        task: Arc<Task>,
+        build: &dyn RowSource,
+        device: &dyn Device,
+        arena: &Arena,
+        monitor: &Monitor,
+    ) -> Result<Self> {
+        let streams = CallStreams::new(device, monitor)?;
+        let cx = streams.context(device, arena, monitor);
+        let shape = &task.build.table;
+        let table = take_all(build, shape, |rows| check_build_rows(&shape.name, rows), monitor.cancel())?;
+        let supports_text = device.info().supports_text;
+        let input = SideInput::new(&task, Role::Build, table, supports_text);
+        let input = if build.is_stored() { input } else { input.arriving() };
+        let probe_shape = Arc::new(SideInput::of_task(&task, Role::Probe, supports_text));
+        let of = Preparation::new(task, Arc::new(input), probe_shape, device);
+        Self::prepare_with(of, &cx, &mut |_| Ok(()))
+    }
+
     /// Transforms and indexes the build side. Calls `transformed` when the build side's copies are
     /// queued and its keys are about to be indexed, once for each seed of the layout.
     ///
     /// # Errors
     /// Errors of the device and of `transformed`. [`Error::Unsupported`] for a build side that
     /// positions cannot address.
-    pub(super) fn prepare(
+    pub(super) fn prepare_with(
         of: Preparation,
         cx: &JoinContext<'_>,
         transformed: &mut (dyn FnMut(&KeyLayout) -> Result<()> + Send),
     ) -> Result<Self> {
         let Preparation { task, mut layout, build, probe_shape, sizes, defers_payload } = of;
-        check_build_rows(&build)?;
+        check_build_rows(&build.table.name, build.table.rows)?;
         let fused = Fused::of(&task, &build, &probe_shape, &layout, cx.device);
         let joins_at_once = fused.is_some();
         let semantics = JoinSemantics::new(&task, &build, &probe_shape, fused);
@@ -140,12 +187,23 @@ impl PreparedJoin {
         Materializer { cx, task, layout, build, probe, sink, sizes: *sizes, deferred }
     }
 
-    /// Emits the build rows that the kind of join keeps at the end, once all rows are probed. Calls
-    /// `done` with the share of these rows that has left.
+    /// Emits the build rows that the kind of join keeps at the end, once all rows are probed.
     ///
     /// # Errors
     /// Errors of the device, the sink, and gathering.
-    pub(super) fn finish(
+    pub fn finish(&self, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        let streams = CallStreams::new(device, monitor)?;
+        let cx = streams.context(device, arena, monitor);
+        device.wait_event(&self.ready, cx.stream)?;
+        self.finish_with(&cx, sink, &mut |_| {})
+    }
+
+    /// Emits the build rows as [`finish`](Self::finish) does. Calls `done` with the share of these
+    /// rows that has left.
+    ///
+    /// # Errors
+    /// The errors of [`finish`](Self::finish).
+    pub(super) fn finish_with(
         &self,
         cx: &JoinContext<'_>,
         sink: &dyn BatchSink,

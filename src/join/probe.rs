@@ -12,67 +12,63 @@
 //! the link while another is matched, and the link is busy both ways. All streams share the build
 //! side. The first streams to begin may find their first chunk queued already (`prefetch.rs`).
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::copy_order::CopyOrder;
+use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows, only_copies, probe_batch_rows, streams_of};
+use super::context::{CallStreams, JoinContext};
 use super::deferred::{DeferredChunk, DeferredPayload};
 use super::inputs::SideInput;
 use super::materialize::{Materializer, SideRows};
 use super::prefetch::{Prefetch, PrefetchedChunk};
 use super::prepared::PreparedJoin;
 use super::progress::{Progress, Stage};
+use super::source::RowSource;
 use super::threads::run_on_device_pool;
-use super::transform::{CopyIn, JoinContext, TransformedSide, transform};
-use super::{BatchSink, RowLayout, Task, TransferOrder};
+use super::transform::{CopyIn, TransformedSide, transform};
+use super::{BatchSink, Monitor};
 use crate::Result;
-use crate::columns::KeyLayout;
-use crate::device::{Device, ROWS_MAX};
+use crate::device::Device;
+use crate::memory::Arena;
 
-/// Chunks per stream if several streams work on the probe side. The first copy in and the last copy
-/// out overlap with nothing. Twice as many chunks pay if each reads only its own rows and their
-/// matches, and copies [`COPY_BYTES`] of keys. A `hash` join of 2^27 rows of 16 bytes with 2^27
-/// such rows takes 90 ms with 5 chunks per stream. It takes 89 ms with 8 and 88.6 ms with 12. The
-/// factor is two so that each larger chunk is two smaller ones. Columns cached in chunks of one
-/// size then serve both sizes.
-const CHUNKS_PER_STREAM: u64 = 5;
-
-/// Rows of the smallest chunk of a probe side. Fewer rows would cost more in calls than they save
-/// in memory.
-pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
-
-/// Bytes that one copy should carry.
-const COPY_BYTES: u64 = 16 << 20;
-
-/// Returns the number of chunks per stream, for a probe side with the given rows and bytes per key.
-/// `is_looked_up` is true if the probe side stays in table order, so that no chunk goes through all
-/// of the build side.
-pub(crate) fn chunks_per_stream(rows: u64, key_bytes: usize, streams: u64, is_looked_up: bool) -> u64 {
-    let copies = rows.saturating_mul(key_bytes as u64) / COPY_BYTES;
-    let twice = 2 * CHUNKS_PER_STREAM;
-    if is_looked_up && copies >= twice * streams { twice } else { CHUNKS_PER_STREAM }
+impl PreparedJoin {
+    /// Probes the build side with all rows of a source, and pushes the rows that they give.
+    /// `device` is the device that prepared the join, or a view of it. The monitor counts the
+    /// probed rows. If the source knows their total, the monitor reports progress, too.
+    ///
+    /// # Errors
+    /// Errors of the device, the source, the sink, and gathering. The source gets the error, too.
+    pub fn probe(
+        &self,
+        source: &dyn RowSource,
+        device: &dyn Device,
+        arena: &Arena,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        let streams = CallStreams::new(device, monitor)?;
+        let cx = streams.context(device, arena, monitor);
+        let rows = ProbeRows::new(source, &self.task, &self.probe_shape, device);
+        let progress = match source.total_rows() {
+            Some(_) => Progress::new(&self.task.expected.stage_seconds.of_probe(), monitor),
+            None => Progress::of_unknown_total(monitor),
+        };
+        let probing = Probing::new(self, rows, sink, progress);
+        probing.run(&cx)?.finish();
+        Ok(())
+    }
 }
 
-/// Rows in one word of a bitmap. Chunks start at whole words of their columns' bitmaps, so the
-/// bitmaps can be copied as they are.
-const BITMAP_ROWS: u64 = 64;
-
-/// One probe of a prepared join, with all rows of a table. Shared by all streams.
+/// One probe of a prepared join, with all rows of a source. Shared by all streams.
 pub(super) struct Probing<'a> {
     join: &'a PreparedJoin,
-    /// The rows that are probed.
-    probe: &'a SideInput,
+    rows: ProbeRows<'a>,
     sink: &'a dyn BatchSink,
     /// Deferred columns of the build side, if any.
     deferred: Option<DeferredPayload<'a>>,
     /// Chunks that were queued before the build side was ready.
     prefetch: Prefetch,
-    /// Makes chunks cross the link one after the other.
-    copy_order: CopyOrder,
-    /// First row of the next chunk.
-    next_row: Mutex<u64>,
     /// True if the last chunk needed columns besides its keys on the device. The next chunk will
     /// most likely need them too.
     columns_needed: AtomicBool,
@@ -87,53 +83,52 @@ struct ProbeProgress<'a> {
 }
 
 impl<'a> Probing<'a> {
-    /// Begins with the chunks that `prefetch` has queued.
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         join: &'a PreparedJoin,
-        probe: &'a SideInput,
+        rows: ProbeRows<'a>,
         sink: &'a dyn BatchSink,
-        deferred: Option<DeferredPayload<'a>>,
-        prefetch: Prefetch,
-        copy_order: CopyOrder,
-        columns_needed: bool,
         progress: Progress<'a>,
     ) -> Self {
         Self {
             join,
-            probe,
+            rows,
             sink,
-            deferred,
-            next_row: Mutex::new(prefetch.next_row),
-            prefetch,
-            copy_order,
-            columns_needed: AtomicBool::new(columns_needed),
+            deferred: None,
+            prefetch: Prefetch::default(),
+            columns_needed: AtomicBool::new(!join.probe_shape.shares),
             progress: Mutex::new(ProbeProgress { inner: progress, transformed_rows: 0.0, emitted_rows: 0.0 }),
         }
+    }
+
+    /// Begins with the chunks that `prefetch` has queued, and brings `deferred` columns of the
+    /// build side in at the end.
+    pub(super) fn continuing(self, prefetch: Prefetch, deferred: Option<DeferredPayload<'a>>) -> Self {
+        let columns_needed = AtomicBool::new(deferred.is_some() || self.columns_needed.into_inner());
+        Self { prefetch, deferred, columns_needed, ..self }
     }
 
     /// Probes with all rows, and returns the progress. `cx` is a context of the device that
     /// prepared the join.
     ///
     /// # Errors
-    /// The first error of any stream: of the device, the sink, or gathering.
+    /// The first error of any stream: of the device, the source, the sink, or gathering.
     pub(super) fn run(self, cx: &JoinContext<'_>) -> Result<Progress<'a>> {
-        cx.device.wait_event(&self.join.ready, cx.stream)?;
-        self.probe_all(cx)?;
+        let probed = cx.device.wait_event(&self.join.ready, cx.stream).and_then(|()| self.probe_all(cx));
+        probed.inspect_err(|error| self.rows.stop(error))?;
         Ok(self.progress.into_inner().inner)
     }
 
     fn probe_all(&self, cx: &JoinContext<'_>) -> Result<()> {
         let device = cx.device;
-        let streams = streams_of(&self.join.task, self.probe, device);
+        let streams = streams_of(&self.join.task, self.rows.total(), device);
         if streams <= 1 {
             // Copy on the main stream, because probing does not wait for the caller's `copies`.
             let cx = JoinContext { copies: cx.stream, ..*cx };
-            let never = AtomicBool::new(false);
-            return run_on_device_pool(device, || {
-                self.take_chunks(&cx, None, 1, &never)?;
-                self.complete_deferred(&cx, 0, 1)
-            });
+            self.take_chunks(&cx, None, 1, &AtomicBool::new(false))?;
+            return match &self.deferred {
+                Some(deferred) => run_on_device_pool(device, || self.complete_deferred(deferred, &cx, 0, 1)),
+                None => Ok(()),
+            };
         }
         let Some(deferred) = &self.deferred else {
             return self.on_streams(cx, streams, |own, first, failed| self.take_chunks(own, first, streams, failed));
@@ -145,8 +140,9 @@ impl<'a> Probing<'a> {
                 return Ok(());
             }
             // The link stays busy both ways, while other streams work on their last chunk.
-            deferred.copy_deferred(self.copy_order.last().as_ref(), cx)?;
-            let (materializer, to_come) = (self.materializer(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
+            deferred.copy_deferred(self.prefetch.copy_order.last().as_ref(), cx)?;
+            let to_come = to_come.fetch_sub(1, Ordering::Relaxed);
+            let materializer = self.materializer(own, &self.join.probe_shape, None);
             deferred.complete_share(&materializer, &self.join.built.current().transformed, to_come)
         })?;
         if deferred.is_complete() {
@@ -154,13 +150,13 @@ impl<'a> Probing<'a> {
         }
         let next = AtomicUsize::new(0);
         self.on_streams(cx, streams, |own, _, _| {
-            self.complete_deferred(own, next.fetch_add(1, Ordering::Relaxed), streams)
+            self.complete_deferred(deferred, own, next.fetch_add(1, Ordering::Relaxed), streams)
         })
     }
 
     /// Runs `work` on `streams` new streams in parallel, until it is done on all, or has failed on
-    /// one. The streams begin when the work queued so far on the caller's stream is done. A stream
-    /// on which a chunk was queued ahead begins with that chunk.
+    /// one. The streams begin when the build side is ready. A stream on which a chunk was queued
+    /// ahead begins with that chunk.
     fn on_streams(
         &self,
         cx: &JoinContext<'_>,
@@ -168,14 +164,13 @@ impl<'a> Probing<'a> {
         work: impl Fn(&JoinContext<'_>, Option<PrefetchedChunk>, &AtomicBool) -> Result<()> + Sync,
     ) -> Result<()> {
         let device = cx.device;
-        let built = device.record_event(cx.stream)?;
         let on_new_stream = |failed: &AtomicBool| {
             let first = self.prefetch.take();
             let stream = match &first {
                 Some(first) => first.stream.clone(),
                 None => device.stream(cx.monitor.cancel().clone())?,
             };
-            device.wait_event(&built, &stream)?;
+            device.wait_event(&self.join.ready, &stream)?;
             work(&JoinContext { stream: &stream, copies: &stream, ..*cx }, first, failed)
         };
         let failed = AtomicBool::new(false);
@@ -186,6 +181,8 @@ impl<'a> Probing<'a> {
         device.on_stream_threads(streams, &|| {
             if let Err(error) = on_new_stream(&failed) {
                 failed.store(true, Ordering::Relaxed);
+                // Other streams may wait for rows.
+                self.rows.stop(&error);
                 failure.lock().get_or_insert(error);
             }
         })?;
@@ -193,7 +190,7 @@ impl<'a> Probing<'a> {
     }
 
     /// Takes chunks until none is left, or another stream has failed. A chunk that was queued ahead
-    /// comes first.
+    /// comes first. Waits for rows outside of the device's threads, which other joins need.
     fn take_chunks(
         &self,
         cx: &JoinContext<'_>,
@@ -201,74 +198,70 @@ impl<'a> Probing<'a> {
         streams: usize,
         failed: &AtomicBool,
     ) -> Result<()> {
-        if let Some(PrefetchedChunk { rows, transformed, .. }) = first {
-            self.join_chunk(cx, streams, rows, &transformed)?;
+        if let Some(PrefetchedChunk { chunk, transformed, .. }) = first {
+            self.join_chunk(cx, streams, &chunk, &transformed)?;
         }
         while !failed.load(Ordering::Relaxed)
-            && let Some(rows) = self.next_chunk(cx.device, streams)
+            && let Some(chunk) = self.next_chunk(cx, streams)?
         {
-            self.probe_chunk(cx, streams, rows)?;
+            run_on_device_pool(cx.device, || self.probe_chunk(cx, streams, &chunk))?;
         }
         Ok(())
     }
 
     /// Completes one stream's share of the rows that wait for columns of the build side.
-    fn complete_deferred(&self, cx: &JoinContext<'_>, number: usize, streams: usize) -> Result<()> {
-        let Some(deferred) = &self.deferred else { return Ok(()) };
-        deferred.complete(&self.materializer(cx, None), &self.join.built.current().transformed, number, streams)
+    fn complete_deferred(
+        &self,
+        deferred: &DeferredPayload<'_>,
+        cx: &JoinContext<'_>,
+        number: usize,
+        streams: usize,
+    ) -> Result<()> {
+        let materializer = self.materializer(cx, &self.join.probe_shape, None);
+        deferred.complete(&materializer, &self.join.built.current().transformed, number, streams)
     }
 
     fn materializer<'e>(
         &'e self,
         cx: &'e JoinContext<'_>,
+        probe: &'e SideInput,
         deferred: Option<&'e DeferredChunk<'e>>,
     ) -> Materializer<'e> {
-        self.join.materializer(cx, self.probe, self.sink, deferred)
+        self.join.materializer(cx, probe, self.sink, deferred)
     }
 
-    fn next_chunk(&self, device: &dyn Device, streams: usize) -> Option<Range<u64>> {
-        let total = self.probe.table.rows;
-        let mut next = self.next_row.lock();
-        let start = *next;
-        if start == total {
-            return None;
-        }
-        let most = match streams > 1 {
-            true => even_chunk_rows(&self.join.task, &self.join.layout, total, streams),
-            false => total,
-        };
-        let rows = start..total.min(start + most);
-        let rows = chunk_rows(self.probe, &self.join.layout, device, self.held_back_bytes(device), streams, rows);
-        *next = total.min(start + rows);
-        Some(start..*next)
+    fn next_chunk(&self, cx: &JoinContext<'_>, streams: usize) -> Result<Option<Chunk>> {
+        let PreparedJoin { task, layout, .. } = self.join;
+        let device = cx.device;
+        self.rows.take(
+            |segment, left| {
+                let most = match streams > 1 {
+                    true => even_chunk_rows(task, layout, segment.table.rows, streams),
+                    false => segment.table.rows,
+                };
+                let rows = left.start..left.end.min(left.start + most);
+                chunk_rows(segment, layout, device, self.held_back_bytes(device), streams, rows)
+            },
+            cx.monitor.cancel(),
+        )
     }
 
-    fn probe_chunk(&self, cx: &JoinContext<'_>, streams: usize, range: Range<u64>) -> Result<()> {
-        let rows = self.probe.rows(range.clone());
+    fn probe_chunk(&self, cx: &JoinContext<'_>, streams: usize, chunk: &Chunk) -> Result<()> {
+        let rows = chunk.segment.rows(chunk.rows.clone());
         let null_keys = self.join.semantics.keeps_probe_without_key();
         // Copies overlap with other chunks' work only if there are several streams.
         let copy_in = match streams > 1 && self.columns_needed.load(Ordering::Relaxed) {
             true => CopyIn::Prefetch,
             false => CopyIn::WhenNeeded,
         };
-        let filter = self.join.filter.as_ref();
-        let transform = || {
-            transform(
-                cx,
-                self.probe,
-                rows,
-                &self.join.layout,
-                self.join.task.composition.row_layout,
-                null_keys,
-                filter,
-                copy_in,
-            )
-        };
-        let transformed = match streams > 1 && only_copies(&self.join.task, &self.join.layout) {
-            true => self.copy_order.take(cx.device, cx.stream, transform)?.0,
+        let PreparedJoin { task, layout, filter, .. } = self.join;
+        let row_layout = task.composition.row_layout;
+        let transform = || transform(cx, &chunk.segment, rows, layout, row_layout, null_keys, filter.as_ref(), copy_in);
+        let transformed = match streams > 1 && only_copies(task, layout) {
+            true => self.prefetch.copy_order.take(cx.device, cx.stream, transform)?.0,
             false => transform()?,
         };
-        self.join_chunk(cx, streams, range, &transformed)
+        self.join_chunk(cx, streams, chunk, &transformed)
     }
 
     /// Matches a chunk and emits its rows.
@@ -276,13 +269,12 @@ impl<'a> Probing<'a> {
         &self,
         cx: &JoinContext<'_>,
         streams: usize,
-        range: Range<u64>,
+        chunk: &Chunk,
         transformed: &TransformedSide,
     ) -> Result<()> {
-        let chunk_rows = (range.end - range.start) as f64;
         let deferred = self.deferred.as_ref().map(DeferredChunk::new);
-        let materializer = self.materializer(cx, deferred.as_ref());
-        self.transformed(chunk_rows);
+        let materializer = self.materializer(cx, &chunk.segment, deferred.as_ref());
+        self.transformed(chunk.len() as f64);
         if let Some(null_keys) = &transformed.null_keys {
             let rows = SideRows::Numbered(transformed, null_keys.clone());
             materializer.emit(&SideRows::Missing, &rows, null_keys.len(), &mut |_| {})?;
@@ -303,7 +295,8 @@ impl<'a> Probing<'a> {
         deferred.as_ref().map_or(Ok(()), |deferred| deferred.finish(&materializer))?;
         self.columns_needed.store(transformed.used_originals(), Ordering::Relaxed);
         // Rows without a key take part in no probe batch.
-        self.emitted(chunk_rows - emitted);
+        self.emitted(chunk.len() as f64 - emitted);
+        cx.monitor.add_probed_rows(chunk.len());
         Ok(())
     }
 
@@ -316,109 +309,20 @@ impl<'a> Probing<'a> {
     fn transformed(&self, rows: f64) {
         let mut progress = self.progress.lock();
         progress.transformed_rows += rows;
-        let share = progress.transformed_rows / self.probe.table.rows as f64;
-        progress.inner.reach(Stage::TransformProbe, share);
+        let done = progress.transformed_rows;
+        self.reach(&mut progress.inner, Stage::TransformProbe, done);
     }
 
     fn emitted(&self, rows: f64) {
         let mut progress = self.progress.lock();
         progress.emitted_rows += rows;
-        let share = progress.emitted_rows / self.probe.table.rows as f64;
-        progress.inner.reach(Stage::Results, share);
+        let done = progress.emitted_rows;
+        self.reach(&mut progress.inner, Stage::Results, done);
     }
-}
 
-/// Returns the number of streams that work on chunks.
-pub(super) fn streams_of(task: &Task, probe: &SideInput, device: &dyn Device) -> usize {
-    let chunks = probe.table.rows.div_ceil(task.chunk_rows_min());
-    if task.composition.transfer_order == TransferOrder::ProbeAtOnce {
-        1
-    } else {
-        (device.info().streams as u64).min(chunks) as usize
-    }
-}
-
-/// True if chunks are ready to be matched once they are copied in.
-pub(super) fn only_copies(task: &Task, layout: &KeyLayout) -> bool {
-    task.composition.row_layout == RowLayout::Original && !layout.is_made_on_host()
-}
-
-/// Returns the rows of each chunk except the last, for a probe side of `total` rows and enough
-/// memory for several streams.
-pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, streams: usize) -> u64 {
-    let is_looked_up = task.composition.row_layout == RowLayout::Original;
-    let chunks = chunks_per_stream(total, layout.width().bytes(), streams as u64, is_looked_up);
-    let halves = chunks / CHUNKS_PER_STREAM;
-    let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
-    let even = if even > CHUNK_ROWS_MIN { even.next_multiple_of(halves * BITMAP_ROWS) / halves } else { even };
-    even.max(task.chunk_rows_min())
-}
-
-/// Returns the bytes of device memory that a row of a chunk takes. Keys are packed and transformed
-/// (and stored once more while sorting). Columns are copied in, moved, and sorted. Row numbers,
-/// matches and pairs take 32 bytes.
-pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
-    let gathered: usize = text_beside_keys(probe, layout).map(|column| probe.text_row_bytes(column)).sum();
-    let of_text = layout.value_row_bytes(probe.role) + gathered;
-    3 * layout.width().bytes() + 3 * probe.device_row_bytes() + of_text + 32
-}
-
-/// Returns the bytes of variable-length values in the given rows, if the device makes keys of them
-/// or gathers them. They come in addition to the bytes of [each row](chunk_row_bytes).
-pub(super) fn value_bytes(probe: &SideInput, layout: &KeyLayout, rows: Range<u64>) -> u64 {
-    if !layout.is_made_by_device() && probe.text_columns().next().is_none() {
-        // Avoids a needless pass over the rows.
-        return 0;
-    }
-    let rows = probe.rows(rows);
-    layout.value_bytes(&rows, &probe.key_columns) + rows.value_bytes(text_beside_keys(probe, layout))
-}
-
-/// Returns the columns of text that the device gathers and that were not copied in as keys.
-fn text_beside_keys<'a>(probe: &'a SideInput, layout: &'a KeyLayout) -> impl Iterator<Item = usize> + 'a {
-    let came_as_key = |column: usize| layout.is_made_by_device() && probe.key_columns.contains(&column);
-    probe.text_columns().filter(move |&column| !came_as_key(column))
-}
-
-/// Returns how many of the first probe rows in `of` have a working set that fits next to the build
-/// side. It may take a stream's share of half of the free memory, without `held_back`.
-fn chunk_rows(
-    probe: &SideInput,
-    layout: &KeyLayout,
-    device: &dyn Device,
-    held_back: u64,
-    streams: usize,
-    of: Range<u64>,
-) -> u64 {
-    let half = device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 2;
-    let row_bytes = chunk_row_bytes(probe, layout) as u64;
-    let fit = (half / row_bytes).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
-    let mut rows = (fit - fit % BITMAP_ROWS).min((of.end - of.start).max(CHUNK_ROWS_MIN));
-    // Text of these rows may be longer than average, so look at it.
-    let value_bytes = |rows: u64| value_bytes(probe, layout, of.start..of.end.min(of.start + rows));
-    while rows > CHUNK_ROWS_MIN && rows * row_bytes + value_bytes(rows) > half {
-        rows = (rows / 2).max(CHUNK_ROWS_MIN).next_multiple_of(BITMAP_ROWS);
-    }
-    rows
-}
-
-/// Returns the probe batch size that the device prefers, limited to an eighth of a stream's share
-/// of free memory. Matches, pairs and row numbers take about 64 bytes per row.
-fn probe_batch_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
-    let fit = (device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 8 / 64) as usize;
-    device.info().probe_batch_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::chunks_per_stream;
-
-    #[test]
-    fn the_number_of_chunks_follows_the_cost_of_their_copies() {
-        const ROWS: u64 = 1 << 27;
-        let chunks =
-            [(ROWS, 4, true), (ROWS, 8, true), (ROWS, 16, true), (ROWS, 8, false), (1 << 20, 8, true), (0, 4, true)];
-        let found = chunks.map(|(rows, key_bytes, is_looked_up)| chunks_per_stream(rows, key_bytes, 5, is_looked_up));
-        assert_eq!(found, [5, 10, 10, 5, 5, 5]);
+    fn reach(&self, progress: &mut Progress<'_>, stage: Stage, rows: f64) {
+        if let Some(total) = self.rows.total() {
+            progress.reach(stage, rows / total as f64);
+        }
     }
 }

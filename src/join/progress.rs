@@ -47,6 +47,13 @@ impl<'a> Progress<'a> {
         Self { monitor, steps, told: [0; STAGES] }
     }
 
+    /// Starts with nothing done, for a join whose rows are not counted in advance. Such a join
+    /// reports no progress before its end.
+    pub(super) fn of_unknown_total(monitor: &'a Monitor) -> Self {
+        monitor.expect_work(1);
+        Self { monitor, steps: [0; STAGES], told: [0; STAGES] }
+    }
+
     /// Reports that a share of a stage is done, from 0 to 1.
     pub(super) fn reach(&mut self, stage: Stage, share: f64) {
         let at = stage as usize;

@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
-use super::batch_sizes::BatchSizes;
-use super::copy_order::CopyOrder;
+use super::chunks::ProbeRows;
+use super::context::CallStreams;
 use super::count::RowCount;
 use super::deferred::DeferredPayload;
 use super::inputs::SideInput;
@@ -18,10 +18,11 @@ use super::prefetch::{Prefetch, Probes};
 use super::prepared::{Preparation, PreparedJoin};
 use super::probe::Probing;
 use super::progress::{Progress, Stage};
-use super::transform::{CopyIn, JoinContext};
+use super::source::TableRows;
+use super::transform::CopyIn;
 use super::{BatchSink, Task};
 use crate::Result;
-use crate::columns::{KeyLayout, Role};
+use crate::columns::Role;
 use crate::device::Device;
 use crate::memory::Arena;
 
@@ -31,64 +32,56 @@ use crate::memory::Arena;
 /// [`Exhausted`](crate::Error::Exhausted) when the device, or host memory, is too small.
 /// [`Cancelled`](crate::Error::Cancelled) soon after the monitor's flag is raised.
 /// [`Unavailable`](crate::Error::Unavailable) when the device is lost. Errors of the sink.
-pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-    let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    let layout = match task.composition.device_makes_keys && device.info().supports_text {
-        true => layout.made_by_device(),
-        false => layout,
-    };
-    if !task.counts_rows {
-        return run_with_layout(task, layout, device, arena, sink, monitor);
-    }
-    let counted = RowCount::default();
-    run_with_layout(task, layout, device, arena, &counted, monitor)?;
-    sink.push(counted.into_batch(task.schema.clone())?)
-}
-
-/// Runs a join like [`run`], with the caller's layout. Tests pass layouts whose hashes collide.
-fn run_with_layout(
-    task: &Task,
-    layout: KeyLayout,
+pub fn run(
+    task: &Arc<Task>,
     device: &dyn Device,
     arena: &Arena,
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
-    let task = Arc::new(task.clone());
-    let input = |role| Arc::new(SideInput::of_task(&task, role, device.info().supports_text));
-    let (build, probe) = (input(Role::Build), input(Role::Probe));
-    let stream = device.stream(monitor.cancel().clone())?;
-    // The device indexes the build side's keys while its other columns still cross the link.
-    let copies = if device.info().streams > 1 { device.stream(monitor.cancel().clone())? } else { stream.clone() };
-    let cx = JoinContext { device, stream: &stream, copies: &copies, arena, monitor };
+    let input = |role| Arc::new(SideInput::of_task(task, role, device.info().supports_text));
+    let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
+    if !task.counts_rows {
+        return run_prepared(preparation, device, arena, sink, monitor);
+    }
+    let counted = RowCount::default();
+    run_prepared(preparation, device, arena, &counted, monitor)?;
+    sink.push(counted.into_batch(task.schema.clone())?)
+}
+
+/// Prepares, probes and finishes. Tests pass preparations with layouts whose hashes collide.
+fn run_prepared(
+    preparation: Preparation,
+    device: &dyn Device,
+    arena: &Arena,
+    sink: &dyn BatchSink,
+    monitor: &Monitor,
+) -> Result<()> {
+    let Preparation { task, build, probe_shape: probe, sizes, .. } = &preparation;
+    let (task, build, probe, sizes) = (task.clone(), build.clone(), probe.clone(), *sizes);
+    let streams = CallStreams::new(device, monitor)?;
+    let cx = streams.context(device, arena, monitor);
     let mut progress = Progress::new(&task.expected.stage_seconds, monitor);
 
-    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
-    let sizes = sizes.of_columns(&task.schema);
     let deferred = DeferredPayload::of(&task, &build, &probe, sizes, &cx);
-    let columns_needed = !probe.shares || deferred.is_some();
-    let copy_in = if columns_needed { CopyIn::Prefetch } else { CopyIn::WhenNeeded };
-    let (copy_order, mut prefetch) = (CopyOrder::default(), Prefetch::default());
-    let of = Preparation {
-        task: task.clone(),
-        layout,
-        build: build.clone(),
-        probe_shape: probe.clone(),
-        sizes,
-        defers_payload: deferred.is_some(),
-    };
-    let join = PreparedJoin::prepare(of, &cx, &mut |layout| {
+    let copy_in = if !probe.shares || deferred.is_some() { CopyIn::Prefetch } else { CopyIn::WhenNeeded };
+    let source = TableRows::new(task.probe.table.clone());
+    let rows = ProbeRows::new(&source, &task, &probe, device);
+    let mut prefetch = Prefetch::default();
+    let preparation = Preparation { defers_payload: deferred.is_some(), ..preparation };
+    // The device indexes the build side's keys while its other columns still cross the link.
+    let join = PreparedJoin::prepare_with(preparation, &cx, &mut |layout| {
         let probes = Probes { task: &task, build: &build, probe: &probe, layout, copy_in };
         let held_back = deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come);
-        prefetch = Prefetch::queue(&probes, &cx, &copy_order, held_back)?;
+        prefetch = Prefetch::queue(&probes, &cx, &rows, held_back)?;
         progress.reach(Stage::TransformBuild, 1.0);
         Ok(())
     })?;
     progress.reach(Stage::IndexBuild, 1.0);
 
-    let probing = Probing::new(&join, &probe, sink, deferred, prefetch, copy_order, columns_needed, progress);
+    let probing = Probing::new(&join, rows, sink, progress).continuing(prefetch, deferred);
     let mut progress = probing.run(&cx)?;
-    join.finish(&cx, sink, &mut |share| progress.reach(Stage::KeptBuild, share))?;
+    join.finish_with(&cx, sink, &mut |share| progress.reach(Stage::KeptBuild, share))?;
     progress.finish();
     Ok(())
 }
@@ -104,6 +97,7 @@ mod tests {
 
     use super::*;
     use crate::catalog::{Catalog, Upload, UploadOptions};
+    use crate::columns::KeyLayout;
     use crate::device::host::HostDevice;
     use crate::device::{CancelFlag, Phase, gpu_count, open_gpu};
     use crate::join::{JoinKind, Strategy, TransferOrder};
@@ -184,12 +178,15 @@ mod tests {
             ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")])
         };
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
-        let task = plan.task().unwrap();
+        let task = Arc::new(plan.task().unwrap());
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
         let layout = if device.info().supports_text { layout.made_by_device() } else { layout };
         assert_eq!(layout.is_hashed_by_device(), device.info().supports_text);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
-        run_with_layout(&task, layout, device, catalog.arena(), &sink, &monitor).unwrap();
+        let input = |role| Arc::new(SideInput::of_task(&task, role, device.info().supports_text));
+        let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
+        let preparation = Preparation { layout, ..preparation };
+        run_prepared(preparation, device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()
     }
 
@@ -225,7 +222,7 @@ mod tests {
             (plan.composition.build_side, plan.composition.dense, plan.composition.device_gathers_text) =
                 (crate::join::Side::Left, false, true);
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
-            run(&plan.task().unwrap(), &*gpu, catalog.arena(), &sink, &monitor).unwrap();
+            run(&Arc::new(plan.task().unwrap()), &*gpu, catalog.arena(), &sink, &monitor).unwrap();
             let batches = sink.0.into_inner();
             assert!(batches.len() > 10, "{strategy}: {} batches", batches.len());
             let mut rows: Vec<i32> = Vec::new();
@@ -265,7 +262,7 @@ mod tests {
                 if defer_build_payload {
                     plan.composition.transfer_order = TransferOrder::DeferBuildPayload;
                 }
-                let task = Task { chunk_rows_min: Some(500), ..plan.task().unwrap() };
+                let task = Arc::new(Task { chunk_rows_min: Some(500), ..plan.task().unwrap() });
                 let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
                 run(&task, &*gpu, catalog.arena(), &sink, &monitor).unwrap();
                 let mut rows: Vec<i32> = Vec::new();

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use super::Task;
+use super::context::JoinContext;
 use super::deferred::pairs_at_once;
 use super::fused::Fused;
 use super::inputs::SideInput;
 use super::matching::{BuildSide, SharedBuild, probe_batches};
 use super::materialize::{Materializer, SideRows};
 use super::threads::compare_where_values_are;
-use super::transform::{JoinContext, TransformedSide};
+use super::transform::TransformedSide;
 use super::verify::exact_matches;
 use crate::Result;
 use crate::columns::Role;

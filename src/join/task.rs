@@ -228,3 +228,10 @@ pub struct StageSeconds {
     /// Seconds to emit the build rows that the kind of join keeps, at the end.
     pub kept_build: f64,
 }
+
+impl StageSeconds {
+    /// Returns the stages of a probe alone.
+    pub(super) fn of_probe(&self) -> Self {
+        Self { transform_build: 0.0, index_build: 0.0, kept_build: 0.0, ..*self }
+    }
+}

@@ -51,7 +51,7 @@ impl Bench {
     }
 
     fn run(&self, plan: &Plan, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        let outcome = run(&plan.task().unwrap(), &self.device, self.catalog.arena(), sink, monitor);
+        let outcome = run(&Arc::new(plan.task().unwrap()), &self.device, self.catalog.arena(), sink, monitor);
         assert_eq!(self.device.memory().used_bytes(), 0, "the join left device memory in use");
         outcome
     }
@@ -391,7 +391,7 @@ fn cached_columns_and_columns_read_in_place_are_not_reported_as_copied() {
     let copied = |bench: &Bench| {
         let monitor = Monitor::default();
         let task = bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left).task().unwrap();
-        run(&task, &bench.device, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
+        run(&Arc::new(task), &bench.device, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
         let phases = monitor.phases();
         let phase = phases.iter().find(|phase| phase.phase == Phase::CopyIn).unwrap();
         (phase.bytes, phase.kept_bytes, phase.in_place_bytes)

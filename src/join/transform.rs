@@ -23,28 +23,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::RowLayout;
+use super::context::JoinContext;
 use super::inputs::SideInput;
-use super::monitor::Monitor;
 use super::threads::on_device_pool;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
 use crate::device::{
-    BytesColumn, Column, Device, DeviceBuffer, Filter, Keys, Partitions, Payload, Phase, Positions, Sorted, Stream,
-    Which,
+    BytesColumn, Column, DeviceBuffer, Filter, Keys, Partitions, Payload, Phase, Positions, Sorted, Stream, Which,
 };
-use crate::memory::Arena;
-
-/// Everything that transforming needs, except the rows.
-#[derive(Clone, Copy)]
-pub(super) struct JoinContext<'a> {
-    pub(super) device: &'a dyn Device,
-    pub(super) stream: &'a Stream,
-    /// Stream that copies in columns that are not needed yet, in parallel with `stream`. It may be
-    /// the same stream.
-    pub(super) copies: &'a Stream,
-    pub(super) arena: &'a Arena,
-    pub(super) monitor: &'a Monitor,
-}
 
 /// Transformed rows of one side. *Transformed positions* count in this order; *row numbers* count
 /// in `rows`.

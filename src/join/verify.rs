@@ -11,8 +11,9 @@
 use arrow::buffer::{Buffer, ScalarBuffer};
 use rayon::prelude::*;
 
+use super::context::JoinContext;
 use super::matching::BuildSide;
-use super::transform::{JoinContext, TransformedSide};
+use super::transform::TransformedSide;
 use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Matches, NO_ROW, Pairs, Positions, Unmatched, strings};

@@ -100,7 +100,7 @@ impl Bench {
             // dense table of them fits.
             task.dense_range = None;
         }
-        join::run(&task, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
+        join::run(&Arc::new(task), &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
         let kept = self.device.cache_stats().unwrap_or_default().bytes;
         assert_eq!(self.device.memory().used_bytes(), kept, "a join left device memory in use");
         Ok(sink.batches.into_inner())
@@ -450,7 +450,7 @@ fn a_raised_flag_stops_a_join_and_frees_its_memory() {
         let cancel = CancelFlag::new();
         cancel.raise();
         let stopped = join::run(
-            &plan.task().unwrap(),
+            &Arc::new(plan.task().unwrap()),
             &*bench.device,
             bench.catalog.arena(),
             &Collect::default(),
@@ -540,7 +540,13 @@ fn a_join_under_way_stops_within_100_ms_of_its_flag() {
         let bound = planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap();
         let plan = planner::plan(bound, Some(strategy)).unwrap();
         let run = |cancel: CancelFlag| {
-            join::run(&plan.task().unwrap(), &*bench.device, bench.catalog.arena(), &Discard, &Monitor::new(cancel))
+            join::run(
+                &Arc::new(plan.task().unwrap()),
+                &*bench.device,
+                bench.catalog.arena(),
+                &Discard,
+                &Monitor::new(cancel),
+            )
         };
         let start = Instant::now();
         run(CancelFlag::new()).unwrap();

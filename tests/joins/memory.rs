@@ -164,7 +164,7 @@ fn run_in_exact_memory(
                 let device = devices.open(bytes);
                 let sink = Collect::default();
                 let task = task_that_defers(&plan, defer_build_payload);
-                join::run(&task, &*device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
+                join::run(&Arc::new(task), &*device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
                     .unwrap_or_else(|error| panic!("{label}: {error}"));
                 let found: usize = sink.batches.into_inner().iter().map(RecordBatch::num_rows).sum();
                 assert_eq!(*rows.get_or_insert(found), found, "rows of {label}");
@@ -312,7 +312,7 @@ fn text_too_long_for_one_batch_is_split_also_with_deferred_payload() {
         let budget = Budget::new("memory of device host:0", "--device-memory", 1 << 30);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
-        join::run(&task, &device, catalog.arena(), &sink, &monitor)
+        join::run(&Arc::new(task), &device, catalog.arena(), &sink, &monitor)
             .unwrap_or_else(|error| panic!("last {defer_build_payload}: {error}"));
         assert_eq!(sink.0.into_inner(), ROWS, "last {defer_build_payload}");
     }
@@ -338,7 +338,7 @@ fn a_result_larger_than_memory_is_delivered_also_with_deferred_payload() {
             let mut task = Task { chunk_rows_min: Some(1000), ..task_that_defers(&plan, defer_build_payload) };
             task.expected.pairs_per_row = pairs_per_row;
             let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
-            join::run(&task, &device, catalog.arena(), &sink, &monitor).unwrap_or_else(|error| {
+            join::run(&Arc::new(task), &device, catalog.arena(), &sink, &monitor).unwrap_or_else(|error| {
                 panic!("{host_bytes} and {device_bytes} B, last {defer_build_payload}, {pairs_per_row} pairs: {error}")
             });
             assert_eq!(device.memory().used_bytes(), 0, "a join left device memory in use");

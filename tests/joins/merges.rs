@@ -42,7 +42,7 @@ fn merges_without_sorting(label: &str, left: Vec<ArrayRef>, right: Vec<ArrayRef>
     let run = |how, strategy| {
         let plan = planner::plan(planner::bind(spec(keys, how, strategy), &catalog).unwrap(), Some(strategy)).unwrap();
         let (sink, monitor) = (Collect::default(), Monitor::new(CancelFlag::new()));
-        join::run(&plan.task().unwrap(), &device, catalog.arena(), &sink, &monitor).unwrap();
+        join::run(&Arc::new(plan.task().unwrap()), &device, catalog.arena(), &sink, &monitor).unwrap();
         let phases = monitor.phases();
         (plan.build_sorted && plan.probe_sorted, phases, sink.batches.into_inner())
     };

@@ -188,7 +188,7 @@ fn shared_columns_do_not_cross_the_link() {
     for (how, expected) in [(JoinKind::Inner, 4000), (JoinKind::RightSemi, 0)] {
         let plan = bench.plan(spec(how, Strategy::Hash), Side::Left);
         let monitor = Monitor::default();
-        run(&plan.task().unwrap(), &linked, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
+        run(&Arc::new(plan.task().unwrap()), &linked, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
         let copied: u64 =
             monitor.phases().iter().filter(|phase| phase.phase == Phase::CopyIn).map(|phase| phase.bytes).sum();
         // The keys are copied to be packed. Except them, the inner join copies only the left
