@@ -1,6 +1,7 @@
 //! Columns of one side, gathered for a batch of the result, and the arrays made from them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, new_null_array};
@@ -8,20 +9,42 @@ use arrow::compute::kernels::zip::zip;
 use arrow::compute::{CastOptions, cast_with_options, is_null};
 use arrow::datatypes::{DataType, FieldRef, UInt32Type};
 
+use super::RowLayout;
 use super::batch_sizes::BatchSizes;
 use super::context::JoinContext;
 use super::inputs::SideInput;
-use super::materialize::{Materializer, SideRows};
 use super::threads::on_device_pool;
-use super::transform::is_raw_key;
+use super::transform::{TransformedSide, is_raw_key};
 use crate::columns::{
-    BatchSlice, Role, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, is_stored_by_row,
-    with_wanted_keys,
+    BatchSlice, KeyLayout, Role, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host,
+    is_stored_by_row, with_wanted_keys,
 };
 use crate::device::{Column, Device, DeviceBuffer, HostBytes, HostColumn, Positions, strings};
 use crate::human::type_name;
 use crate::memory::{Arena, ArenaReservation};
 use crate::{Error, Result};
+
+/// Rows of one side from which a batch is made.
+pub(super) enum SideRows<'a> {
+    /// Rows at transformed positions.
+    Transformed(&'a TransformedSide, Positions),
+    /// Rows by row number.
+    Numbered(&'a TransformedSide, Positions),
+    /// No rows of this side: nulls.
+    Missing,
+}
+
+impl<'a> SideRows<'a> {
+    /// Returns a range of these rows.
+    pub(super) fn part(&self, range: &Range<usize>, cx: &JoinContext<'_>) -> Result<SideRows<'a>> {
+        let part = |positions| cx.device.compose(positions, &Positions::Range(range.clone()), cx.stream);
+        Ok(match self {
+            Self::Transformed(transformed, positions) => Self::Transformed(transformed, part(positions)?),
+            Self::Numbered(transformed, numbers) => Self::Numbered(transformed, part(numbers)?),
+            Self::Missing => Self::Missing,
+        })
+    }
+}
 
 /// Column of the result that may be incomplete. Device columns are complete only after the work
 /// queued for them is done.
@@ -123,7 +146,9 @@ impl<'a> Sides<'a> {
 /// Gathers columns of one side for one batch. Looks up row numbers once, and only if a column needs
 /// them.
 pub(super) struct ColumnGather<'a> {
-    materializer: &'a Materializer<'a>,
+    cx: &'a JoinContext<'a>,
+    layout: &'a KeyLayout,
+    row_layout: RowLayout,
     pub(super) input: &'a SideInput,
     pub(super) rows: SideRows<'a>,
     pub(super) count: usize,
@@ -142,13 +167,17 @@ pub(super) struct ColumnGather<'a> {
 
 impl<'a> ColumnGather<'a> {
     pub(super) fn new(
-        materializer: &'a Materializer<'a>,
+        cx: &'a JoinContext<'a>,
+        layout: &'a KeyLayout,
+        row_layout: RowLayout,
         input: &'a SideInput,
         rows: SideRows<'a>,
         count: usize,
     ) -> Self {
         Self {
-            materializer,
+            cx,
+            layout,
+            row_layout,
             input,
             rows,
             count,
@@ -219,10 +248,10 @@ impl<'a> ColumnGather<'a> {
             return Ok(());
         };
         if self.input.movable(column).is_some() && self.moved(column).is_none() {
-            transformed.original(column, self.materializer.cx)?;
+            transformed.original(column, self.cx)?;
         }
         if self.input.text(column).is_some() {
-            transformed.original_text(column, self.materializer.cx)?;
+            transformed.original_text(column, self.cx)?;
         }
         Ok(())
     }
@@ -230,7 +259,7 @@ impl<'a> ColumnGather<'a> {
     /// Returns a column that the device has in transformed order.
     fn moved(&self, column: usize) -> Option<Column> {
         let SideRows::Transformed(transformed, _) = &self.rows else { return None };
-        match is_raw_key(self.materializer.layout, self.input, column, self.materializer.task.composition.row_layout) {
+        match is_raw_key(self.layout, self.input, column, self.row_layout) {
             true => Some(transformed.transformed_keys().as_column()),
             false => transformed.moved_column(column).cloned(),
         }
@@ -253,7 +282,7 @@ impl<'a> ColumnGather<'a> {
     }
 
     pub(super) fn gather(&mut self, column: usize) -> Result<PendingColumn> {
-        let JoinContext { device, stream, arena, .. } = *self.materializer.cx;
+        let JoinContext { device, stream, arena, .. } = *self.cx;
         let data_type = self.input.table.schema.field(column).data_type().clone();
         if let Some(gathered) = self.gathered.get(&column) {
             let movable = self.input.movable(column).expect("a column that the device gathered is movable");
@@ -264,7 +293,7 @@ impl<'a> ColumnGather<'a> {
             SideRows::Transformed(transformed, _) | SideRows::Numbered(transformed, _) => *transformed,
         };
         if let Some(text) = self.input.text(column) {
-            let mut original = transformed.original_text(column, self.materializer.cx)?;
+            let mut original = transformed.original_text(column, self.cx)?;
             original.validity = self.needed(original.validity, column);
             let numbers = self.row_numbers()?;
             let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
@@ -301,7 +330,7 @@ impl<'a> ColumnGather<'a> {
         if let (Some(moved), SideRows::Transformed(_, positions)) = (self.moved(column), &self.rows) {
             return Ok(Some((moved, positions.clone())));
         }
-        let mut original = transformed.original(column, self.materializer.cx)?;
+        let mut original = transformed.original(column, self.cx)?;
         original.validity = self.needed(original.validity, column);
         Ok(Some((original, self.row_numbers()?)))
     }
@@ -316,7 +345,7 @@ impl<'a> ColumnGather<'a> {
             SideRows::Transformed(transformed, positions) => {
                 assert!(transformed.numbered, "the transformed rows have no row numbers, and a column needs them");
                 match &transformed.to_rows {
-                    Some(map) => self.materializer.cx.device.compose(map, positions, self.materializer.cx.stream)?,
+                    Some(map) => self.cx.device.compose(map, positions, self.cx.stream)?,
                     None => positions.clone(),
                 }
             }
@@ -330,7 +359,7 @@ impl<'a> ColumnGather<'a> {
             return Ok(numbers.clone());
         }
         let numbers = self.row_numbers()?;
-        let cx = self.materializer.cx;
+        let cx = self.cx;
         let on_host = cx.device.positions_to_host(&numbers, cx.arena, cx.stream)?;
         self.row_numbers_on_host = Some(on_host.clone());
         Ok(on_host)

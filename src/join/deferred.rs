@@ -25,10 +25,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::batch_sizes::BatchSizes;
+use super::column_gather::SideRows;
 use super::context::JoinContext;
 use super::copy_order::CopyOrder;
 use super::inputs::SideInput;
-use super::materialize::{Group, Materializer, PartialBatch, SideRows, StoredPartialBatch};
+use super::materialize::{Group, Materializer, PartialBatch, StoredPartialBatch};
 use super::transform::{TransformedSide, copy_column, copy_text};
 use super::{JoinKind, RowLayout, Task};
 use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Phase, Positions};

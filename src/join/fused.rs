@@ -19,9 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use super::column_gather::SideRows;
 use super::inputs::SideInput;
 use super::matching::BuildSide;
-use super::materialize::{Materializer, SideRows};
+use super::materialize::Materializer;
 use super::transform::{Order, TransformedSide, is_raw_key};
 use super::{JoinKind, RowLayout, Task};
 use crate::columns::KeyLayout;

@@ -15,9 +15,8 @@ use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 
 use super::batch_sizes::BatchSizes;
-use super::column_gather::{ArrayAssembler, ColumnGather, PendingColumn, Sides};
+use super::column_gather::{ArrayAssembler, ColumnGather, PendingColumn, SideRows, Sides};
 use super::context::JoinContext;
-use super::deferred::DeferredChunk;
 use super::inputs::SideInput;
 use super::transform::TransformedSide;
 use super::{BatchSink, OutputSource, Side, Task};
@@ -25,28 +24,6 @@ use crate::columns::{KeyLayout, Role};
 use crate::device::{Event, Phase, Positions};
 use crate::memory::ArenaReservation;
 use crate::{Error, Result};
-
-/// Rows of one side from which a batch is made.
-pub(super) enum SideRows<'a> {
-    /// Rows at transformed positions.
-    Transformed(&'a TransformedSide, Positions),
-    /// Rows by row number.
-    Numbered(&'a TransformedSide, Positions),
-    /// No rows of this side: nulls.
-    Missing,
-}
-
-impl<'a> SideRows<'a> {
-    /// Returns a range of these rows.
-    fn part(&self, range: &Range<usize>, cx: &JoinContext<'_>) -> Result<SideRows<'a>> {
-        let part = |positions| cx.device.compose(positions, &Positions::Range(range.clone()), cx.stream);
-        Ok(match self {
-            Self::Transformed(transformed, positions) => Self::Transformed(transformed, part(positions)?),
-            Self::Numbered(transformed, numbers) => Self::Numbered(transformed, part(numbers)?),
-            Self::Missing => Self::Missing,
-        })
-    }
-}
 
 /// Makes batches of the result.
 pub(super) struct Materializer<'a> {
@@ -57,8 +34,6 @@ pub(super) struct Materializer<'a> {
     pub(super) probe: &'a SideInput,
     pub(super) sink: &'a dyn BatchSink,
     pub(super) sizes: BatchSizes,
-    /// Rows of this chunk that wait for deferred columns of the build side.
-    pub(super) deferred: Option<&'a DeferredChunk<'a>>,
 }
 
 /// Source of a column's values: a column of one side, and perhaps a column of the other side for
@@ -282,8 +257,8 @@ impl Materializer<'_> {
         let rows = range.len();
         let mut sides = self.cx.monitor.phase(Phase::Gather, 0, || {
             Ok(Sides {
-                build: ColumnGather::new(self, self.build, build.part(range, self.cx)?, rows),
-                probe: ColumnGather::new(self, self.probe, probe.part(range, self.cx)?, rows),
+                build: self.column_gather(Role::Build, build.part(range, self.cx)?, rows),
+                probe: self.column_gather(Role::Probe, probe.part(range, self.cx)?, rows),
             })
         })?;
         if [&sides.build, &sides.probe].iter().all(|side| !side.is_missing() && !side.nullable()) {
@@ -343,7 +318,7 @@ impl Materializer<'_> {
     /// # Errors
     /// Errors of the device, and [`Error::Exhausted`] when the arena is full.
     pub(super) fn queue_partial(&self, probe: SideRows<'_>, rows: usize) -> Result<PartialBatch> {
-        let mut side = ColumnGather::new(self, self.probe, probe, rows);
+        let mut side = self.column_gather(Role::Probe, probe, rows);
         side.are_matched = true;
         let givers = || self.task.output.iter().map(|output| self.giver(output.source));
         for (_, column) in givers().filter(|&(role, _)| role == Role::Probe) {
@@ -388,7 +363,7 @@ impl Materializer<'_> {
         let lists: Vec<_> = taken.iter().map(|(group, rows)| (group.build, rows.clone())).collect();
         let numbers = monitor.phase(Phase::Gather, 0, || device.concat(&lists, stream))?;
         let rows_of_part = SideRows::Numbered(part, numbers);
-        let mut side = ColumnGather::new(self, self.build, rows_of_part, rows);
+        let mut side = self.column_gather(Role::Build, rows_of_part, rows);
         side.are_matched = true;
         for (_, column, _) in groups[0].partial.columns.iter().filter(|(role, ..)| *role == Role::Build) {
             side.ask_for(*column)?;
@@ -412,6 +387,15 @@ impl Materializer<'_> {
             let slices = taken.iter().map(|(_, rows)| rows.len()).collect();
             Ok(InFlight { range: range.clone(), slices, columns, complete })
         })
+    }
+
+    /// Returns the gather of `count` rows of one side.
+    fn column_gather<'g>(&'g self, role: Role, rows: SideRows<'g>, count: usize) -> ColumnGather<'g> {
+        let input = match role {
+            Role::Build => self.build,
+            Role::Probe => self.probe,
+        };
+        ColumnGather::new(self.cx, self.layout, self.task.composition.row_layout, input, rows, count)
     }
 
     /// Gathers the columns asked for that the device moves. One copy takes several columns across a

@@ -17,12 +17,12 @@
 use std::sync::Arc;
 
 use super::batch_sizes::BatchSizes;
+use super::column_gather::SideRows;
 use super::context::{CallStreams, JoinContext};
-use super::deferred::DeferredChunk;
 use super::fused::Fused;
 use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, SharedBuild};
-use super::materialize::{Materializer, SideRows};
+use super::materialize::Materializer;
 use super::semantics::JoinSemantics;
 use super::source::{RowSource, take_all};
 use super::threads::{compare_where_values_are, run_on_device_pool};
@@ -181,10 +181,9 @@ impl PreparedJoin {
         cx: &'e JoinContext<'_>,
         probe: &'e SideInput,
         sink: &'e dyn BatchSink,
-        deferred: Option<&'e DeferredChunk<'e>>,
     ) -> Materializer<'e> {
         let Self { task, layout, build, sizes, .. } = self;
-        Materializer { cx, task, layout, build, probe, sink, sizes: *sizes, deferred }
+        Materializer { cx, task, layout, build, probe, sink, sizes: *sizes }
     }
 
     /// Emits the build rows that the kind of join keeps at the end, once all rows are probed.
@@ -209,7 +208,7 @@ impl PreparedJoin {
         sink: &dyn BatchSink,
         done: &mut (dyn FnMut(f64) + Send),
     ) -> Result<()> {
-        let (built, materializer) = (self.built.current(), self.materializer(cx, &self.probe_shape, sink, None));
+        let (built, materializer) = (self.built.current(), self.materializer(cx, &self.probe_shape, sink));
         if let Some(null_keys) = &built.transformed.null_keys {
             let rows = SideRows::Numbered(&built.transformed, null_keys.clone());
             let emit = || materializer.emit(&rows, &SideRows::Missing, null_keys.len(), &mut |_| {});

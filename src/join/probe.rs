@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows, only_copies, probe_batch_rows, streams_of};
+use super::column_gather::SideRows;
 use super::context::{CallStreams, JoinContext};
 use super::deferred::{DeferredChunk, DeferredPayload};
-use super::inputs::SideInput;
-use super::materialize::{Materializer, SideRows};
 use super::prefetch::{Prefetch, PrefetchedChunk};
 use super::prepared::PreparedJoin;
 use super::progress::{Progress, Stage};
+use super::semantics::ChunkOutput;
 use super::source::RowSource;
 use super::threads::run_on_device_pool;
 use super::transform::{CopyIn, TransformedSide, transform};
@@ -142,7 +142,7 @@ impl<'a> Probing<'a> {
             // The link stays busy both ways, while other streams work on their last chunk.
             deferred.copy_deferred(self.prefetch.copy_order.last().as_ref(), cx)?;
             let to_come = to_come.fetch_sub(1, Ordering::Relaxed);
-            let materializer = self.materializer(own, &self.join.probe_shape, None);
+            let materializer = self.join.materializer(own, &self.join.probe_shape, self.sink);
             deferred.complete_share(&materializer, &self.join.built.current().transformed, to_come)
         })?;
         if deferred.is_complete() {
@@ -217,17 +217,8 @@ impl<'a> Probing<'a> {
         number: usize,
         streams: usize,
     ) -> Result<()> {
-        let materializer = self.materializer(cx, &self.join.probe_shape, None);
+        let materializer = self.join.materializer(cx, &self.join.probe_shape, self.sink);
         deferred.complete(&materializer, &self.join.built.current().transformed, number, streams)
-    }
-
-    fn materializer<'e>(
-        &'e self,
-        cx: &'e JoinContext<'_>,
-        probe: &'e SideInput,
-        deferred: Option<&'e DeferredChunk<'e>>,
-    ) -> Materializer<'e> {
-        self.join.materializer(cx, probe, self.sink, deferred)
     }
 
     fn next_chunk(&self, cx: &JoinContext<'_>, streams: usize) -> Result<Option<Chunk>> {
@@ -273,7 +264,7 @@ impl<'a> Probing<'a> {
         transformed: &TransformedSide,
     ) -> Result<()> {
         let deferred = self.deferred.as_ref().map(DeferredChunk::new);
-        let materializer = self.materializer(cx, &chunk.segment, deferred.as_ref());
+        let materializer = self.join.materializer(cx, &chunk.segment, self.sink);
         self.transformed(chunk.len() as f64);
         if let Some(null_keys) = &transformed.null_keys {
             let rows = SideRows::Numbered(transformed, null_keys.clone());
@@ -281,17 +272,12 @@ impl<'a> Probing<'a> {
         }
         let probe_batch_rows = probe_batch_rows(cx.device, self.held_back_bytes(cx.device), streams);
         let mut emitted = 0.0;
-        self.join.semantics.join_chunk(
-            &materializer,
-            &self.join.built,
-            self.join.flags.as_ref(),
-            transformed,
-            probe_batch_rows,
-            &mut |rows| {
-                self.emitted(rows);
-                emitted += rows;
-            },
-        )?;
+        let output =
+            ChunkOutput { materializer: &materializer, flags: self.join.flags.as_ref(), deferred: deferred.as_ref() };
+        self.join.semantics.join_chunk(&output, &self.join.built, transformed, probe_batch_rows, &mut |rows| {
+            self.emitted(rows);
+            emitted += rows;
+        })?;
         deferred.as_ref().map_or(Ok(()), |deferred| deferred.finish(&materializer))?;
         self.columns_needed.store(transformed.used_originals(), Ordering::Relaxed);
         // Rows without a key take part in no probe batch.

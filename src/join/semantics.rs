@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use super::Task;
+use super::column_gather::SideRows;
 use super::context::JoinContext;
-use super::deferred::pairs_at_once;
+use super::deferred::{DeferredChunk, pairs_at_once};
 use super::fused::Fused;
 use super::inputs::SideInput;
 use super::matching::{BuildSide, SharedBuild, probe_batches};
-use super::materialize::{Materializer, SideRows};
+use super::materialize::Materializer;
 use super::threads::compare_where_values_are;
 use super::transform::TransformedSide;
 use super::verify::exact_matches;
@@ -24,6 +25,15 @@ fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
     const PAIRS_MIN: usize = 64 << 10;
     let fit = ((device.memory().free_bytes() / 2 / 32) as usize).max(256);
     (batch_rows * (PAIRS_MIN / batch_rows).max(1)).min(fit)
+}
+
+/// Destination of the rows of a probe chunk.
+pub(super) struct ChunkOutput<'a> {
+    pub(super) materializer: &'a Materializer<'a>,
+    /// Flags of the build rows that have a match, if they decide which rows are emitted at the end.
+    pub(super) flags: Option<&'a DeviceBuffer>,
+    /// Rows of the chunk that wait for deferred columns of the build side.
+    pub(super) deferred: Option<&'a DeferredChunk<'a>>,
 }
 
 /// Rows that the kind of join emits, in terms of build and probe side.
@@ -87,13 +97,13 @@ impl JoinSemantics {
     /// probe rows that are done.
     pub(super) fn join_chunk(
         &self,
-        materializer: &Materializer<'_>,
+        output: &ChunkOutput<'_>,
         build: &SharedBuild,
-        flags: Option<&DeviceBuffer>,
         probe: &TransformedSide,
         probe_batch_rows: usize,
         emitted: &mut dyn FnMut(f64),
     ) -> Result<()> {
+        let materializer = output.materializer;
         let cx = materializer.cx;
         let mut built = build.current();
         let mut join_probe_batch = |probe_batch: Range<usize>| -> Result<()> {
@@ -115,7 +125,7 @@ impl JoinSemantics {
             }
             let rows = matches.rows.len() as f64;
             let mut of_probe_batch = 0.0;
-            self.emit_probe_batch(materializer, &built, probe, &matches, flags, &mut |share| {
+            self.emit_probe_batch(output, &built, probe, &matches, &mut |share| {
                 emitted(share * rows - of_probe_batch);
                 of_probe_batch = share * rows;
             })?;
@@ -150,13 +160,13 @@ impl JoinSemantics {
     /// has left.
     fn emit_probe_batch(
         &self,
-        materializer: &Materializer<'_>,
+        output: &ChunkOutput<'_>,
         build: &BuildSide,
         probe: &TransformedSide,
         matches: &Matches,
-        flags: Option<&DeviceBuffer>,
         done: &mut dyn FnMut(f64),
     ) -> Result<()> {
+        let ChunkOutput { materializer, flags, deferred } = *output;
         let JoinContext { device, stream, monitor, .. } = *materializer.cx;
         let match_bytes = 8 * matches.rows.len() as u64;
         if let Some(flags) = flags {
@@ -184,7 +194,7 @@ impl JoinSemantics {
             None => {
                 let unmatched = self.unmatched();
                 let pairs_total = matches.pair_count(unmatched);
-                let pairs_min = match materializer.deferred {
+                let pairs_min = match deferred {
                     Some(_) => pairs_at_once(materializer.probe.text_mean_bytes(), device.info().gather_bytes),
                     None => 0,
                 };
@@ -195,7 +205,7 @@ impl JoinSemantics {
                     let pairs = monitor
                         .phase(Phase::Expand, 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
                     debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
-                    if let Some(deferred) = materializer.deferred
+                    if let Some(deferred) = deferred
                         && deferred.defer(materializer, &build.transformed, probe, &pairs)?
                     {
                         continue;
