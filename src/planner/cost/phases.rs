@@ -26,9 +26,6 @@ const WAKING_SECONDS: f64 = 7.5e-6;
 /// Bytes of two positions, and of the first match of a row.
 const PAIR_BYTES: f64 = 12.0;
 
-/// Minimum bytes of device memory traffic per gathered value.
-const VALUE_BYTES_MIN: f64 = 8.0;
-
 /// Source order of the rows of a gather.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
@@ -397,7 +394,7 @@ impl Model<'_> {
                     // Joined partitions have these columns side by side already, and they are
                     // copied out from there.
                     if !(fuses_partition_join && (column.raw_key || column.is_moved)) {
-                        seconds += value_bytes.max(VALUE_BYTES_MIN * rows) / self.rates.stream;
+                        seconds += value_bytes / self.rates.stream;
                     }
                     if self.gather_order(input, column.raw_key || column.is_moved) == Order::Random {
                         seconds += self.reading_anywhere(input, width);
@@ -409,8 +406,7 @@ impl Model<'_> {
                     let moved = 2.0 * (value_bytes + text.offset_bytes) * rows;
                     bytes += moved;
                     out_bytes += moved / 2.0;
-                    // Includes the length of each value, and that values move by words.
-                    seconds += (moved + 2.0 * VALUE_BYTES_MIN * rows) / self.rates.stream;
+                    seconds += moved / self.rates.stream;
                     if self.gather_order(input, false) == Order::Random {
                         seconds += self.reading_anywhere(input, value_bytes) + self.reading_anywhere(input, 8.0);
                     }
