@@ -408,7 +408,7 @@ impl Model<'_> {
                     out_bytes += moved / 2.0;
                     seconds += moved / self.rates.stream;
                     if self.gather_order(input, false) == Order::Random {
-                        seconds += self.reading_anywhere(input, value_bytes) + self.reading_anywhere(input, 8.0);
+                        seconds += self.reading_anywhere(input, value_bytes);
                     }
                 }
                 Place::Host => seconds += rows / self.rates.host_values,
