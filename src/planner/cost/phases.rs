@@ -227,8 +227,7 @@ impl Model<'_> {
         let build = &self.inputs.build;
         let payload_bytes = self.payload_bytes(build);
         let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + payload_bytes);
-        let extra = build.keyed * 2.0 * (payload_bytes - 4.0).max(0.0);
-        let work = build.keyed / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.stream;
+        let work = build.keyed / of_width(self.rates.sort_rows, self.inputs.key_width);
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
         Step::new(Phase::GroupBuild, Role::Build, bytes, work).calling(1.0, call_seconds)
     }
