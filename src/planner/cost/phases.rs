@@ -337,9 +337,8 @@ impl Model<'_> {
         let columns = 2.0 * self.estimates.pairs * written;
         let counted = of_width(self.rates.join_rows, self.inputs.key_width);
         let work = rows / counted + columns / self.rates.stream;
-        // One more call first asks for the size of the largest partition.
         Step::new(Phase::Join, Role::Probe, keys + columns, work)
-            .calling(2.0 * self.probe_batches(chunks), self.rates.call_seconds)
+            .calling(self.probe_batches(chunks), self.rates.call_seconds)
     }
 
     /// Compares values behind equal hashes, at random places of both sides. Compares each probe row
