@@ -369,9 +369,8 @@ impl Model<'_> {
     }
 
     /// Gathers rows of the result, in batches of the device's preferred size, with one call per
-    /// column. Looks up row numbers once for each side that needs them, and waits for the copy out.
+    /// column, and waits for the copy out.
     fn gather(&self, chunks: Chunks) -> Step {
-        let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
         let mut gathered = 0;
         let (is_probe_shared, fuses_partition_join) = (self.is_probe_shared(), self.fuses_partition_join());
@@ -412,9 +411,7 @@ impl Model<'_> {
                 Place::Host => seconds += rows / self.rates.host_values,
             }
         }
-        let by_number = |input: &Input| self.strategy != Strategy::Hash && input.needs_row_numbers();
-        let lookups = [build, probe].into_iter().filter(|input| by_number(input)).count();
-        let calls = self.probe_batches(chunks) * (gathered + lookups + 1) as f64;
+        let calls = self.probe_batches(chunks) * (gathered + 1) as f64;
         let step = Step::new(Phase::Gather, Role::Probe, bytes, seconds).by_morsels_of(self.estimates.rows);
         let step = step.copying(Demand::of(Resource::LinkOut, out_bytes / self.rates.copy_out));
         step.calling(calls, self.rates.call_seconds)
