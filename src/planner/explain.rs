@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::cost::{MemoryNeed, PredictedPhase};
+use super::cost::{MemoryNeed, PredictedPhase, Resource};
 use super::inputs::{Inputs, TextWork};
 use super::{MovedPayload, Plan, Rates, Side, Strategy};
 use crate::Error;
@@ -132,8 +132,8 @@ pub struct ExplainedPhase {
     /// Bytes that were not copied because the device reads them in place. `None`: the phase has not
     /// run.
     pub in_place_bytes: Option<u64>,
-    /// Boundary that the bytes cross: `device memory`, or the link between host and device.
-    pub boundary: &'static str,
+    /// Resource whose boundary the bytes cross.
+    pub boundary: Resource,
     /// Measured rate of that boundary, in bytes per second: an upper limit for the phase.
     pub boundary_bytes_per_second: f64,
 }
@@ -255,14 +255,14 @@ fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Ra
     expected.chain(unexpected).collect()
 }
 
-/// Boundary that the bytes of a phase cross, and its rate in bytes per second.
-fn boundary(phase: Phase, rates: &Rates) -> (&'static str, f64) {
+/// Resource whose boundary the bytes of a phase cross, and its rate in bytes per second.
+fn boundary(phase: Phase, rates: &Rates) -> (Resource, f64) {
     match phase {
-        Phase::CopyIn => ("host to device", rates.copy_in),
+        Phase::CopyIn => (Resource::LinkIn, rates.copy_in),
         // Half of the bytes that a gather counts are read on the device; the other half crosses to
         // the host.
-        Phase::Gather if 2.0 * rates.copy_out < rates.stream => ("device to host", 2.0 * rates.copy_out),
-        _ => ("device memory", rates.stream),
+        Phase::Gather if 2.0 * rates.copy_out < rates.stream => (Resource::LinkOut, 2.0 * rates.copy_out),
+        _ => (Resource::Device, rates.stream),
     }
 }
 

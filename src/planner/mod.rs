@@ -35,7 +35,7 @@ mod tests;
 
 pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};
-pub use cost::{MemoryNeed, PredictedPhase};
+pub use cost::{MemoryNeed, PredictedPhase, Resource};
 pub use estimate::Estimates;
 pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedHeavyKey, ExplainedPhase, ExplainedResult, ExplainedSide,

@@ -3,11 +3,13 @@
 //! Each phase takes the longer of two times: its bytes over the rate of their boundary, and its
 //! rows over the rate of its primitive. This is the roofline of Williams et al. 2009, with one roof
 //! per boundary. Random reads beyond the cache, and the fixed time of each call, are added. Phases
-//! add up, except where copies run in parallel with primitives.
+//! add up, except where copies run in parallel with primitives. Then the busiest [`Resource`]
+//! bounds the time.
 //!
 //! ```text
 //!   choice: passes, filter, moved columns ─► Model ─┬─ memory: minimum and whole ─► chunks
-//!                                                   └─ phases: bytes and seconds ─► total
+//!                                                   └─ phases: steps, bytes and seconds of each
+//!                                                      resource ─► total
 //! ```
 //!
 //! A running join records its time under the same phase names.
@@ -16,12 +18,14 @@ mod choice;
 mod links;
 mod memory;
 mod phases;
+mod resource;
 mod steps;
 
 pub(super) use choice::Question;
 pub(super) use links::Links;
 pub(super) use memory::Chunks;
 pub use memory::MemoryNeed;
+pub use resource::Resource;
 pub use steps::PredictedPhase;
 
 use super::inputs::{Input, Inputs};

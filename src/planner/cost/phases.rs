@@ -1,15 +1,15 @@
 //! The phases of a run, each with its bytes and seconds.
 //!
 //! A phase is made of steps. A step is the work for one side. It has the seconds for which it keeps
-//! the device and each direction of the link busy, and the seconds of its calls. Phases are shown
-//! as if nothing overlapped; [`total_seconds`](super::steps::total_seconds) gives their total with
-//! overlap.
+//! each resource busy, and the seconds of its calls. Phases are shown as if nothing overlapped;
+//! [`total_seconds`](super::steps::total_seconds) gives their total with overlap.
 
 use super::super::Strategy;
 use super::super::inputs::{Input, Place};
 use super::super::rates::{HOST_ROWS_MAX, of_width};
 use super::links::Link;
 use super::memory::Chunks;
+use super::resource::{Demand, Resource};
 use super::steps::Step;
 use super::{Filter, Model};
 use crate::columns::Role;
@@ -25,9 +25,6 @@ const WAKING_SECONDS: f64 = 7.5e-6;
 
 /// Bytes of two positions, and of the first match of a row.
 const PAIR_BYTES: f64 = 12.0;
-
-/// Minimum bytes of device memory traffic per gathered value.
-const VALUE_BYTES_MIN: f64 = 8.0;
 
 /// Source order of the rows of a gather.
 #[derive(Clone, Copy, PartialEq)]
@@ -82,7 +79,7 @@ impl Model<'_> {
             steps.push(step.calling(self.probe_batches(chunks), self.rates.call_seconds));
         }
         steps.push(self.gather(chunks));
-        steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
+        steps.retain(|step| !step.is_idle());
         if self.target.morsel_rows > 1 {
             steps.iter_mut().for_each(|step| *step = self.on_threads(*step));
         }
@@ -99,7 +96,8 @@ impl Model<'_> {
         let slower = step.morsel_rows.map_or(1.0, |rows| measured / at_work(rows, measured));
         let rows = step.morsel_rows.unwrap_or_else(|| self.inputs.of(step.role).rows);
         let waking = step.call_count * (at_work(rows, threads) - 1.0) * WAKING_SECONDS;
-        Step { work: slower * step.work, calls: step.calls + waking, ..step }
+        let demand = step.demand.with(Resource::Device, slower * step.demand[Resource::Device]);
+        Step { demand, calls: step.calls + waking, ..step }
     }
 
     /// Repetitions of the work on a side: once for the build side, once per chunk for the probe
@@ -132,33 +130,35 @@ impl Model<'_> {
             let bytes = link.bytes * self.copied_rows(role, link, chunks);
             self.crossing_seconds(input, bytes)
         });
-        let copy_in = copied.sum::<f64>() + input.values.crossing / self.rates.copy_in;
+        let link_in = copied.sum::<f64>() + input.values.crossing / self.rates.copy_in;
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
         let times = self.times(role, chunks);
         let step = Step::new(Phase::PackKeys, role, source + input.values.arriving + packed, work);
         let step = step.by_morsels_of(input.rows).calling(calls * times, self.rates.call_seconds);
-        Step { copy_in, ..step }
+        step.copying(Demand::of(Resource::LinkIn, link_in))
     }
 
     fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
         let input = self.inputs.of(role);
         let is_shared = role == Role::Probe && self.is_probe_shared();
-        let (mut bytes, mut copy_in, mut beside, mut copied) = (0.0, 0.0, 0.0, 0.0);
+        // Columns that move with the keys are needed before the transform, the others after it.
+        let (mut bytes, mut link_in, mut deferrable, mut copied) = (0.0, 0.0, 0.0, 0.0);
         let columns = input.columns.iter().zip(&self.links.of(role).columns);
         for (column, link) in columns.filter(|(column, _)| !column.came_as_key && !is_shared) {
             let lying = column.bytes * self.copied_rows(role, link, chunks);
             let seconds = self.crossing_seconds(input, lying);
             bytes += lying;
-            copy_in += seconds;
-            beside += if column.is_moved { 0.0 } else { seconds };
+            match column.is_moved {
+                true => link_in += seconds,
+                false => deferrable += seconds,
+            }
             copied += 1.0;
         }
         let mut calls = self.copy_calls(input, copied);
         for text in input.text_columns.iter().filter(|text| !text.came_as_key && !is_shared) {
             let crossing = text.crossing_bytes(input.rows);
             bytes += crossing;
-            copy_in += crossing / self.rates.copy_in;
-            beside += crossing / self.rates.copy_in;
+            deferrable += crossing / self.rates.copy_in;
             calls += 1.0;
         }
         let mut work = 0.0;
@@ -169,8 +169,10 @@ impl Model<'_> {
             work += gathered / self.rates.stream;
             calls += input.columns.iter().filter(|column| column.is_moved).count() as f64;
         }
-        let step = Step::new(Phase::CopyIn, role, bytes, work);
-        Step { copy_in, beside, ..step }.calling(calls * self.times(role, chunks), self.rates.call_seconds)
+        Step::new(Phase::CopyIn, role, bytes, work)
+            .copying(Demand::of(Resource::LinkIn, link_in))
+            .deferring(Demand::of(Resource::LinkIn, deferrable))
+            .calling(calls * self.times(role, chunks), self.rates.call_seconds)
     }
 
     /// Rows of a column that are copied because the device has not cached them.
@@ -225,8 +227,7 @@ impl Model<'_> {
         let build = &self.inputs.build;
         let payload_bytes = self.payload_bytes(build);
         let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + payload_bytes);
-        let extra = build.keyed * 2.0 * (payload_bytes - 4.0).max(0.0);
-        let work = build.keyed / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.stream;
+        let work = build.keyed / of_width(self.rates.sort_rows, self.inputs.key_width);
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
         Step::new(Phase::GroupBuild, Role::Build, bytes, work).calling(1.0, call_seconds)
     }
@@ -336,9 +337,8 @@ impl Model<'_> {
         let columns = 2.0 * self.estimates.pairs * written;
         let counted = of_width(self.rates.join_rows, self.inputs.key_width);
         let work = rows / counted + columns / self.rates.stream;
-        // One more call first asks for the size of the largest partition.
         Step::new(Phase::Join, Role::Probe, keys + columns, work)
-            .calling(2.0 * self.probe_batches(chunks), self.rates.call_seconds)
+            .calling(self.probe_batches(chunks), self.rates.call_seconds)
     }
 
     /// Compares values behind equal hashes, at random places of both sides. Compares each probe row
@@ -369,9 +369,8 @@ impl Model<'_> {
     }
 
     /// Gathers rows of the result, in batches of the device's preferred size, with one call per
-    /// column. Looks up row numbers once for each side that needs them, and waits for the copy out.
+    /// column, and waits for the copy out.
     fn gather(&self, chunks: Chunks) -> Step {
-        let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
         let mut gathered = 0;
         let (is_probe_shared, fuses_partition_join) = (self.is_probe_shared(), self.fuses_partition_join());
@@ -392,7 +391,7 @@ impl Model<'_> {
                     // Joined partitions have these columns side by side already, and they are
                     // copied out from there.
                     if !(fuses_partition_join && (column.raw_key || column.is_moved)) {
-                        seconds += value_bytes.max(VALUE_BYTES_MIN * rows) / self.rates.stream;
+                        seconds += value_bytes / self.rates.stream;
                     }
                     if self.gather_order(input, column.raw_key || column.is_moved) == Order::Random {
                         seconds += self.reading_anywhere(input, width);
@@ -404,20 +403,18 @@ impl Model<'_> {
                     let moved = 2.0 * (value_bytes + text.offset_bytes) * rows;
                     bytes += moved;
                     out_bytes += moved / 2.0;
-                    // Includes the length of each value, and that values move by words.
-                    seconds += (moved + 2.0 * VALUE_BYTES_MIN * rows) / self.rates.stream;
+                    seconds += moved / self.rates.stream;
                     if self.gather_order(input, false) == Order::Random {
-                        seconds += self.reading_anywhere(input, value_bytes) + self.reading_anywhere(input, 8.0);
+                        seconds += self.reading_anywhere(input, value_bytes);
                     }
                 }
                 Place::Host => seconds += rows / self.rates.host_values,
             }
         }
-        let by_number = |input: &Input| self.strategy != Strategy::Hash && input.needs_row_numbers();
-        let lookups = [build, probe].into_iter().filter(|input| by_number(input)).count();
-        let calls = self.probe_batches(chunks) * (gathered + lookups + 1) as f64;
+        let calls = self.probe_batches(chunks) * (gathered + 1) as f64;
         let step = Step::new(Phase::Gather, Role::Probe, bytes, seconds).by_morsels_of(self.estimates.rows);
-        Step { copy_out: out_bytes / self.rates.copy_out, ..step }.calling(calls, self.rates.call_seconds)
+        let step = step.copying(Demand::of(Resource::LinkOut, out_bytes / self.rates.copy_out));
+        step.calling(calls, self.rates.call_seconds)
     }
 
     /// True if the result is expected to share the columns of the probe side with its table. Each

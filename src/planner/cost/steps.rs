@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::super::Rates;
 use super::memory::Chunks;
+use super::resource::{Demand, Resource};
 use crate::columns::Role;
 use crate::device::Phase;
 use crate::join::TransferOrder;
@@ -28,14 +29,11 @@ pub(super) struct Step {
     pub(super) role: Role,
     /// Bytes read and written.
     pub(super) bytes: f64,
-    /// Seconds of the link to the device.
-    pub(super) copy_in: f64,
-    /// Part of `copy_in` for columns that are needed only once the result is gathered from them.
-    pub(super) beside: f64,
-    /// Seconds of the device.
-    pub(super) work: f64,
-    /// Seconds of the link from the device, in parallel with the work that makes the bytes.
-    pub(super) copy_out: f64,
+    /// Seconds of each resource, except `deferrable`.
+    pub(super) demand: Demand,
+    /// Seconds of each resource for columns that are needed only once the result is gathered from
+    /// them.
+    pub(super) deferrable: Demand,
     /// Minimum seconds of the step's calls of primitives.
     pub(super) calls: f64,
     /// Number of calls of primitives.
@@ -45,20 +43,28 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Returns a step of the device alone. Its calls are added later.
+    /// Returns a step that keeps the device busy for `work` seconds. Its calls are added later.
     pub(super) fn new(phase: Phase, role: Role, bytes: f64, work: f64) -> Self {
         Self {
             phase,
             role,
             bytes,
-            copy_in: 0.0,
-            beside: 0.0,
-            work,
-            copy_out: 0.0,
+            demand: Demand::of(Resource::Device, work),
+            deferrable: Demand::default(),
             calls: 0.0,
             call_count: 0.0,
             morsel_rows: None,
         }
+    }
+
+    /// Adds the demand of copies.
+    pub(super) fn copying(self, demand: Demand) -> Self {
+        Self { demand: self.demand + demand, ..self }
+    }
+
+    /// Adds the demand of copies that may come after the probe side.
+    pub(super) fn deferring(self, demand: Demand) -> Self {
+        Self { deferrable: self.deferrable + demand, ..self }
     }
 
     /// Adds the given number of calls of `seconds` each.
@@ -71,8 +77,19 @@ impl Step {
         Self { morsel_rows: Some(rows), ..self }
     }
 
+    /// True if the step reads, writes and copies nothing.
+    pub(super) fn is_idle(&self) -> bool {
+        self.bytes <= 0.0 && self.busy().sum() <= 0.0
+    }
+
+    fn busy(&self) -> Demand {
+        self.demand + self.deferrable
+    }
+
+    /// Seconds of the step alone. Its rows are copied out in parallel with the work that makes
+    /// them.
     fn seconds(&self) -> f64 {
-        self.copy_in + self.work.max(self.copy_out) + self.calls
+        self.busy().after_arrival(Demand::default()) + self.calls
     }
 }
 
@@ -96,16 +113,12 @@ const JOB_CALLS: f64 = 20.0;
 
 /// Total seconds of all steps.
 ///
-/// Without overlap, that is their sum. If copies run in parallel with primitives, the transformed
-/// columns of the build side must arrive before transforming begins. Its other columns arrive
-/// meanwhile, or after the probe side.
+/// Without overlap, that is their sum. With overlap, the steps of each role add up by resource, and
+/// copies run in parallel with primitives.
 ///
-/// Chunks of the probe side go round between link in, device and link out, several at a time.
-/// Closed queueing networks bound the time. It is at least the time of the busiest of the three
-/// (the roofline). It is at most the time for which each chunk would find all others waiting at the
-/// busiest one (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"). The
-/// upper bound is used. With one chunk at a time it is the sum of the three times, and with many it
-/// is the busiest one's time.
+/// The columns of the build side that are transformed must arrive before transforming begins. Its
+/// deferrable columns arrive meanwhile, or after the probe side. Chunks of the probe side then go
+/// round between the resources, as [`Demand::in_chunks`] says.
 ///
 /// One driver takes the calls one by one. Streams begin together, so nothing else is done during
 /// the calls of each stream's first chunk.
@@ -113,24 +126,18 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     if !rates.copies_overlap {
         return steps.iter().map(Step::seconds).sum();
     }
-    let of = |role: Role, seconds: &dyn Fn(&Step) -> f64| -> f64 {
-        steps.iter().filter(|step| step.role == role).map(seconds).sum()
-    };
-    let of_build = |seconds: &dyn Fn(&Step) -> f64| of(Role::Build, seconds);
-    let of_probe = |seconds: &dyn Fn(&Step) -> f64| of(Role::Probe, seconds);
-    let beside = of_build(&|step| step.beside);
+    let of = |role: Role| steps.iter().filter(move |step| step.role == role);
+    let demand = |role: Role| -> Demand { of(role).map(|step| step.demand).sum() };
+    let deferrable = |role: Role| -> Demand { of(role).map(|step| step.deferrable).sum() };
+    let calls = |role: Role| -> f64 { of(role).map(|step| step.calls).sum() };
     let (meanwhile, later) = match chunks.transfer_order {
-        TransferOrder::DeferBuildPayload => (0.0, beside),
-        TransferOrder::Chunks | TransferOrder::ProbeAtOnce => (beside, 0.0),
+        TransferOrder::DeferBuildPayload => (Demand::default(), deferrable(Role::Build)),
+        TransferOrder::Chunks | TransferOrder::ProbeAtOnce => (deferrable(Role::Build), Demand::default()),
     };
-    let build = of_build(&|step| step.copy_in - step.beside)
-        + of_build(&|step| step.work).max(meanwhile)
-        + of_build(&|step| step.calls);
-    let copy_in = of_probe(&|step| step.copy_in) + later;
-    let (work, copy_out) = (of_probe(&|step| step.work), of_probe(&|step| step.copy_out));
-    let (alone, calls) = (copy_in + work + copy_out, of_probe(&|step| step.calls));
-    let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
-    let of_first_chunks = calls * chunks.at_once / chunks.count;
-    let overlapped = (alone + others) / chunks.at_once + of_first_chunks;
-    JOB_CALLS * rates.call_seconds + build + overlapped.max(alone / chunks.at_once + calls)
+    let build = demand(Role::Build).after_arrival(meanwhile) + calls(Role::Build);
+    let probe = demand(Role::Probe) + deferrable(Role::Probe) + later;
+    let calls = calls(Role::Probe);
+    let overlapped = probe.in_chunks(chunks.at_once) + calls * chunks.at_once / chunks.count;
+    let of_driver = probe.sum() / chunks.at_once + calls;
+    JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver)
 }
