@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 
 use super::device_set::DeviceSet;
 use super::executor::Executor;
+use super::job_options::{DeviceRequest, JobOptions};
 use super::placing::Place;
 use crate::catalog::Catalog;
 use crate::human;
 use crate::memory::{Interrupt, human_bytes};
-use crate::planner::{self, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
+use crate::planner::{self, BoundJoin, JoinSpec, Plan, Side};
 use crate::{Error, Result};
 
 /// Plans and places of a join that was admitted.
@@ -75,16 +76,18 @@ pub(super) struct Proposed {
 /// # Errors
 /// Returns the error in the request.
 pub(super) fn propose(
-    spec: JoinSpec,
+    spec: &JoinSpec,
+    options: &JobOptions,
     catalog: &Catalog,
     executors: &[Executor],
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Proposed> {
-    let Planned { mut fitting, refused } = plan_for_each(spec, catalog, executors, terms.interrupt, in_service)?;
+    let Planned { mut fitting, refused } =
+        plan_for_each(spec, options, catalog, executors, terms.interrupt, in_service)?;
     let (fitting_count, refused_count) = (fitting.len(), refused.len());
     // Like `admit`, prefer a device whose plan fits in host memory.
-    let with_room = fitting.iter().filter(|(_, plan)| host_need(plan, catalog, terms).is_ok());
+    let with_room = fitting.iter().filter(|(_, plan)| host_need(plan, options, catalog, terms).is_ok());
     let device = fastest(with_room).or_else(|| fastest(&fitting));
     terms.interrupt.check()?;
     if let Some(plan) = device.and_then(|device| fitting.remove(&device)) {
@@ -92,7 +95,7 @@ pub(super) fn propose(
             1 => "the only device that may run it".into(),
             _ => format!("predicted to run it fastest, of {fitting_count}; when it is submitted, queues count as well"),
         };
-        let refusal = host_need(&plan, catalog, terms).err();
+        let refusal = host_need(&plan, options, catalog, terms).err();
         return Ok(Proposed { plan, device_reason, refusal });
     }
     let lacking = |(plan, _): &(Plan, Error)| plan.memory.minimum_bytes.saturating_sub(plan.target.memory_bytes);
@@ -121,15 +124,16 @@ fn fastest<'a>(plans: impl IntoIterator<Item = (&'a usize, &'a Plan)>) -> Option
 /// Binds a join, and plans it for each requested device in service. The best composition depends on
 /// sizes and rates, which differ between devices.
 fn plan_for_each(
-    spec: JoinSpec,
+    spec: &JoinSpec,
+    options: &JobOptions,
     catalog: &Catalog,
     executors: &[Executor],
     interrupt: &Interrupt,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Planned> {
-    let strategy = spec.strategy;
-    let candidates = candidates(&spec.devices, executors)?;
-    let join = planner::bind_interruptible(spec, catalog, interrupt)?;
+    let candidates = candidates(&options.devices, executors)?;
+    let bound = planner::bind_interruptible(spec, catalog, interrupt)?;
+    let join = BoundJoin { result_is_stored: options.into.is_some(), ..bound };
     let candidates: Vec<usize> = candidates.into_iter().filter(|device| in_service(*device)).collect();
     if candidates.is_empty() {
         return Err(Error::Unavailable(
@@ -138,7 +142,7 @@ fn plan_for_each(
     }
     let mut planned = Planned::default();
     for device in candidates {
-        match planner::propose(join.clone(), strategy, &executors[device].target_for(&join), interrupt)? {
+        match planner::propose(join.clone(), options.strategy, &executors[device].target_for(&join), interrupt)? {
             (plan, None) => {
                 planned.fitting.insert(device, plan);
             }
@@ -154,20 +158,21 @@ fn plan_for_each(
 /// Returns the error in the request, or [`Error::Exhausted`] if the join fits no device or its keys
 /// do not fit in host memory.
 pub(super) fn admit(
-    spec: JoinSpec,
+    spec: &JoinSpec,
+    options: &JobOptions,
     catalog: &Catalog,
     executors: &[Executor],
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let Planned { fitting, refused } = plan_for_each(spec, catalog, executors, terms.interrupt, in_service)?;
+    let Planned { fitting, refused } = plan_for_each(spec, options, catalog, executors, terms.interrupt, in_service)?;
     let Some(fastest_of_all) = fastest(&fitting) else {
         let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
         return Err(refusal);
     };
     let (mut plans, mut places, mut refusal) = (BTreeMap::new(), Vec::new(), None);
     for (device, plan) in fitting {
-        match host_need(&plan, catalog, terms) {
+        match host_need(&plan, options, catalog, terms) {
             Ok(host) => {
                 places.push(place(device, &plan, &executors[device], host, terms));
                 plans.insert(device, plan);
@@ -241,10 +246,10 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
 /// # Errors
 /// Returns [`Error::Exhausted`] if the keys alone take more memory than tables leave. The result's
 /// size never refuses a join, because its prediction errs.
-fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
+fn host_need(plan: &Plan, options: &JobOptions, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
     let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });
-    let is_kept = !plan.join.spec.is_read_as_made();
+    let is_kept = !options.is_read_as_made();
     let result_bytes = if is_kept { plan.result_bytes } else { plan.result_bytes.min(terms.window_bytes) };
     let bytes = result_bytes.saturating_add(plan.host_scratch_bytes);
     let budget = catalog.arena().budget();

@@ -11,6 +11,7 @@ use super::admission::Proposed;
 use super::clock::{Clock, SystemClock};
 use super::executor::Executor;
 use super::job::{Job, JobId};
+use super::job_options::JobOptions;
 use super::queue::Queue;
 use super::state::{DeviceState, Shared, State};
 use super::stats::{DeviceStats, SchedulerStats};
@@ -166,23 +167,15 @@ impl Scheduler {
         &self.handle.shared
     }
 
-    /// Binds, plans and queues a join.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Scheduler::submit_with`].
-    pub fn submit(&self, spec: JoinSpec, owner: &str) -> Result<Arc<Job>> {
-        self.submit_with(spec, Submission { owner: owner.into(), ..Submission::default() })
-    }
-
     /// Binds, plans and queues a join on the given terms.
     ///
     /// # Errors
     /// Returns the error in the request. [`Error::Exhausted`]: the join cannot fit, the queue is
     /// full, or the tenant has as many jobs as it may have. [`Error::Unavailable`]: the server
     /// drains, or has no device for the join.
-    pub fn submit_with(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
+    pub fn submit(&self, spec: &JoinSpec, options: JobOptions, terms: Submission) -> Result<Arc<Job>> {
         let interrupt = terms.interrupt.clone();
-        let submitted = self.shared().submit(spec, terms);
+        let submitted = self.shared().submit(spec, options, terms);
         // A submission that the caller has given up does not count as refused.
         if submitted.is_err() && interrupt.check().is_ok() {
             self.shared().state.lock().totals.refused_total += 1;
@@ -195,8 +188,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// Returns the error in the request, as at submission, or the error of the interrupt.
-    pub fn explain(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Explanation> {
-        let Proposed { plan, device_reason, refusal } = self.shared().propose(spec, interrupt)?;
+    pub fn explain(&self, spec: &JoinSpec, options: &JobOptions, interrupt: &Interrupt) -> Result<Explanation> {
+        let Proposed { plan, device_reason, refusal } = self.shared().propose(spec, options, interrupt)?;
         Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).refused(refusal.as_ref()))
     }
 

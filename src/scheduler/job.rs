@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use parking_lot::Mutex;
 
 use super::admission::Admitted;
+use super::job_options::JobOptions;
 use crate::catalog::{NameReservation, ResultSpool, SpoolState, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord};
@@ -85,6 +86,8 @@ pub struct Job {
     pub id: JobId,
     /// Tenant that submitted the job; empty for anonymous.
     pub owner: String,
+    /// Options that the job was submitted with.
+    pub options: JobOptions,
     /// Plan at admission, on the device with the shortest predicted time. [`Job::planned`] returns
     /// the plan that runs. Tables have no rows here, so that a remembered job keeps no table alive.
     pub plan: Arc<Plan>,
@@ -199,6 +202,7 @@ impl Job {
     pub(super) fn new(
         id: JobId,
         owner: String,
+        options: JobOptions,
         planned: JobPlans,
         result: ResultSpool,
         host_memory: ReservedPool,
@@ -227,7 +231,7 @@ impl Job {
             into,
         };
         let (submitted, life) = (SystemTime::now(), Mutex::new(life));
-        Self { id, owner, plan, result, submitted, host_memory, cancel, is_device_wanted, life }
+        Self { id, owner, options, plan, result, submitted, host_memory, cancel, is_device_wanted, life }
     }
 
     /// Returns the plan that runs or ran, on the job's device. Before the job is placed, returns

@@ -129,7 +129,7 @@ impl Shared {
         if !matches!(error, Error::Exhausted(_)) || !error.message().contains(self.host_budget().setting()) {
             return error;
         }
-        let (held, advice) = (human_bytes(job.result.held_bytes()), job.plan.join.spec.room_advice());
+        let (held, advice) = (human_bytes(job.result.held_bytes()), job.options.room_advice());
         error.context(format!("the join ran out of host memory after {held} of its result; {advice}"))
     }
 

@@ -245,9 +245,9 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
         let explanation = match job_to_explain(&action)? {
             Some(job) => find_job(shared, &asker, job)?.explanation(),
             None => {
-                let spec = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
-                asker.record.set_command(format!("explain {}", get_info::in_words(&spec)));
-                shared.scheduler.explain(spec, interrupt)?
+                let command = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
+                asker.record.set_command(format!("explain {command}"));
+                shared.scheduler.explain(&command.spec, &command.options, interrupt)?
             }
         };
         Ok(Answer::json(&describe::explanation(&explanation)?))

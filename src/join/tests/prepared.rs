@@ -92,7 +92,7 @@ fn one_build_side_serves_two_probes_at_once_in_every_kind_of_join() {
     }
     for how in JoinKind::ALL {
         for strategy in Strategy::ALL {
-            let plan = bench.plan(spec(how, strategy), Side::Left);
+            let plan = bench.plan(spec(how), strategy, Side::Left);
             let whole = Rows::default();
             bench.run(&plan, &whole, &Monitor::default()).unwrap();
             let (whole, found) = (whole.sorted(), probed_twice(&bench, plan.task().unwrap(), ["first", "second"]));

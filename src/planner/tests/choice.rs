@@ -29,7 +29,7 @@ fn text_is_gathered_by_the_faster_of_device_and_host() {
         let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
         let target = Target { supports_text, rates, ..a100() };
         let overrides = PlanOverrides { device_gathers_text, ..PlanOverrides::default() };
-        plan_with_overrides(bind(spec, &catalog).unwrap(), &overrides, &target)
+        plan_with_overrides(bind(&spec, &catalog).unwrap(), &overrides, &target)
     };
     let slow_host = || Rates { host_values: 1e6, ..a100().rates };
     let slow_link = || Rates { copy_in: 1e7, copy_out: 1e7, host_values: 1e12, ..a100().rates };

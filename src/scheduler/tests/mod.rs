@@ -27,8 +27,8 @@ use crate::device::host::HostDevice;
 use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind};
 use crate::engine::{Engine, Grant, MemoryUse};
 use crate::join::{BatchSink, Monitor, Task};
-use crate::memory::{Arena, Budget};
-use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Rates, Target};
+use crate::memory::{Arena, Budget, Interrupt};
+use crate::planner::{Explanation, JoinKind, JoinSpec, KeyPair, Rates, Target};
 use crate::{Error, Result};
 
 /// Action of a device on its job.
@@ -186,7 +186,15 @@ impl Stage {
 
     /// Submits a join whose last column is `label` (one of `r0` to `r9`).
     fn submit(&self, label: &str) -> Arc<Job> {
-        self.scheduler.submit(spec(label), "").unwrap()
+        self.submit_join(&spec(label), JobOptions::default(), "").unwrap()
+    }
+
+    fn submit_join(&self, spec: &JoinSpec, options: JobOptions, owner: &str) -> Result<Arc<Job>> {
+        submit(&self.scheduler, &self.catalog, spec, options, owner)
+    }
+
+    fn explain(&self, spec: &JoinSpec, options: &JobOptions) -> Explanation {
+        explain(&self.scheduler, &self.catalog, spec, options)
     }
 
     /// Returns the next job that a device begins.
@@ -247,6 +255,26 @@ impl Stage {
     fn idle(&self) {
         assert!(self.scheduler.wait_idle(PATIENCE), "the scheduler does not become idle");
     }
+}
+
+/// Binds and submits a join.
+fn submit(
+    scheduler: &Scheduler,
+    _catalog: &Catalog,
+    spec: &JoinSpec,
+    options: JobOptions,
+    owner: &str,
+) -> Result<Arc<Job>> {
+    scheduler.submit(spec, options, Submission { owner: owner.into(), ..Submission::default() })
+}
+
+fn explain(scheduler: &Scheduler, _catalog: &Catalog, spec: &JoinSpec, options: &JobOptions) -> Explanation {
+    scheduler.explain(spec, options, &Interrupt::default()).unwrap()
+}
+
+fn on(devices: &[&str]) -> JobOptions {
+    let named = devices.iter().map(ToString::to_string).collect();
+    JobOptions { devices: DeviceRequest::Named(named), ..JobOptions::default() }
 }
 
 /// Rows with columns `k` and `r0` to `r9` (or `s0` to `s9`).
