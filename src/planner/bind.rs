@@ -49,7 +49,8 @@ impl BoundJoin {
     }
 
     /// True if the result may share the given columns of a side with its table. Sharing any part
-    /// keeps all of the table's memory alive. So a result that is stored does not share. Nor does one whose columns are a small part of the table.
+    /// keeps all of the table's memory alive. So a result that is stored does not share. Nor does
+    /// one whose columns are a small part of the table.
     pub fn may_share(&self, side: Side, columns: &[usize]) -> bool {
         /// Sharing requires at least `1 / PART` of a table's bytes.
         const PART: f64 = 4.0;

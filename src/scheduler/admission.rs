@@ -1,4 +1,4 @@
-//! Admission: turns a request into a plan and the devices that may run it, or refuses it before it
+//! Admission: turns a bound join into plans and the devices that may run it, or refuses it before it
 //! is queued.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use super::placing::Place;
 use crate::catalog::Catalog;
 use crate::human;
 use crate::memory::{Interrupt, human_bytes};
-use crate::planner::{self, BoundJoin, JoinSpec, Plan, Side};
+use crate::planner::{self, BoundJoin, Plan, Side};
 use crate::{Error, Result};
 
 /// Plans and places of a join that was admitted.
@@ -76,15 +76,14 @@ pub(super) struct Proposed {
 /// # Errors
 /// Returns the error in the request.
 pub(super) fn propose(
-    spec: &JoinSpec,
+    join: BoundJoin,
     options: &JobOptions,
     catalog: &Catalog,
     executors: &[Executor],
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Proposed> {
-    let Planned { mut fitting, refused } =
-        plan_for_each(spec, options, catalog, executors, terms.interrupt, in_service)?;
+    let Planned { mut fitting, refused } = plan_for_each(join, options, executors, terms.interrupt, in_service)?;
     let (fitting_count, refused_count) = (fitting.len(), refused.len());
     // Like `admit`, prefer a device whose plan fits in host memory.
     let with_room = fitting.iter().filter(|(_, plan)| host_need(plan, options, catalog, terms).is_ok());
@@ -121,25 +120,23 @@ fn fastest<'a>(plans: impl IntoIterator<Item = (&'a usize, &'a Plan)>) -> Option
     plans.into_iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(&device, _)| device)
 }
 
-/// Binds a join, and plans it for each requested device in service. The best composition depends on
+/// Plans a join for each requested device in service. The best composition depends on
 /// sizes and rates, which differ between devices.
 fn plan_for_each(
-    spec: &JoinSpec,
+    join: BoundJoin,
     options: &JobOptions,
-    catalog: &Catalog,
     executors: &[Executor],
     interrupt: &Interrupt,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Planned> {
-    let candidates = candidates(&options.devices, executors)?;
-    let bound = planner::bind_interruptible(spec, catalog, interrupt)?;
-    let join = BoundJoin { result_is_stored: options.into.is_some(), ..bound };
-    let candidates: Vec<usize> = candidates.into_iter().filter(|device| in_service(*device)).collect();
+    let candidates = candidates(&options.devices, executors)?.into_iter();
+    let candidates: Vec<usize> = candidates.filter(|device| in_service(*device)).collect();
     if candidates.is_empty() {
         return Err(Error::Unavailable(
             "no device that may run this join is in service; see the topology, and the server's log".into(),
         ));
     }
+    let join = BoundJoin { result_is_stored: options.into.is_some(), ..join };
     let mut planned = Planned::default();
     for device in candidates {
         match planner::propose(join.clone(), options.strategy, &executors[device].target_for(&join), interrupt)? {
@@ -158,14 +155,14 @@ fn plan_for_each(
 /// Returns the error in the request, or [`Error::Exhausted`] if the join fits no device or its keys
 /// do not fit in host memory.
 pub(super) fn admit(
-    spec: &JoinSpec,
+    join: BoundJoin,
     options: &JobOptions,
     catalog: &Catalog,
     executors: &[Executor],
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let Planned { fitting, refused } = plan_for_each(spec, options, catalog, executors, terms.interrupt, in_service)?;
+    let Planned { fitting, refused } = plan_for_each(join, options, executors, terms.interrupt, in_service)?;
     let Some(fastest_of_all) = fastest(&fitting) else {
         let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
         return Err(refusal);

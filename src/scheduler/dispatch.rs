@@ -20,7 +20,7 @@ use crate::device::CancelFlag;
 use crate::human;
 use crate::join::MESSAGE_BYTES;
 use crate::memory::{Budget, Holders, Interrupt, ReservedPool, human_bytes};
-use crate::planner::JoinSpec;
+use crate::planner::BoundJoin;
 use crate::{Error, Result};
 
 /// Time that a job waits for host memory if no running job or lease is known to give it back. A
@@ -28,15 +28,15 @@ use crate::{Error, Result};
 const UNSATISFIABLE_WAIT: Duration = Duration::from_secs(5);
 
 impl Shared {
-    fn admit(&self, spec: &JoinSpec, options: &JobOptions, interrupt: &Interrupt) -> Result<Admitted> {
+    fn admit(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Admitted> {
         let lost = self.lost();
-        admit(spec, options, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
+        admit(join, options, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
     }
 
     /// Returns the plan that a join would run with, without a place in the queue.
-    pub(super) fn propose(&self, spec: &JoinSpec, options: &JobOptions, interrupt: &Interrupt) -> Result<Proposed> {
+    pub(super) fn propose(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Proposed> {
         let lost = self.lost();
-        propose(spec, options, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
+        propose(join, options, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
     }
 
     /// Returns, for each device, true if it is out of service.
@@ -60,11 +60,11 @@ impl Shared {
         self.options.window_bytes.min(self.host_budget().limit_bytes() / 8)
     }
 
-    pub(super) fn submit(&self, spec: &JoinSpec, options: JobOptions, terms: Submission) -> Result<Arc<Job>> {
+    pub(super) fn submit(&self, join: BoundJoin, options: JobOptions, terms: Submission) -> Result<Arc<Job>> {
         let Submission { owner, is_admin, interrupt: planning } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes long, so it is done without the lock.
-        let mut admitted = self.admit(spec, &options, &planning)?;
+        let mut admitted = self.admit(join, &options, &planning)?;
         self.fit_batches(&mut admitted, &options, &owner);
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
@@ -156,7 +156,10 @@ impl Shared {
         }
     }
 
-    fn check_room(&self, state: &State, owner: &str) -> Result<()> {
+    /// Refuses a submission that has no room in the queue; see [`Scheduler::check_room`].
+    ///
+    /// [`Scheduler::check_room`]: super::Scheduler::check_room
+    pub(super) fn check_room(&self, state: &State, owner: &str) -> Result<()> {
         if state.draining {
             return Err(Error::Unavailable("the server is shutting down and takes no new jobs; try another".into()));
         }

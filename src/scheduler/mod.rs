@@ -1,15 +1,15 @@
 //! Scheduler: runs jobs from submission to result.
 //!
 //! ```text
-//!   submit ─► bind, plan ─► Queued ─► (memory, turn) ─► Running ─┬─► Complete ─► its lease ends
-//!                             │                            │     └─► Failed   ─► history
-//!                             └────────── cancel ──────────┴───────► Cancelled
+//!   submit ─► plan ─► Queued ─► (memory, turn) ─► Running ─┬─► Complete ─► its lease ends
+//!                       │                            │     └─► Failed   ─► history
+//!                       └────────── cancel ──────────┴───────► Cancelled
 //!
 //!   admission ── Job, places ──► queue, placing ── scheduled starts ──► dispatch
 //!   dispatch ── worker threads of a device ──► executor ──► engine
 //! ```
 //!
-//! The scheduler decides when a join runs and on which devices. The planner has decided how. A
+//! The scheduler decides when a bound join runs and on which devices. The planner decides how. A
 //! device runs one long job at a time, or a few short ones in parallel. A job holds its device only
 //! while it works, never while a client reads a result. A job fails alone: an error or a panic
 //! ends only that job. A lost device is taken out of service, and its jobs go to other devices.

@@ -25,6 +25,7 @@ use super::shared::Shared;
 use super::{commands, describe};
 use crate::human::asked;
 use crate::memory::Interrupt;
+use crate::planner;
 use crate::scheduler::{Job, JobId};
 use crate::{Context, Error, Result};
 
@@ -247,7 +248,8 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
             None => {
                 let command = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
                 asker.record.set_command(format!("explain {command}"));
-                shared.scheduler.explain(&command.spec, &command.options, interrupt)?
+                let join = planner::bind_interruptible(&command.spec, &shared.catalog, interrupt)?;
+                shared.scheduler.explain(join, &command.options, interrupt)?
             }
         };
         Ok(Answer::json(&describe::explanation(&explanation)?))

@@ -40,7 +40,7 @@ use super::tickets::{Target, Tickets, table_version};
 use crate::catalog::{Editor, SpoolState, Table};
 use crate::human;
 use crate::memory::Interrupt;
-use crate::planner;
+use crate::planner::{self, BoundJoin, JoinSpec};
 use crate::scheduler::{Job, JobId, JobState, Submission};
 use crate::{Context, Error, Result};
 
@@ -299,9 +299,17 @@ fn submit(shared: &Shared, asker: &Asker, command: &[u8], interrupt: &Interrupt)
     }
     let Editor { tenant, is_admin } = asker.caller.editor();
     let submission = Submission { owner: tenant, is_admin, interrupt: interrupt.clone() };
-    let job = shared.scheduler.submit(&spec, options, submission)?;
+    let bound = bind(shared, &spec, &submission);
+    shared.scheduler.count_refusal(&bound, interrupt);
+    let job = shared.scheduler.submit(bound?, options, submission)?;
     asker.record.set_command(format!("{in_words}: job {}", job.id));
     Ok(job)
+}
+
+/// Binds a join that is about to be submitted. A full queue refuses it before that work.
+fn bind(shared: &Shared, spec: &JoinSpec, submission: &Submission) -> Result<BoundJoin> {
+    shared.scheduler.check_room(&submission.owner)?;
+    planner::bind_interruptible(spec, &shared.catalog, &submission.interrupt)
 }
 
 fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {

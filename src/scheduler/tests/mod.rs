@@ -28,7 +28,7 @@ use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, Device
 use crate::engine::{Engine, Grant, MemoryUse};
 use crate::join::{BatchSink, Monitor, Task};
 use crate::memory::{Arena, Budget, Interrupt};
-use crate::planner::{Explanation, JoinKind, JoinSpec, KeyPair, Rates, Target};
+use crate::planner::{Explanation, JoinKind, JoinSpec, KeyPair, Rates, Target, bind};
 use crate::{Error, Result};
 
 /// Action of a device on its job.
@@ -260,16 +260,16 @@ impl Stage {
 /// Binds and submits a join.
 fn submit(
     scheduler: &Scheduler,
-    _catalog: &Catalog,
+    catalog: &Catalog,
     spec: &JoinSpec,
     options: JobOptions,
     owner: &str,
 ) -> Result<Arc<Job>> {
-    scheduler.submit(spec, options, Submission { owner: owner.into(), ..Submission::default() })
+    scheduler.submit(bind(spec, catalog)?, options, Submission { owner: owner.into(), ..Submission::default() })
 }
 
-fn explain(scheduler: &Scheduler, _catalog: &Catalog, spec: &JoinSpec, options: &JobOptions) -> Explanation {
-    scheduler.explain(spec, options, &Interrupt::default()).unwrap()
+fn explain(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, options: &JobOptions) -> Explanation {
+    scheduler.explain(bind(spec, catalog).unwrap(), options, &Interrupt::default()).unwrap()
 }
 
 fn on(devices: &[&str]) -> JobOptions {

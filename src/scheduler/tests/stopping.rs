@@ -144,6 +144,7 @@ fn draining_refuses_new_jobs_and_finishes_admitted_ones() {
     stage.next();
     stage.scheduler.drain();
     assert!(matches!(stage.submit_join(&spec("r2"), JobOptions::default(), ""), Err(Error::Unavailable(_))));
+    assert!(matches!(stage.scheduler.check_room(""), Err(Error::Unavailable(_))));
     assert!(!stage.scheduler.wait_idle(Duration::ZERO));
     stage.finish(0);
     stage.next();

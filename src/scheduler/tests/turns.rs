@@ -1,6 +1,7 @@
 //! Tests of turns: when and where jobs run, and what is refused before.
 
 use super::*;
+use crate::planner::Strategy;
 
 #[test]
 fn a_device_runs_one_job_at_a_time_and_the_next_one_follows() {
@@ -125,9 +126,13 @@ fn jobs_over_a_limit_are_refused_and_leave_no_trace() {
     stage.submit("r1");
     let refusal = stage.submit_join(&spec("r2"), JobOptions::default(), "").unwrap_err();
     assert!(matches!(&refusal, Error::Exhausted(text) if text.contains("--tenant-jobs")), "{refusal}");
+    // The same is known before the join is bound.
+    assert_eq!(stage.scheduler.check_room(""), Err(refusal));
+    assert_eq!(stage.scheduler.check_room("a"), Ok(()));
     let queued = submit("a").unwrap();
     let refusal = submit("b").unwrap_err();
     assert!(matches!(&refusal, Error::Exhausted(text) if text.contains("--queue-limit")), "{refusal}");
+    assert_eq!(stage.scheduler.check_room("b"), Err(refusal));
     assert_eq!(stage.scheduler.jobs().len(), 3);
     // The refused job's name is free. The waiting job's name is taken until that job is cancelled.
     assert!(stage.catalog.reserve("tb", "", "a test").is_ok());
@@ -146,6 +151,11 @@ fn a_request_that_cannot_be_planned_is_refused_before_it_is_queued() {
     let refusal = |spec: JoinSpec| stage.submit_join(&spec, JobOptions::default(), "").unwrap_err();
     assert!(matches!(refusal(JoinSpec { left: "nowhere".into(), ..spec("r0") }), Error::NotFound(_)));
     assert!(matches!(refusal(JoinSpec { columns: vec!["nothing".into()], ..spec("r0") }), Error::Invalid(_)));
+    stage.catalog.create(rows_of("large", 400_000)).unwrap();
+    let too_large = JoinSpec::inner("large", "large", vec![KeyPair::new("k", "k")]);
+    let hashed = JobOptions { strategy: Some(Strategy::Hash), ..JobOptions::default() };
+    let refused = stage.submit_join(&too_large, hashed, "").map(|job| job.id).unwrap_err();
+    assert!(matches!(&refused, Error::Exhausted(text) if text.contains("--device-memory")), "{refused}");
     assert!(stage.scheduler.jobs().is_empty());
     assert!(matches!(stage.scheduler.set_weight("a", 0.0), Err(Error::Invalid(_))));
     assert!(stage.scheduler.set_weight("a", 2.0).is_ok());
