@@ -192,7 +192,7 @@ impl Explanation {
             strategy: alternative.strategy.name(),
             build_side: alternative.build_side.to_string(),
             predicted_seconds: alternative.seconds,
-            reason: alternative.reason.clone(),
+            reason: alternative.reason(device, plan.target.memory_bytes),
         });
         let result = ExplainedResult {
             predicted_rows: if join.counts_rows { 1 } else { plan.estimates.rows.round() as u64 },

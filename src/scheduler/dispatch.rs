@@ -150,7 +150,7 @@ impl Shared {
         if !options.is_read_as_made() || bytes >= MESSAGE_BYTES as u64 {
             return;
         }
-        for plan in admitted.plans.values_mut() {
+        for plan in &mut admitted.plans {
             let rows = ((bytes as f64 / plan.row_bytes.max(1.0)) as usize).max(1);
             plan.join.batch_rows.get_or_insert(rows);
         }
@@ -343,7 +343,7 @@ impl Shared {
             life.state = JobState::Running(id);
             life.forecast = None;
             life.device = Some(id);
-            life.place_on(device);
+            life.run_by(scheduled.place.plan);
             life.started = Some(SystemTime::now());
             life.device_reason = match entry.places.len() {
                 1 => "the only device that may run it".into(),

@@ -53,6 +53,7 @@
 
 mod admission;
 mod clock;
+mod device_class;
 mod device_set;
 mod dispatch;
 mod ending;

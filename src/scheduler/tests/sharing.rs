@@ -219,7 +219,7 @@ fn keeper(stage: &Stage, bytes: u64) -> (Arc<Keeper>, Receiver<()>, Sender<bool>
     let ((asked, is_asked), (give, gives)) = (channel(), channel());
     let kept = Mutex::new(Some(stage.memory[0].reserve(bytes, "cached columns").unwrap()));
     let keeper = Arc::new(Keeper { kept, asked: Mutex::new(asked), gives: Mutex::new(gives) });
-    let reclaim: std::sync::Weak<dyn Reclaim> = Arc::downgrade(&(keeper.clone() as Arc<dyn Reclaim>));
+    let reclaim: Weak<dyn Reclaim> = Arc::downgrade(&(keeper.clone() as Arc<dyn Reclaim>));
     stage.memory[0].reclaim_from(reclaim);
     (keeper, is_asked, give)
 }
