@@ -283,10 +283,10 @@ fn main() {
         let (mut columns_last, mut text_by) = (false, "host");
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for run in 0..options.runs + usize::from(options.cached) {
-            let (count, into) = (options.count, options.own.then(|| "own".to_string()));
             let on = vec![KeyPair::new("k", "k")];
-            let spec = JoinSpec { strategy, count, into, ..JoinSpec::inner("build", "probe", on) };
-            let join = planner::bind(spec, &catalog).unwrap();
+            let spec = JoinSpec { count: options.count, ..JoinSpec::inner("build", "probe", on) };
+            let mut join = planner::bind(&spec, &catalog).unwrap();
+            join.result_is_stored = options.own;
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::cached_rows(device, table)).collect();
             let overrides =

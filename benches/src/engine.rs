@@ -422,13 +422,12 @@ impl Engine {
     fn plan(&self, join: &Join, asked: &PlanOverrides) -> Result<Plan> {
         let keys = join.on.iter().map(|(left, right)| KeyPair::new(left, right)).collect();
         let spec = JoinSpec {
-            strategy: asked.strategy,
             columns: join.columns.clone(),
-            // A result that becomes a table has its own memory.
-            into: (!self.shares).then(|| join.into.clone().unwrap_or_else(|| "result".into())),
-            ..JoinSpec::inner(&join.left, &join.right, keys)
+            ..JoinSpec::inner(join.left.as_str(), join.right.as_str(), keys)
         };
-        planner::plan_with_overrides(planner::bind(spec, &self.catalog)?, asked, &self.target)
+        let mut bound = planner::bind(&spec, &self.catalog)?;
+        bound.result_is_stored = !self.shares;
+        planner::plan_with_overrides(bound, asked, &self.target)
     }
 }
 

@@ -26,7 +26,7 @@ pub fn line(planned: &PlannedJoin<'_>, measured: &[Measured]) -> Value {
     json!({
         "on": join.on,
         "columns": join.columns,
-        "shares": plan.join.spec.into.is_none(),
+        "shares": !plan.join.result_is_stored,
         "left": table(&plan.join.left, target),
         "right": table(&plan.join.right, target),
         "estimates": plan.estimates,

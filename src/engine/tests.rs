@@ -64,7 +64,7 @@ fn process_of_a_thread(catalog: &Catalog, slabs: &SharedSlabs) -> (ChildEngine, 
 fn task_on(engine: &dyn Engine, catalog: &Catalog, how: JoinKind, strategy: Strategy) -> Task {
     let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
     let target = Target::new(engine.id(), engine.info(), engine.memory(), Rates::host(2));
-    plan_on(bind(spec, catalog).unwrap(), Some(strategy), &target).unwrap().task().unwrap()
+    plan_on(bind(&spec, catalog).unwrap(), Some(strategy), &target).unwrap().task().unwrap()
 }
 
 fn grant_of(catalog: &Catalog) -> Grant {
@@ -288,7 +288,8 @@ fn the_child_process_sees_new_slabs_and_forgets_dropped_tables() {
         let spec = JoinSpec::inner(name, "s", vec![KeyPair::new("k", "k")]);
         stage.catalog.create(table(name, rows, Some(stage.catalog.arena()))).unwrap();
         let target = Target::new(stage.engine.id(), stage.engine.info(), stage.engine.memory(), Rates::host(2));
-        let task = plan_on(bind(spec, &stage.catalog).unwrap(), Some(Strategy::Hash), &target).unwrap().task().unwrap();
+        let task =
+            plan_on(bind(&spec, &stage.catalog).unwrap(), Some(Strategy::Hash), &target).unwrap().task().unwrap();
         let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
         let (apart, here) = (stage.run(&stage.engine, &task).unwrap(), stage.run(&here, &task).unwrap());
         assert_eq!(sorted(&task, &apart), sorted(&task, &here));

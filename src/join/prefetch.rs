@@ -167,9 +167,8 @@ mod tests {
             upload.append(RecordBatch::try_new(schema, vec![Arc::new(keys)]).unwrap()).unwrap();
             upload.commit().unwrap();
         }
-        let spec =
-            JoinSpec { strategy: Some(strategy), ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
-        let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
+        let spec = JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]);
+        let mut plan = planner::plan(planner::bind(&spec, &catalog).unwrap(), Some(strategy)).unwrap();
         plan.composition.transfer_order = TransferOrder::Chunks;
         let task = Task { chunk_rows_min: Some(1 << 12), ..plan.task().unwrap() };
         let input = |role| Arc::new(SideInput::of_task(&task, role, false));

@@ -171,13 +171,8 @@ mod tests {
         mask: u128,
         count: bool,
     ) -> usize {
-        let spec = JoinSpec {
-            how,
-            count,
-            strategy: Some(strategy),
-            ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")])
-        };
-        let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
+        let spec = JoinSpec { how, count, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
+        let plan = planner::plan(planner::bind(&spec, catalog).unwrap(), Some(strategy)).unwrap();
         let task = Arc::new(plan.task().unwrap());
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
         let layout = if device.info().supports_text { layout.made_by_device() } else { layout };
@@ -218,7 +213,7 @@ mod tests {
         let gpu = open_gpu(0, 2, budget).unwrap();
         for strategy in Strategy::ALL {
             let spec = JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]);
-            let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
+            let mut plan = planner::plan(planner::bind(&spec, &catalog).unwrap(), Some(strategy)).unwrap();
             (plan.composition.build_side, plan.composition.dense, plan.composition.device_gathers_text) =
                 (crate::join::Side::Left, false, true);
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
@@ -257,7 +252,7 @@ mod tests {
             for defer_build_payload in [false, true] {
                 let columns = columns.iter().map(|&column| column.into()).collect();
                 let spec = JoinSpec { columns, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
-                let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+                let mut plan = planner::plan(planner::bind(&spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
                 (plan.composition.build_side, plan.composition.device_gathers_text) = (crate::join::Side::Left, true);
                 if defer_build_payload {
                     plan.composition.transfer_order = TransferOrder::DeferBuildPayload;

@@ -43,9 +43,8 @@ impl Bench {
         Self { catalog, device: device(device_memory) }
     }
 
-    fn plan(&self, spec: JoinSpec, build_side: Side) -> Plan {
-        let strategy = spec.strategy;
-        let mut plan = planner::plan(planner::bind(spec, &self.catalog).unwrap(), strategy).unwrap();
+    fn plan(&self, spec: JoinSpec, strategy: Strategy, build_side: Side) -> Plan {
+        let mut plan = planner::plan(planner::bind(&spec, &self.catalog).unwrap(), Some(strategy)).unwrap();
         plan.composition.build_side = build_side;
         plan
     }
@@ -61,8 +60,8 @@ fn device(memory: u64) -> HostDevice {
     HostDevice::new(0, 2, Budget::new("memory of device host:0", "--device-memory", memory), None).unwrap()
 }
 
-fn spec(how: JoinKind, strategy: Strategy) -> JoinSpec {
-    JoinSpec { how, strategy: Some(strategy), ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) }
+fn spec(how: JoinKind) -> JoinSpec {
+    JoinSpec { how, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) }
 }
 
 fn batch(columns: Vec<(&str, ArrayRef)>) -> RecordBatch {
@@ -106,8 +105,8 @@ fn results_of_any_size_are_delivered_with_little_memory() {
                     seen.1 = seen.1.max(batch.num_rows());
                     Ok(())
                 });
-                let spec = JoinSpec { batch_rows: Some(1000), ..spec(how, strategy) };
-                let plan = bench.plan(spec, build_side);
+                let spec = JoinSpec { batch_rows: Some(1000), ..spec(how) };
+                let plan = bench.plan(spec, strategy, build_side);
                 bench.run(&plan, &sink, &Monitor::default()).unwrap_or_else(|error| panic!("{label}: {error}"));
                 let expected = if how == JoinKind::Full { 2 * ROWS } else { ROWS };
                 assert_eq!(seen.into_inner(), (expected as usize, 1000), "{label}");
@@ -131,7 +130,7 @@ fn a_join_that_is_stopped_pushes_no_further_batch() {
                     monitor.cancel().raise();
                     Ok(())
                 });
-                let plan = bench.plan(JoinSpec { batch_rows: Some(10), ..spec(how, strategy) }, build_side);
+                let plan = bench.plan(JoinSpec { batch_rows: Some(10), ..spec(how) }, strategy, build_side);
                 let outcome = bench.run(&plan, &sink, &monitor);
                 assert!(matches!(outcome, Err(Error::Cancelled(_))), "{how} by {strategy}: {outcome:?}");
                 assert_eq!(pushed.into_inner(), 1, "{how} by {strategy}, build {build_side}");
@@ -174,7 +173,7 @@ fn every_stage_of_every_strategy_checks_the_cancel_flag_regularly() {
     for (keys, bench, spec) in joins_of_every_kind_of_key(ROWS) {
         for strategy in Strategy::ALL {
             let monitor = Monitor::default();
-            let plan = bench.plan(JoinSpec { strategy: Some(strategy), ..spec.clone() }, Side::Left);
+            let plan = bench.plan(spec.clone(), strategy, Side::Left);
             bench.run(&plan, &Each(|_| Ok(())), &monitor).unwrap();
             let looks = monitor.looks();
             println!("{strategy} on {keys}: {looks:?}");
@@ -203,7 +202,7 @@ fn a_join_stopped_at_any_point_does_almost_no_further_work() {
     const LOOKS_AFTER: u64 = 16;
     for (keys, bench, spec) in joins_of_every_kind_of_key(ROWS) {
         for strategy in Strategy::ALL {
-            let plan = bench.plan(JoinSpec { strategy: Some(strategy), ..spec.clone() }, Side::Left);
+            let plan = bench.plan(spec.clone(), strategy, Side::Left);
             let run = |monitor: &Monitor| bench.run(&plan, &Each(|_| Ok(())), monitor);
             let whole = Monitor::default();
             run(&whole).unwrap();
@@ -259,7 +258,7 @@ fn keys_show_the_left_value(left: ArrayRef, right: ArrayRef, common: usize) {
                     found.lock().extend(shown(batch.column(0)));
                     Ok(())
                 });
-                let plan = bench.plan(spec(how, strategy), build_side);
+                let plan = bench.plan(spec(how), strategy, build_side);
                 bench.run(&plan, &sink, &Monitor::default()).unwrap_or_else(|error| panic!("{label}: {error}"));
                 let mut found = found.into_inner();
                 found.sort_unstable();
@@ -327,7 +326,7 @@ fn progress_never_decreases_and_is_complete_only_at_the_end() {
                     seen.lock().push(monitor.progress());
                     Ok(())
                 });
-                let plan = bench.plan(JoinSpec { batch_rows: Some(100), ..spec(how, strategy) }, build_side);
+                let plan = bench.plan(JoinSpec { batch_rows: Some(100), ..spec(how) }, strategy, build_side);
                 bench.run(&plan, &sink, &monitor).unwrap();
                 let seen = seen.into_inner();
                 assert!(seen.is_sorted(), "{label}: {seen:?}");
@@ -362,7 +361,7 @@ fn a_filter_changes_no_row_of_any_join_and_is_used_only_if_unmatched_rows_are_dr
                         Ok(())
                     });
                     let monitor = Monitor::default();
-                    let mut plan = bench.plan(spec(how, strategy), build_side);
+                    let mut plan = bench.plan(spec(how), strategy, build_side);
                     plan.composition.filter = filter;
                     bench.run(&plan, &sink, &monitor).unwrap_or_else(|error| panic!("{label}: {error}"));
                     let mut rows = rows.into_inner();
@@ -390,7 +389,7 @@ fn cached_columns_and_columns_read_in_place_are_not_reported_as_copied() {
     let mut bench = Bench::new(64 << 20, left, right);
     let copied = |bench: &Bench| {
         let monitor = Monitor::default();
-        let task = bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left).task().unwrap();
+        let task = bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left).task().unwrap();
         run(&Arc::new(task), &bench.device, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
         let phases = monitor.phases();
         let phase = phases.iter().find(|phase| phase.phase == Phase::CopyIn).unwrap();
@@ -424,7 +423,7 @@ fn keys_of_matched_rows_have_no_bitmap_unless_nulls_match() {
         for build_side in [Side::Left, Side::Right] {
             for strategy in Strategy::ALL {
                 let label = format!("{how} by {strategy}, build {build_side}, nulls match: {nulls_equal}");
-                let plan = bench.plan(JoinSpec { nulls_equal, ..spec(how, strategy) }, build_side);
+                let plan = bench.plan(JoinSpec { nulls_equal, ..spec(how) }, strategy, build_side);
                 let nulls = Mutex::new(Vec::new());
                 let sink = Each(|batch: RecordBatch| {
                     let of = |name: &str| batch.column_by_name(name).unwrap().nulls().map(NullBuffer::null_count);
@@ -470,7 +469,7 @@ fn a_build_side_can_be_grouped_late_with_a_probe_side_of_any_size() {
             let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
             let budget = Budget::new("memory of device host:0", "--device-memory", memory);
             bench.device = HostDevice::new(0, 1, budget, Some(link)).unwrap().joining_partitions(false);
-            let mut plan = bench.plan(spec(JoinKind::Inner, strategy), Side::Left);
+            let mut plan = bench.plan(spec(JoinKind::Inner), strategy, Side::Left);
             // The planner is not told of the repeats, as if so few keys repeat that no sample has
             // any.
             plan.estimates.left_repeats = false;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
-use super::JoinSpec;
 use super::plan::ValueSizes;
+use super::{Input, JoinSpec};
 use crate::catalog::{Catalog, Table};
 use crate::columns::{encoded_type, key_class, movable};
 use crate::human::{asked, did_you_mean, type_name};
@@ -18,18 +18,25 @@ use crate::{Context, Error, Result, listed};
 /// A join whose names are found and whose types match.
 #[derive(Clone, Debug)]
 pub struct BoundJoin {
-    /// The request.
-    pub spec: JoinSpec,
     /// The left table, as of the time of binding.
     pub left: Arc<Table>,
     /// The right table, as of the time of binding.
     pub right: Arc<Table>,
+    /// Kind of join.
+    pub how: JoinKind,
     /// Pairs of key columns.
     pub keys: Vec<JoinKey>,
     /// The columns of the result; empty if its rows are counted.
     pub output: Vec<OutputColumn>,
+    /// True if the result is the number of joined rows.
+    pub counts_rows: bool,
     /// The schema of the result.
     pub schema: SchemaRef,
+    /// Maximum rows per batch of the result. `None`: messages of 1 to 4 MB.
+    pub batch_rows: Option<usize>,
+    /// True if the result becomes a table, and may live long. Binding leaves it false, and the
+    /// caller that stores the result sets it.
+    pub result_is_stored: bool,
 }
 
 impl BoundJoin {
@@ -42,21 +49,21 @@ impl BoundJoin {
     }
 
     /// True if the result may share the given columns of a side with its table. Sharing any part
-    /// keeps all of the table's memory alive. So a result that becomes a table, and may live long,
-    /// does not share. Nor does one whose columns are a small part of the table.
+    /// keeps all of the table's memory alive. So a result that is stored does not share. Nor does
+    /// one whose columns are a small part of the table.
     pub fn may_share(&self, side: Side, columns: &[usize]) -> bool {
         /// Sharing requires at least `1 / PART` of a table's bytes.
         const PART: f64 = 4.0;
         let table = self.table(side);
         let sizes = ValueSizes::of(table);
         let bytes: f64 = columns.iter().map(|&column| sizes.mean_bytes(column)).sum();
-        self.spec.into.is_none() && PART * bytes * table.rows as f64 >= table.bytes as f64
+        !self.result_is_stored && PART * bytes * table.rows as f64 >= table.bytes as f64
     }
 
     /// Returns the columns that the result takes from a side for the given `build_side`, each once,
     /// ascending.
     pub fn output_columns(&self, side: Side, build_side: Side) -> Vec<usize> {
-        OutputColumn::taken_from(side, build_side, self.spec.how, &self.output, &self.keys)
+        OutputColumn::taken_from(side, build_side, self.how, &self.output, &self.keys)
     }
 }
 
@@ -65,7 +72,7 @@ impl BoundJoin {
 /// # Errors
 /// [`Error::NotFound`] for a table. [`Error::Invalid`] for a column, a key type, or a clash of
 /// names in the result.
-pub fn bind(spec: JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
+pub fn bind(spec: &JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
     bind_interruptible(spec, catalog, &Interrupt::default())
 }
 
@@ -73,22 +80,33 @@ pub fn bind(spec: JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
 ///
 /// # Errors
 /// The errors of [`bind`] and of the interrupt.
-pub fn bind_interruptible(spec: JoinSpec, catalog: &Catalog, interrupt: &Interrupt) -> Result<BoundJoin> {
-    let left = catalog.table(&spec.left).context(|| "the left side of the join")?;
-    let right = catalog.table(&spec.right).context(|| "the right side of the join")?;
+pub fn bind_interruptible(spec: &JoinSpec, catalog: &Catalog, interrupt: &Interrupt) -> Result<BoundJoin> {
+    let left = rows_of(&spec.left, catalog).context(|| "the left side of the join")?;
+    let right = rows_of(&spec.right, catalog).context(|| "the right side of the join")?;
     let (left_named, right_named) = (Named::columns_of(&left), Named::columns_of(&right));
-    let keys = bind_keys(&spec, &left_named, &right_named)?;
-    if spec.count {
-        let schema = Arc::new(Schema::new(vec![Field::new("count", DataType::Int64, false)]));
-        return Ok(BoundJoin { spec, left, right, keys, output: Vec::new(), schema });
-    }
-    let output = match spec.columns.is_empty() {
-        true => default_output(spec.how, &left, &right, &keys),
-        false => Finder::new(spec.how, left_named, right_named, &keys).chosen_output(&spec.columns)?,
+    let keys = bind_keys(spec, &left_named, &right_named)?;
+    let (output, schema) = match spec.count {
+        true => (Vec::new(), Arc::new(Schema::new(vec![Field::new("count", DataType::Int64, false)]))),
+        false => {
+            let output = match spec.columns.is_empty() {
+                true => default_output(spec.how, &left, &right, &keys),
+                false => Finder::new(spec.how, left_named, right_named, &keys).chosen_output(&spec.columns)?,
+            };
+            let output = disambiguate(output)?;
+            let schema = output_schema(spec.how, &left, &right, &keys, &output, interrupt)?;
+            (output, schema)
+        }
     };
-    let output = disambiguate(output)?;
-    let schema = output_schema(&spec, &left, &right, &keys, &output, interrupt)?;
-    Ok(BoundJoin { spec, left, right, keys, output, schema })
+    let JoinSpec { how, count, batch_rows, .. } = *spec;
+    Ok(BoundJoin { left, right, how, keys, output, counts_rows: count, schema, batch_rows, result_is_stored: false })
+}
+
+/// Returns the rows of an input.
+fn rows_of(input: &Input, catalog: &Catalog) -> Result<Arc<Table>> {
+    match input {
+        Input::Table(name) => catalog.table(name),
+        Input::Rows(table) => Ok(table.clone()),
+    }
 }
 
 /// A table with an index of its columns by name, because a join may name thousands of columns.
@@ -377,7 +395,7 @@ fn parts_of(name: &str) -> (&str, usize) {
 }
 
 fn output_schema(
-    spec: &JoinSpec,
+    how: JoinKind,
     left: &Table,
     right: &Table,
     keys: &[JoinKey],
@@ -388,16 +406,16 @@ fn output_schema(
         interrupt.check()?;
         let (source, nullable): (&Field, bool) = match column.source {
             OutputSource::Column { side: Side::Left, index } => {
-                (left.schema.field(index), spec.how.keeps_unmatched(Side::Right))
+                (left.schema.field(index), how.keeps_unmatched(Side::Right))
             }
             OutputSource::Column { side: Side::Right, index } => {
-                (right.schema.field(index), spec.how.keeps_unmatched(Side::Left))
+                (right.schema.field(index), how.keeps_unmatched(Side::Left))
             }
             OutputSource::Key { index } => {
                 let key = keys[index];
                 (
                     left.schema.field(key.left),
-                    spec.how.keeps_unmatched(Side::Right) && right.schema.field(key.right).is_nullable(),
+                    how.keeps_unmatched(Side::Right) && right.schema.field(key.right).is_nullable(),
                 )
             }
         };
@@ -405,7 +423,7 @@ fn output_schema(
             OutputSource::Column { side: Side::Left, index } => gathered_type(&[(left, index)]),
             OutputSource::Column { side: Side::Right, index } => gathered_type(&[(right, index)]),
             // Unmatched right rows bring values that the left type may not hold.
-            OutputSource::Key { index } if spec.how.keeps_unmatched(Side::Right) => {
+            OutputSource::Key { index } if how.keeps_unmatched(Side::Right) => {
                 let sides = [(left, keys[index].left), (right, keys[index].right)];
                 match sides.map(|(table, index)| table.schema.field(index).data_type()) {
                     [DataType::Dictionary(_, one), DataType::Dictionary(_, other)] if one == other => {
@@ -420,7 +438,7 @@ fn output_schema(
             OutputSource::Column { side: Side::Left, index } => has_ordered_dictionary(left, index),
             OutputSource::Column { side: Side::Right, index } => has_ordered_dictionary(right, index),
             OutputSource::Key { index } => {
-                !spec.how.keeps_unmatched(Side::Right) && has_ordered_dictionary(left, keys[index].left)
+                !how.keeps_unmatched(Side::Right) && has_ordered_dictionary(left, keys[index].left)
             }
         };
         let field = Field::new(&column.name, data_type, source.is_nullable() || nullable);
@@ -558,7 +576,32 @@ mod tests {
         }
         let pair = |right: &str| KeyPair::new("k", right);
         let columns = columns.iter().map(|name| (*name).to_owned()).collect();
-        bind(JoinSpec { how, columns, ..JoinSpec::inner("l", "r", vec![pair("a"), pair("b")]) }, &catalog)
+        bind(&JoinSpec { how, columns, ..JoinSpec::inner("l", "r", vec![pair("a"), pair("b")]) }, &catalog)
+    }
+
+    #[test]
+    fn a_side_is_a_table_of_the_catalog_or_the_given_rows() {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+        let of = |name: &str| {
+            let fields = ["k", "v"].map(|column| Field::new(column, DataType::Int32, false));
+            Table::from_batches(name, Arc::new(Schema::new(fields.to_vec())), Vec::new()).unwrap()
+        };
+        catalog.create(of("named")).unwrap();
+        let rows = Arc::new(of("made"));
+        let joined = |left: Input, key: &str| {
+            let spec = JoinSpec::inner(left, rows.clone(), vec![KeyPair::new("k", key)]);
+            bind(&spec, &catalog)
+        };
+        let with_named = joined("named".into(), "k").unwrap();
+        assert!(Arc::ptr_eq(&with_named.left, &catalog.table("named").unwrap()));
+        assert!(Arc::ptr_eq(&with_named.right, &rows));
+        let alone = joined(rows.clone().into(), "k").unwrap();
+        assert!(Arc::ptr_eq(&alone.left, &rows));
+        assert_eq!((&alone.schema, &alone.output), (&with_named.schema, &with_named.output));
+        let message = |left: &str, key| joined(left.into(), key).unwrap_err().to_string();
+        assert!(message("named", "w").contains("\"made\""), "{}", message("named", "w"));
+        // A name is looked up in the catalog only, even if the other side has that label.
+        assert!(message("made", "k").contains("the left side of the join"), "{}", message("made", "k"));
     }
 
     fn names(how: JoinKind) -> Vec<String> {
@@ -651,7 +694,7 @@ mod tests {
         };
         let batches = vec![batch(0), batch(1)];
         catalog.create(Table::from_batches("t", batches[0].schema(), batches).unwrap()).unwrap();
-        let bound = bind(JoinSpec::inner("t", "t", vec![KeyPair::new("d", "d")]), &catalog).unwrap();
+        let bound = bind(&JoinSpec::inner("t", "t", vec![KeyPair::new("d", "d")]), &catalog).unwrap();
         let found = bound.left.gathered_type(0, || unreachable!("binding stored the type"));
         assert_eq!(found, &DataType::Dictionary(Box::new(DataType::Int16), Box::new(DataType::Utf8)));
         assert_eq!(bound.schema.field(0).data_type(), found);

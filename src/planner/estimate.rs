@@ -146,7 +146,7 @@ impl Estimates {
 
     fn rows_of(&self, join: &BoundJoin) -> f64 {
         let (left, right) = (join.left.rows as f64, join.right.rows as f64);
-        match join.spec.how {
+        match join.how {
             JoinKind::Inner => self.pairs,
             JoinKind::Left => self.pairs + left - self.left_matched,
             JoinKind::Right => self.pairs + right - self.right_matched,

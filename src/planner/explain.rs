@@ -192,10 +192,10 @@ impl Explanation {
             strategy: alternative.strategy.name(),
             build_side: alternative.build_side.to_string(),
             predicted_seconds: alternative.seconds,
-            reason: alternative.reason.clone(),
+            reason: alternative.reason(device, plan.target.memory_bytes),
         });
         let result = ExplainedResult {
-            predicted_rows: if join.spec.count { 1 } else { plan.estimates.rows.round() as u64 },
+            predicted_rows: if join.counts_rows { 1 } else { plan.estimates.rows.round() as u64 },
             predicted_bytes: plan.result_bytes,
             rows: measured.map(|measured| measured.rows),
         };
@@ -203,7 +203,7 @@ impl Explanation {
             strategy: plan.strategy().name(),
             reason: plan.reason.clone(),
             refusal: None,
-            how: join.spec.how.name(),
+            how: join.how.name(),
             tree: tree(plan, &moved),
             device: ExplainedDevice {
                 name: device.into(),
@@ -287,7 +287,7 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
         },
         Strategy::SortMerge | Strategy::SortMergeGfur => "merge sorted rows".into(),
     };
-    let made = match plan.join.spec.count {
+    let made = match plan.join.counts_rows {
         true => {
             format!("count the rows, expected to be {}", human::count(plan.estimates.rows.round() as u64))
         }
@@ -302,7 +302,7 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
         (true, false) => "; keys hashed and compared by the CPU",
         (true, true) => "; keys hashed and compared by the GPU",
     };
-    let mut lines = vec![made, format!("└─ {matching}: {}{compared}", plan.join.spec.how)];
+    let mut lines = vec![made, format!("└─ {matching}: {}{compared}", plan.join.how)];
     for (branch, role, side, sorted) in [
         ("├─", "build", plan.composition.build_side, plan.build_sorted),
         ("└─", "probe", plan.composition.build_side.other(), plan.probe_sorted),

@@ -18,7 +18,7 @@ pub(super) fn is_predictable(inputs: &Inputs, estimates: &Estimates) -> bool {
 /// Probe rows that pass a filter of the build keys; `None` if a filter is not possible.
 pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs) -> Option<f64> {
     let probe = &inputs.probe;
-    if !join.spec.how.drops_unmatched(probe.side) {
+    if !join.how.drops_unmatched(probe.side) {
         return None;
     }
     let matched = probe.matched.min(probe.keyed);

@@ -335,7 +335,7 @@ impl Input {
         }
         let key_widths = join.keys.iter().map(|key| fixed_width(table.schema.field(key.column(side)).data_type()));
         let host_keys = layout.is_made_on_host();
-        let slice_rows_min = BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).slice_rows_min();
+        let slice_rows_min = BatchSizes::new(join.batch_rows, result_row_bytes(join), 0).slice_rows_min();
         let is_read_by_host = hashed && !layout.is_hashed_by_device();
         let key_source_bytes = if is_read_by_host { 0 } else { key_widths.flatten().map(Width::bytes).sum() };
         let role = if side == build_side { Role::Build } else { Role::Probe };
@@ -449,7 +449,7 @@ impl BoundJoin {
     /// side.
     pub(super) fn has_device_text(&self, build_side: Side) -> bool {
         let of_side = |side| !self.device_text_columns(side, build_side).is_empty();
-        !self.spec.count && [Side::Left, Side::Right].into_iter().any(of_side)
+        !self.counts_rows && [Side::Left, Side::Right].into_iter().any(of_side)
     }
 
     /// Columns of a side of the result that a device that supports text could gather.

@@ -1,7 +1,7 @@
 //! The planner: decides how a requested join runs, and why.
 //!
 //! ```text
-//!   JoinSpec (names) ── bind: catalog ──► BoundJoin (columns, types)
+//!   JoinSpec (names, or rows) ── bind: catalog ──► BoundJoin (columns, types)
 //!      ── plan: statistics, rates ──► Plan (strategy, sides, phases with predicted bytes, seconds)
 //!         └─► Task (the input of the join room)
 //! ```
@@ -45,7 +45,7 @@ pub use overrides::PlanOverrides;
 pub use plan::{Alternative, Plan, plan, plan_on, plan_with_overrides, propose};
 pub use rates::Rates;
 pub use saved_rates::{DeviceModel, RatesFile, SavedRates};
-pub use spec::{DeviceRequest, JoinSpec, KeyPair};
+pub use spec::{Input, JoinSpec, KeyPair};
 pub use target::Target;
 
 pub use crate::join::{

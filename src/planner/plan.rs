@@ -12,7 +12,7 @@ use crate::human;
 use crate::memory::{Interrupt, human_bytes};
 use crate::{Error, Result};
 
-/// A join that is ready to run on one device.
+/// A join that is ready to run on one device, or on any other of the same sizes and rates.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Tables, keys, output.
@@ -41,7 +41,7 @@ pub struct Plan {
     pub phases: Vec<PredictedPhase>,
     /// Predicted seconds on `target`.
     pub seconds: f64,
-    /// The device of the plan.
+    /// The device of the plan. Its name is of one of the devices that the plan serves.
     pub target: Target,
     /// Reason for this strategy.
     pub reason: String,
@@ -61,8 +61,26 @@ pub struct Alternative {
     pub seconds: f64,
     /// Device memory that it would take.
     pub memory: MemoryNeed,
-    /// Reason why it lost.
-    pub reason: String,
+    /// True if the caller has asked for another.
+    pub is_overridden: bool,
+    /// Comparison of its predicted time with that of the plan. `None`: it does not fit in the
+    /// device's memory.
+    pub comparison: Option<String>,
+}
+
+impl Alternative {
+    /// Returns the reason why it lost on a device of this name, with the given bytes of memory.
+    pub fn reason(&self, device: &str, memory_bytes: u64) -> String {
+        let overridden = if self.is_overridden { "another was asked for; " } else { "" };
+        match &self.comparison {
+            Some(comparison) => format!("{overridden}{comparison}"),
+            None => format!(
+                "{overridden}it needs at least {} of device memory, and {device} has {}",
+                human_bytes(self.memory.minimum_bytes),
+                human_bytes(memory_bytes)
+            ),
+        }
+    }
 }
 
 impl Plan {
@@ -168,8 +186,8 @@ pub(super) fn propose_estimated(
 
     let mut alternatives = Vec::with_capacity(candidates.len());
     for candidate in candidates {
-        let another_was_asked_for = !wanted(&candidate);
-        alternatives.push(candidate.into_alternative(&chosen.costed, another_was_asked_for, target));
+        let is_overridden = !wanted(&candidate);
+        alternatives.push(candidate.into_alternative(&chosen.costed, is_overridden, target));
     }
     let is_overridden = overrides.is_anything();
     let reason = match (&refusal, is_overridden) {
@@ -281,19 +299,11 @@ impl Candidate {
         self.costed.memory.minimum_bytes <= target.memory_bytes
     }
 
-    fn into_alternative(self, chosen: &Costed, asked_for: bool, target: &Target) -> Alternative {
-        let reason = match self.fits(target) {
-            false => format!(
-                "it needs at least {} of device memory, and {} has {}",
-                human_bytes(self.costed.memory.minimum_bytes),
-                target.name,
-                human_bytes(target.memory_bytes)
-            ),
-            true => against(&self.costed, chosen),
-        };
-        let reason = if asked_for { format!("another was asked for; {reason}") } else { reason };
+    fn into_alternative(self, chosen: &Costed, is_overridden: bool, target: &Target) -> Alternative {
+        let comparison = self.fits(target).then(|| against(&self.costed, chosen));
         let Costed { composition, seconds, memory, .. } = self.costed;
-        Alternative { strategy: composition.strategy(), build_side: composition.build_side, seconds, memory, reason }
+        let (strategy, build_side) = (composition.strategy(), composition.build_side);
+        Alternative { strategy, build_side, seconds, memory, is_overridden, comparison }
     }
 }
 

@@ -66,6 +66,38 @@ impl Target {
         }
     }
 
+    /// True if plans for both devices are equal, whatever their names, as long as neither has
+    /// cached columns of the joined tables.
+    pub fn same_sizes_and_rates(&self, other: &Self) -> bool {
+        // Lists every field, so that the compiler finds a forgotten one.
+        let Self {
+            name: _,
+            memory_bytes,
+            memory_setting,
+            parallelism,
+            morsel_rows,
+            partition_rows,
+            pass_bits_max,
+            streams,
+            probe_batch_rows,
+            row_scratch_bytes,
+            supports_text,
+            rates,
+            kept: _,
+        } = self;
+        *memory_bytes == other.memory_bytes
+            && *memory_setting == other.memory_setting
+            && *parallelism == other.parallelism
+            && *morsel_rows == other.morsel_rows
+            && *partition_rows == other.partition_rows
+            && *pass_bits_max == other.pass_bits_max
+            && *streams == other.streams
+            && *probe_batch_rows == other.probe_batch_rows
+            && *row_scratch_bytes == other.row_scratch_bytes
+            && *supports_text == other.supports_text
+            && *rates == other.rates
+    }
+
     /// Returns the rows of a table that a device has cached in earlier joins.
     pub fn cached_rows(device: &dyn Device, table: &Arc<Table>) -> Vec<ColumnRows> {
         let table: Weak<Table> = Arc::downgrade(table);

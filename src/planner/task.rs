@@ -18,17 +18,17 @@ impl Plan {
     pub fn task(&self) -> Result<Task> {
         let join = &self.join;
         Ok(Task {
-            how: join.spec.how,
+            how: join.how,
             build: self.task_side(Role::Build),
             probe: self.task_side(Role::Probe),
             keys: join.keys.clone(),
             key_facts: join.key_facts(self.composition.build_side)?,
             output: join.output.clone(),
-            counts_rows: join.spec.count,
+            counts_rows: join.counts_rows,
             schema: join.schema.clone(),
             composition: self.composition.clone(),
             dense_range: self.dense_range(),
-            batch_rows: join.spec.batch_rows,
+            batch_rows: join.batch_rows,
             chunk_rows_min: None,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.composition.build_side),
@@ -87,7 +87,7 @@ impl Plan {
         let keyed = self.estimates.keyed(self.composition.build_side);
         let compared_ahead = share(keyed, keyed + self.estimates.pairs) * seconds(&[Phase::CompareKeys]);
         let matched = self.estimates.matched(self.composition.build_side);
-        let kept_build_rows = match self.join.spec.how.build_rows_kept(self.composition.build_side) {
+        let kept_build_rows = match self.join.how.build_rows_kept(self.composition.build_side) {
             Some(Which::Matched) => matched,
             Some(Which::Unmatched) => rows(Role::Build) - matched,
             None => 0.0,

@@ -1,25 +1,25 @@
-//! Admission: turns a request into a plan and the devices that may run it, or refuses it before it
-//! is queued.
+//! Admission: turns a bound join into plans and the devices that may run it, or refuses it before
+//! it is queued.
 
-use std::collections::BTreeMap;
-
+use super::device_class::DeviceClass;
 use super::device_set::DeviceSet;
 use super::executor::Executor;
+use super::job_options::{DeviceRequest, JobOptions};
 use super::placing::Place;
 use crate::catalog::Catalog;
 use crate::human;
 use crate::memory::{Interrupt, human_bytes};
-use crate::planner::{self, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
+use crate::planner::{self, BoundJoin, Plan, Side};
 use crate::{Error, Result};
 
 /// Plans and places of a join that was admitted.
 #[derive(Debug)]
 pub(super) struct Admitted {
-    /// Plan of each device that may run the join, by index.
-    pub(super) plans: BTreeMap<usize, Plan>,
-    /// Device with the shortest predicted time.
+    /// Plan of each class of devices that may run the join.
+    pub(super) plans: Vec<Plan>,
+    /// Index of the plan with the shortest predicted time.
     pub(super) fastest: usize,
-    /// Devices that may run the join, each with the needs of its own plan.
+    /// Devices that may run the join, each with the needs of its plan.
     pub(super) places: Vec<Place>,
 }
 
@@ -52,9 +52,9 @@ pub(super) struct Terms<'a> {
 const SHARED_SECONDS_MAX: f64 = 0.1;
 
 impl Admitted {
-    /// Returns the plan on the device with the shortest predicted time.
+    /// Returns the plan with the shortest predicted time.
     pub(super) fn plan(&self) -> &Plan {
-        &self.plans[&self.fastest]
+        &self.plans[self.fastest]
     }
 }
 
@@ -75,74 +75,88 @@ pub(super) struct Proposed {
 /// # Errors
 /// Returns the error in the request.
 pub(super) fn propose(
-    spec: JoinSpec,
+    join: BoundJoin,
+    options: &JobOptions,
     catalog: &Catalog,
     executors: &[Executor],
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Proposed> {
-    let Planned { mut fitting, refused } = plan_for_each(spec, catalog, executors, terms.interrupt, in_service)?;
-    let (fitting_count, refused_count) = (fitting.len(), refused.len());
-    // Like `admit`, prefer a device whose plan fits in host memory.
-    let with_room = fitting.iter().filter(|(_, plan)| host_need(plan, catalog, terms).is_ok());
-    let device = fastest(with_room).or_else(|| fastest(&fitting));
+    let Planned { mut fitting, refused } = plan_classes(join, options, executors, terms.interrupt, in_service)?;
+    // Like `admit`, prefer devices whose plan fits in host memory.
+    let has_room = |(_, plan): &(usize, &Plan)| host_need(plan, options, catalog, terms).is_ok();
+    let plans = || fitting.iter().map(|class| &class.plan).enumerate();
+    let chosen = fastest(plans().filter(has_room)).or_else(|| fastest(plans()));
     terms.interrupt.check()?;
-    if let Some(plan) = device.and_then(|device| fitting.remove(&device)) {
-        let device_reason = match fitting_count {
+    if let Some(chosen) = chosen {
+        let device_reason = match device_count(&fitting) {
             1 => "the only device that may run it".into(),
-            _ => format!("predicted to run it fastest, of {fitting_count}; when it is submitted, queues count as well"),
+            count => format!("predicted to run it fastest, of {count}; when it is submitted, queues count as well"),
         };
-        let refusal = host_need(&plan, catalog, terms).err();
+        let ClassPlan { plan, .. } = fitting.swap_remove(chosen);
+        let refusal = host_need(&plan, options, catalog, terms).err();
         return Ok(Proposed { plan, device_reason, refusal });
     }
-    let lacking = |(plan, _): &(Plan, Error)| plan.memory.minimum_bytes.saturating_sub(plan.target.memory_bytes);
-    let (plan, refusal) = refused.into_iter().min_by_key(lacking).expect("every candidate was planned or refused");
-    let device_reason = match refused_count {
+    let device_reason = match device_count(refused.iter().map(|(class, _)| class)) {
         1 => "the only device that could run it, with more memory".into(),
-        _ => format!("of {refused_count} that could run it with more memory, the one that lacks the least"),
+        count => format!("of {count} that could run it with more memory, the one that lacks the least"),
     };
+    let lacking = |(ClassPlan { plan, .. }, _): &(ClassPlan, Error)| {
+        plan.memory.minimum_bytes.saturating_sub(plan.target.memory_bytes)
+    };
+    let nearest = refused.into_iter().min_by_key(lacking);
+    let (ClassPlan { plan, .. }, refusal) = nearest.expect("every candidate was planned or refused");
     Ok(Proposed { plan, device_reason, refusal: Some(refusal) })
+}
+
+/// Plan of a class of devices, with the sets of the class.
+#[derive(Debug)]
+struct ClassPlan {
+    plan: Plan,
+    sets: Vec<DeviceSet>,
 }
 
 /// Plans of a join on the devices that it may run on.
 #[derive(Debug, Default)]
 struct Planned {
-    /// Plans that fit, by device index.
-    fitting: BTreeMap<usize, Plan>,
-    /// Plans that do not fit, each with its error, in the order of the requested devices.
-    refused: Vec<(Plan, Error)>,
+    /// Plans that fit.
+    fitting: Vec<ClassPlan>,
+    /// Plans that do not fit, each with its error.
+    refused: Vec<(ClassPlan, Error)>,
 }
 
-/// Returns the device whose plan has the shortest predicted time.
-fn fastest<'a>(plans: impl IntoIterator<Item = (&'a usize, &'a Plan)>) -> Option<usize> {
-    plans.into_iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(&device, _)| device)
+fn device_count<'a>(classes: impl IntoIterator<Item = &'a ClassPlan>) -> usize {
+    classes.into_iter().map(|class| class.sets.len()).sum()
 }
 
-/// Binds a join, and plans it for each requested device in service. The best composition depends on
-/// sizes and rates, which differ between devices.
-fn plan_for_each(
-    spec: JoinSpec,
-    catalog: &Catalog,
+/// Returns the index of the plan with the shortest predicted time.
+fn fastest<'a>(plans: impl Iterator<Item = (usize, &'a Plan)>) -> Option<usize> {
+    plans.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(index, _)| index)
+}
+
+/// Plans a join once for each class of the requested devices in service. The best composition
+/// depends on sizes and rates, which differ between classes.
+fn plan_classes(
+    join: BoundJoin,
+    options: &JobOptions,
     executors: &[Executor],
     interrupt: &Interrupt,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Planned> {
-    let strategy = spec.strategy;
-    let candidates = candidates(&spec.devices, executors)?;
-    let join = planner::bind_interruptible(spec, catalog, interrupt)?;
-    let candidates: Vec<usize> = candidates.into_iter().filter(|device| in_service(*device)).collect();
-    if candidates.is_empty() {
+    let candidates = candidates(&options.devices, executors)?.into_iter();
+    let sets: Vec<DeviceSet> =
+        candidates.filter(|device| in_service(*device)).map(|device| DeviceSet::new([device])).collect();
+    if sets.is_empty() {
         return Err(Error::Unavailable(
             "no device that may run this join is in service; see the topology, and the server's log".into(),
         ));
     }
+    let join = BoundJoin { result_is_stored: options.into.is_some(), ..join };
     let mut planned = Planned::default();
-    for device in candidates {
-        match planner::propose(join.clone(), strategy, &executors[device].target_for(&join), interrupt)? {
-            (plan, None) => {
-                planned.fitting.insert(device, plan);
-            }
-            (plan, Some(refusal)) => planned.refused.push((plan, refusal)),
+    for (class, sets) in DeviceClass::group(sets, executors, &join) {
+        match planner::propose(join.clone(), options.strategy, class.target(), interrupt)? {
+            (plan, None) => planned.fitting.push(ClassPlan { plan, sets }),
+            (plan, Some(refusal)) => planned.refused.push((ClassPlan { plan, sets }, refusal)),
         }
     }
     Ok(planned)
@@ -154,49 +168,60 @@ fn plan_for_each(
 /// Returns the error in the request, or [`Error::Exhausted`] if the join fits no device or its keys
 /// do not fit in host memory.
 pub(super) fn admit(
-    spec: JoinSpec,
+    join: BoundJoin,
+    options: &JobOptions,
     catalog: &Catalog,
     executors: &[Executor],
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let Planned { fitting, refused } = plan_for_each(spec, catalog, executors, terms.interrupt, in_service)?;
-    let Some(fastest_of_all) = fastest(&fitting) else {
+    let Planned { fitting, refused } = plan_classes(join, options, executors, terms.interrupt, in_service)?;
+    let Some(fastest_of_all) = fastest(fitting.iter().map(|class| &class.plan).enumerate()) else {
         let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
         return Err(refusal);
     };
-    let (mut plans, mut places, mut refusal) = (BTreeMap::new(), Vec::new(), None);
-    for (device, plan) in fitting {
-        match host_need(&plan, catalog, terms) {
+    let (mut plans, mut places, mut refusal) = (Vec::new(), Vec::new(), None);
+    for (index, ClassPlan { plan, sets }) in fitting.into_iter().enumerate() {
+        match host_need(&plan, options, catalog, terms) {
             Ok(host) => {
-                places.push(place(device, &plan, &executors[device], host, terms));
-                plans.insert(device, plan);
+                let of_set = |devices| place(devices, plans.len(), &plan, executors, host, terms);
+                places.extend(sets.into_iter().map(of_set));
+                plans.push(plan);
             }
-            Err(error) if device == fastest_of_all => refusal = Some(error),
+            Err(error) if index == fastest_of_all => refusal = Some(error),
             // Report only the refusal of the fastest device.
             Err(_) => {}
         }
     }
+    // Of devices that finish a job at the same time, the queue takes the first.
+    places.sort_by_key(|place: &Place| place.devices.leader());
     terms.interrupt.check()?;
-    match (fastest(&plans), refusal) {
+    match (fastest(plans.iter().enumerate()), refusal) {
         (Some(fastest), _) => Ok(Admitted { plans, fastest, places }),
         (None, refusal) => Err(refusal.expect("the fastest device has room, or was refused")),
     }
 }
 
-/// Finds the needs of a plan on a device. A short join runs in parallel with others if it fits into
-/// an equal part of the device's memory, with its probe side in one chunk. Such a join gets twice
-/// its need, but at most that part, so that its probe batches need not be small.
-fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms<'_>) -> Place {
+/// Finds the needs of a plan on devices of its class. A short join runs in parallel with others if
+/// it fits into an equal part of the device's memory, with its probe side in one chunk. Such a join
+/// gets twice its need, but at most that part, so that its probe batches need not be small.
+fn place(
+    devices: DeviceSet,
+    index: usize,
+    plan: &Plan,
+    executors: &[Executor],
+    host: HostNeed,
+    terms: Terms<'_>,
+) -> Place {
+    let executor = &executors[devices.leader()];
     let slots = executor.jobs_max().min(terms.jobs_per_device).max(1) as u64;
     let (part, need) = (executor.memory().limit_bytes() / slots, plan.memory.whole_bytes);
     let is_small = slots > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
     let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
-    let devices = DeviceSet::new([device]);
-    Place { devices, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
+    Place { devices, plan: index, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
 }
 
-/// Returns the indices of the devices that a request allows.
+/// Returns the indices of the devices that a request allows, ascending.
 fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usize>> {
     let all = || executors.iter().map(|executor| executor.id().to_string()).collect::<Vec<_>>().join(", ");
     match request {
@@ -228,6 +253,7 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
                     found.push(at);
                 }
             }
+            found.sort_unstable();
             Ok(found)
         }
     }
@@ -241,10 +267,10 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
 /// # Errors
 /// Returns [`Error::Exhausted`] if the keys alone take more memory than tables leave. The result's
 /// size never refuses a join, because its prediction errs.
-fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
+fn host_need(plan: &Plan, options: &JobOptions, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
     let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });
-    let is_kept = !plan.join.spec.is_read_as_made();
+    let is_kept = !options.is_read_as_made();
     let result_bytes = if is_kept { plan.result_bytes } else { plan.result_bytes.min(terms.window_bytes) };
     let bytes = result_bytes.saturating_add(plan.host_scratch_bytes);
     let budget = catalog.arena().budget();

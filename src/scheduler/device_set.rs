@@ -18,6 +18,11 @@ impl DeviceSet {
         Self(devices)
     }
 
+    /// Returns the number of devices.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Returns the device whose worker runs the job.
     pub(super) fn leader(&self) -> usize {
         self.0[0]
@@ -36,7 +41,7 @@ mod tests {
     #[test]
     fn a_set_has_each_device_once_in_order() {
         let set = DeviceSet::new([3, 1, 3]);
-        assert_eq!((set.leader(), set.iter().collect::<Vec<_>>()), (1, vec![1, 3]));
+        assert_eq!((set.len(), set.leader(), set.iter().collect::<Vec<_>>()), (2, 1, vec![1, 3]));
         assert_eq!(set, DeviceSet::new([1, 3]));
     }
 }

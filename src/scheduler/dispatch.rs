@@ -11,6 +11,7 @@ use super::ending::count_failure;
 use super::executor::Executor;
 use super::handle::Submission;
 use super::job::{Job, JobId, JobPlans, JobState, QueueForecast};
+use super::job_options::JobOptions;
 use super::placing::{HostMemory, Load, RunningJob, ScheduledStart, Wait};
 use super::queue::Waiting;
 use super::state::{DeviceState, Leftovers, Running, Shared, State};
@@ -19,7 +20,7 @@ use crate::device::CancelFlag;
 use crate::human;
 use crate::join::MESSAGE_BYTES;
 use crate::memory::{Budget, Holders, Interrupt, ReservedPool, human_bytes};
-use crate::planner::JoinSpec;
+use crate::planner::BoundJoin;
 use crate::{Error, Result};
 
 /// Time that a job waits for host memory if no running job or lease is known to give it back. A
@@ -27,15 +28,15 @@ use crate::{Error, Result};
 const UNSATISFIABLE_WAIT: Duration = Duration::from_secs(5);
 
 impl Shared {
-    fn admit(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Admitted> {
+    fn admit(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Admitted> {
         let lost = self.lost();
-        admit(spec, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
+        admit(join, options, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
     }
 
     /// Returns the plan that a join would run with, without a place in the queue.
-    pub(super) fn propose(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Proposed> {
+    pub(super) fn propose(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Proposed> {
         let lost = self.lost();
-        propose(spec, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
+        propose(join, options, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
     }
 
     /// Returns, for each device, true if it is out of service.
@@ -59,12 +60,12 @@ impl Shared {
         self.options.window_bytes.min(self.host_budget().limit_bytes() / 8)
     }
 
-    pub(super) fn submit(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
+    pub(super) fn submit(&self, join: BoundJoin, options: JobOptions, terms: Submission) -> Result<Arc<Job>> {
         let Submission { owner, is_admin, interrupt: planning } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes long, so it is done without the lock.
-        let mut admitted = self.admit(spec, &planning)?;
-        self.fit_batches(&mut admitted, &owner);
+        let mut admitted = self.admit(join, &options, &planning)?;
+        self.fit_batches(&mut admitted, &options, &owner);
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
@@ -73,26 +74,25 @@ impl Shared {
         let mut state = self.state.lock();
         self.check_room(&state, &owner)?;
         let id = JobId(state.last_id + 1);
-        let spec = &plan.join.spec;
         let editor = Editor { tenant: owner.clone(), is_admin };
         let purpose = format!("the result of job {id}");
-        let reserve = |into: &String| self.catalog.reserve_for_result(into, &editor, spec.into_mode, &purpose);
-        let name = spec.into.as_ref().map(reserve).transpose()?;
+        let reserve = |into: &String| self.catalog.reserve_for_result(into, &editor, options.into_mode, &purpose);
+        let name = options.into.as_ref().map(reserve).transpose()?;
         state.last_id = id.0;
         let cancel = CancelFlag::new();
         // A result that becomes a table is retained, because the table holds the same memory
         // anyway.
-        let retain = match spec.retain_seconds {
+        let retain = match options.retain_seconds {
             Some(0) if name.is_some() => self.options.retain,
             Some(seconds) => Duration::from_secs(seconds.into()),
             None => self.options.retain,
         };
         // Evicting frees nothing if a table holds the same memory. A client that sets the lease of
         // its result was promised that time.
-        let is_evictable = name.is_none() && spec.retain_seconds.is_none();
+        let is_evictable = name.is_none() && options.retain_seconds.is_none();
         let (interrupt, is_device_wanted) = (cancel.interrupt(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
-        let options = SpoolOptions {
+        let spool = SpoolOptions {
             retain,
             bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
             arena: Some(self.catalog.arena().drawing_on(host_memory.clone()).interrupted_by(interrupt.clone())),
@@ -104,9 +104,19 @@ impl Shared {
                 .then(|| EvictionPermit { results: self.catalog.evictable_results().clone(), owner: owner.clone() }),
             ..SpoolOptions::default()
         };
-        let result = ResultSpool::with_options(plan.join.schema.clone(), options);
-        let (now, priority) = (self.clock.now(), spec.priority);
-        let job = Arc::new(Job::new(id, owner.clone(), planned, result, host_memory, cancel, is_device_wanted, name));
+        let result = ResultSpool::with_options(plan.join.schema.clone(), spool);
+        let (now, priority) = (self.clock.now(), options.priority);
+        let job = Arc::new(Job::new(
+            id,
+            owner.clone(),
+            options,
+            planned,
+            result,
+            host_memory,
+            cancel,
+            is_device_wanted,
+            name,
+        ));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
         state.queue.push(Waiting {
@@ -130,22 +140,26 @@ impl Shared {
     /// Limits the batch size of a result that is consumed as it is read, so that several batches
     /// fit into the tenant's remaining room. A single batch that does not fit would fail the join,
     /// and no reader could make room for it.
-    fn fit_batches(&self, admitted: &mut Admitted, owner: &str) {
+    fn fit_batches(&self, admitted: &mut Admitted, options: &JobOptions, owner: &str) {
         const BATCHES: u64 = 4;
         // Minimum bytes of a batch. Results that were read also give room, which `room_of` does not
         // count.
         const BYTES_MIN: u64 = 64 << 10;
         let Some(room) = self.catalog.room_of(owner) else { return };
         let bytes = (room / BATCHES).max(BYTES_MIN);
-        for plan in admitted.plans.values_mut() {
-            let spec = &mut plan.join.spec;
-            if spec.is_read_as_made() && spec.batch_rows.is_none() && bytes < MESSAGE_BYTES as u64 {
-                spec.batch_rows = Some(((bytes as f64 / plan.row_bytes.max(1.0)) as usize).max(1));
-            }
+        if !options.is_read_as_made() || bytes >= MESSAGE_BYTES as u64 {
+            return;
+        }
+        for plan in &mut admitted.plans {
+            let rows = ((bytes as f64 / plan.row_bytes.max(1.0)) as usize).max(1);
+            plan.join.batch_rows.get_or_insert(rows);
         }
     }
 
-    fn check_room(&self, state: &State, owner: &str) -> Result<()> {
+    /// Refuses a submission that has no room in the queue; see [`Scheduler::check_room`].
+    ///
+    /// [`Scheduler::check_room`]: super::Scheduler::check_room
+    pub(super) fn check_room(&self, state: &State, owner: &str) -> Result<()> {
         if state.draining {
             return Err(Error::Unavailable("the server is shutting down and takes no new jobs; try another".into()));
         }
@@ -241,7 +255,7 @@ impl Shared {
             waited.as_secs_f64(),
             human_bytes(self.host_budget().limit_bytes()),
             held_behind(&self.holders(state)),
-            job.plan.join.spec.room_advice(),
+            job.options.room_advice(),
         ))
     }
 
@@ -286,7 +300,7 @@ impl Shared {
         let wall_now = SystemTime::now();
         let returns = state.live.values().filter_map(|job| {
             let is_queued = job.life.lock().state == JobState::Queued;
-            let becomes_table = job.plan.join.spec.into.is_some();
+            let becomes_table = job.options.into.is_some();
             // A result that can be evicted counts as free already.
             let held = if becomes_table || job.result.is_evictable() { 0 } else { job.result.returning_bytes() };
             let bytes = held.saturating_add(job.host_memory.free_bytes());
@@ -329,7 +343,7 @@ impl Shared {
             life.state = JobState::Running(id);
             life.forecast = None;
             life.device = Some(id);
-            life.place_on(device);
+            life.run_by(scheduled.place.plan);
             life.started = Some(SystemTime::now());
             life.device_reason = match entry.places.len() {
                 1 => "the only device that may run it".into(),
@@ -368,7 +382,7 @@ impl Shared {
     fn holders(&self, state: &State) -> String {
         const NAMED_MAX: usize = 5;
         // A result that becomes a table is counted with the tables.
-        let is_result = |job: &&Arc<Job>| job.plan.join.spec.into.is_none();
+        let is_result = |job: &&Arc<Job>| job.options.into.is_none();
         let held = state.live.values().filter(is_result).map(|job| (job.result.waiting_bytes(), job.id));
         let mut held: Vec<(u64, JobId)> = held.filter(|(bytes, _)| *bytes > 0).collect();
         held.sort_unstable_by(|one, other| other.cmp(one));

@@ -11,6 +11,7 @@ use super::admission::Proposed;
 use super::clock::{Clock, SystemClock};
 use super::executor::Executor;
 use super::job::{Job, JobId};
+use super::job_options::JobOptions;
 use super::queue::Queue;
 use super::state::{DeviceState, Shared, State};
 use super::stats::{DeviceStats, SchedulerStats};
@@ -18,7 +19,7 @@ use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::engine::{Engine, InProcess};
 use crate::memory::{Holders, Interrupt};
-use crate::planner::{Explanation, JoinSpec, Rates, calibrate};
+use crate::planner::{BoundJoin, Explanation, Rates, calibrate};
 use crate::{Error, Result};
 
 /// Options of a scheduler.
@@ -166,28 +167,37 @@ impl Scheduler {
         &self.handle.shared
     }
 
-    /// Binds, plans and queues a join.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Scheduler::submit_with`].
-    pub fn submit(&self, spec: JoinSpec, owner: &str) -> Result<Arc<Job>> {
-        self.submit_with(spec, Submission { owner: owner.into(), ..Submission::default() })
-    }
-
-    /// Binds, plans and queues a join on the given terms.
+    /// Plans and queues a join on the given terms. Tables that were dropped since it was bound are
+    /// still joined.
     ///
     /// # Errors
     /// Returns the error in the request. [`Error::Exhausted`]: the join cannot fit, the queue is
     /// full, or the tenant has as many jobs as it may have. [`Error::Unavailable`]: the server
     /// drains, or has no device for the join.
-    pub fn submit_with(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
+    pub fn submit(&self, join: BoundJoin, options: JobOptions, terms: Submission) -> Result<Arc<Job>> {
         let interrupt = terms.interrupt.clone();
-        let submitted = self.shared().submit(spec, terms);
-        // A submission that the caller has given up does not count as refused.
+        let submitted = self.shared().submit(join, options, terms);
+        self.count_refusal(&submitted, &interrupt);
+        submitted
+    }
+
+    /// Refuses a submission that has no room in the queue. [`Scheduler::submit`] checks the same,
+    /// so this only saves the work of binding the join.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`]: the queue is full, or the tenant has as many jobs as it may have.
+    /// [`Error::Unavailable`]: the server drains.
+    pub fn check_room(&self, owner: &str) -> Result<()> {
+        let shared = self.shared();
+        shared.check_room(&shared.state.lock(), owner)
+    }
+
+    /// Counts a submission that was refused before it became a job, here or when it was bound. One
+    /// that its caller has given up does not count.
+    pub fn count_refusal<T>(&self, submitted: &Result<T>, interrupt: &Interrupt) {
         if submitted.is_err() && interrupt.check().is_ok() {
             self.shared().state.lock().totals.refused_total += 1;
         }
-        submitted
     }
 
     /// Explains the plan that a join would run with, without running it. If the join would be
@@ -195,8 +205,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// Returns the error in the request, as at submission, or the error of the interrupt.
-    pub fn explain(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Explanation> {
-        let Proposed { plan, device_reason, refusal } = self.shared().propose(spec, interrupt)?;
+    pub fn explain(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Explanation> {
+        let Proposed { plan, device_reason, refusal } = self.shared().propose(join, options, interrupt)?;
         Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).refused(refusal.as_ref()))
     }
 

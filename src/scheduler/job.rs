@@ -1,6 +1,5 @@
 //! Job: one join, from submission to the release of its result.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,6 +8,7 @@ use std::time::SystemTime;
 use parking_lot::Mutex;
 
 use super::admission::Admitted;
+use super::job_options::JobOptions;
 use crate::catalog::{NameReservation, ResultSpool, SpoolState, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord};
@@ -85,6 +85,8 @@ pub struct Job {
     pub id: JobId,
     /// Tenant that submitted the job; empty for anonymous.
     pub owner: String,
+    /// Options that the job was submitted with.
+    pub options: JobOptions,
     /// Plan at admission, on the device with the shortest predicted time. [`Job::planned`] returns
     /// the plan that runs. Tables have no rows here, so that a remembered job keeps no table alive.
     pub plan: Arc<Plan>,
@@ -115,8 +117,8 @@ pub(super) struct QueueForecast {
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) state: JobState,
-    /// Plan on each device that may run the job, without rows.
-    pub(super) plans: BTreeMap<usize, Arc<Plan>>,
+    /// Plan of each class of devices that may run the job, without rows.
+    pub(super) plans: Vec<Arc<Plan>>,
     /// Tables to join. Dropped, with the plans, when the job will not run again.
     pub(super) tables: Option<Tables>,
     /// Plan that runs or ran, without rows. Before the job is placed, the fastest plan.
@@ -146,8 +148,8 @@ pub(super) struct Life {
 /// Plans and tables of an admitted join, for its job.
 #[derive(Debug)]
 pub(super) struct JobPlans {
-    /// Plan on each device that may run the job, without rows.
-    plans: BTreeMap<usize, Arc<Plan>>,
+    /// Plan of each class of devices that may run the job, without rows.
+    plans: Vec<Arc<Plan>>,
     fastest: usize,
     tables: Tables,
 }
@@ -156,13 +158,13 @@ impl JobPlans {
     pub(super) fn of(admitted: Admitted) -> Self {
         let tables = Tables::of(&admitted.plan().join);
         let rowless = tables.without_rows();
-        let plans = admitted.plans.into_iter().map(|(device, plan)| (device, Arc::new(rowless.planned(plan))));
+        let plans = admitted.plans.into_iter().map(|plan| Arc::new(rowless.planned(plan)));
         Self { plans: plans.collect(), fastest: admitted.fastest, tables }
     }
 
     /// Returns the plan on the device with the shortest predicted time.
     pub(super) fn plan(&self) -> &Arc<Plan> {
-        &self.plans[&self.fastest]
+        &self.plans[self.fastest]
     }
 
     pub(super) fn tables(&self) -> [&Arc<Table>; 2] {
@@ -199,6 +201,7 @@ impl Job {
     pub(super) fn new(
         id: JobId,
         owner: String,
+        options: JobOptions,
         planned: JobPlans,
         result: ResultSpool,
         host_memory: ReservedPool,
@@ -227,7 +230,7 @@ impl Job {
             into,
         };
         let (submitted, life) = (SystemTime::now(), Mutex::new(life));
-        Self { id, owner, plan, result, submitted, host_memory, cancel, is_device_wanted, life }
+        Self { id, owner, options, plan, result, submitted, host_memory, cancel, is_device_wanted, life }
     }
 
     /// Returns the plan that runs or ran, on the job's device. Before the job is placed, returns
@@ -236,12 +239,12 @@ impl Job {
         self.life.lock().planned.clone()
     }
 
-    /// Returns the plan on a device, with the tables that it reads. The plan is copied without a
-    /// lock, because a join may have thousands of columns.
-    pub(super) fn runnable(&self, device: usize) -> Option<Plan> {
+    /// Returns the plan that a placed job runs, with the tables that it reads. The plan is copied
+    /// without a lock, because a join may have thousands of columns.
+    pub(super) fn runnable(&self) -> Option<Plan> {
         let (plan, tables) = {
             let life = self.life.lock();
-            (life.plans.get(&device)?.clone(), life.tables.clone()?)
+            (life.planned.clone(), life.tables.clone()?)
         };
         Some(tables.planned(Plan::clone(&plan)))
     }
@@ -315,9 +318,9 @@ impl Life {
         self.device_reason = reason;
     }
 
-    /// Records the device that the job runs on, by index.
-    pub(super) fn place_on(&mut self, device: usize) {
-        if let Some(plan) = self.plans.get(&device) {
+    /// Records the plan that the job runs, by index.
+    pub(super) fn run_by(&mut self, plan: usize) {
+        if let Some(plan) = self.plans.get(plan) {
             self.planned = plan.clone();
         }
     }

@@ -1,15 +1,15 @@
 //! Scheduler: runs jobs from submission to result.
 //!
 //! ```text
-//!   submit ─► bind, plan ─► Queued ─► (memory, turn) ─► Running ─┬─► Complete ─► its lease ends
-//!                             │                            │     └─► Failed   ─► history
-//!                             └────────── cancel ──────────┴───────► Cancelled
+//!   submit ─► plan ─► Queued ─► (memory, turn) ─► Running ─┬─► Complete ─► its lease ends
+//!                       │                            │     └─► Failed   ─► history
+//!                       └────────── cancel ──────────┴───────► Cancelled
 //!
 //!   admission ── Job, places ──► queue, placing ── scheduled starts ──► dispatch
 //!   dispatch ── worker threads of a device ──► executor ──► engine
 //! ```
 //!
-//! The scheduler decides when a join runs and on which devices. The planner has decided how. A
+//! The scheduler decides when a bound join runs and on which devices. The planner decides how. A
 //! device runs one long job at a time, or a few short ones in parallel. A job holds its device only
 //! while it works, never while a client reads a result. A job fails alone: an error or a panic
 //! ends only that job. A lost device is taken out of service, and its jobs go to other devices.
@@ -53,12 +53,14 @@
 
 mod admission;
 mod clock;
+mod device_class;
 mod device_set;
 mod dispatch;
 mod ending;
 mod executor;
 mod handle;
 mod job;
+mod job_options;
 mod placing;
 mod queue;
 mod state;
@@ -71,4 +73,5 @@ pub use clock::{Clock, SystemClock};
 pub use executor::Executor;
 pub use handle::{Scheduler, SchedulerOptions, Submission};
 pub use job::{Job, JobId, JobState, JobStatus};
+pub use job_options::{DeviceRequest, JobOptions};
 pub use stats::{DeviceStats, SchedulerStats};

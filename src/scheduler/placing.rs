@@ -38,6 +38,8 @@ pub(super) const CLAIM_AFTER: Duration = Duration::from_secs(30);
 pub(super) struct Place {
     /// The devices.
     pub(super) devices: DeviceSet,
+    /// Index of their plan among the job's.
+    pub(super) plan: usize,
     /// Predicted seconds if the job has the devices alone.
     pub(super) seconds: f64,
     /// Bytes of memory that must be free on each device for the job to start alone.

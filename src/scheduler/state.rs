@@ -78,7 +78,7 @@ impl DeviceState {
 #[derive(Debug)]
 #[must_use = "leftovers must be dropped without the scheduler's lock"]
 pub(super) struct Leftovers {
-    pub(super) _plans: BTreeMap<usize, Arc<Plan>>,
+    pub(super) _plans: Vec<Arc<Plan>>,
     pub(super) _tables: Option<Tables>,
     pub(super) _into: Option<NameReservation>,
 }

@@ -111,9 +111,8 @@ impl Shared {
         job.check_stop()?;
         let monitor = job.life.lock().monitor.clone();
         let device_id = self.executors[device].id();
-        let work = job
-            .runnable(device)
-            .ok_or_else(|| Error::Internal(format!("job {} has no plan for {device_id}", job.id)))?;
+        let work =
+            job.runnable().ok_or_else(|| Error::Internal(format!("job {} has no tables for {device_id}", job.id)))?;
         let engine = &self.executors[device].engine;
         let caught = catch_unwind(AssertUnwindSafe(|| engine.run(&work.task()?, grant, &job.result, &monitor)));
         let outcome = caught.unwrap_or_else(|panic| {
@@ -129,7 +128,7 @@ impl Shared {
         if !matches!(error, Error::Exhausted(_)) || !error.message().contains(self.host_budget().setting()) {
             return error;
         }
-        let (held, advice) = (human_bytes(job.result.held_bytes()), job.plan.join.spec.room_advice());
+        let (held, advice) = (human_bytes(job.result.held_bytes()), job.options.room_advice());
         error.context(format!("the join ran out of host memory after {held} of its result; {advice}"))
     }
 

@@ -25,6 +25,7 @@ use super::shared::Shared;
 use super::{commands, describe};
 use crate::human::asked;
 use crate::memory::Interrupt;
+use crate::planner;
 use crate::scheduler::{Job, JobId};
 use crate::{Context, Error, Result};
 
@@ -245,9 +246,10 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
         let explanation = match job_to_explain(&action)? {
             Some(job) => find_job(shared, &asker, job)?.explanation(),
             None => {
-                let spec = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
-                asker.record.set_command(format!("explain {}", get_info::in_words(&spec)));
-                shared.scheduler.explain(spec, interrupt)?
+                let command = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
+                asker.record.set_command(format!("explain {command}"));
+                let join = planner::bind_interruptible(&command.spec, &shared.catalog, interrupt)?;
+                shared.scheduler.explain(join, &command.options, interrupt)?
             }
         };
         Ok(Answer::json(&describe::explanation(&explanation)?))

@@ -1,4 +1,4 @@
-//! Commands: from the bytes in a FlightDescriptor to the planner's form.
+//! Commands: from the bytes in a FlightDescriptor to the forms of the planner and the scheduler.
 //!
 //! A command comes in two forms with the same meaning, and the first byte tells them apart. It is a
 //! JSON object (`{`), or a protobuf `Any` (whose first byte is the tag of its type URL). Both forms
@@ -18,7 +18,8 @@ use prost::encoding::{DecodeContext, decode_key, decode_varint, skip_field};
 use super::proto;
 use crate::catalog::IntoMode;
 use crate::human::asked;
-use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair};
+use crate::planner::{JoinKind, JoinSpec, KeyPair};
+use crate::scheduler::{DeviceRequest, JobOptions};
 use crate::{Context, Error, Result};
 
 /// Example of a command, for error messages.
@@ -36,14 +37,33 @@ const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
 /// Defaults for joins that omit an option: a session's options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Defaults {
-    /// Default of [`JoinSpec::strategy`], by name.
+    /// Default of [`JobOptions::strategy`], by name.
     pub strategy: Option<String>,
     /// Default of [`JoinSpec::nulls_equal`].
     pub nulls_equal: Option<bool>,
-    /// Default of [`JoinSpec::priority`].
+    /// Default of [`JobOptions::priority`].
     pub priority: Option<i32>,
-    /// Default of [`JoinSpec::retain_seconds`].
+    /// Default of [`JobOptions::retain_seconds`].
     pub retain_seconds: Option<u32>,
+}
+
+/// Command to join two tables.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JoinCommand {
+    /// Join to run.
+    pub spec: JoinSpec,
+    /// Options of its job.
+    pub options: JobOptions,
+}
+
+/// Describes the command for a line of the log.
+impl fmt::Display for JoinCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { spec, options } = self;
+        let what = if spec.count { "count" } else { "join" };
+        write!(f, "{what} {} {}", spec.left.name(), spec.right.name())?;
+        options.into.iter().try_for_each(|table| write!(f, " into {table}"))
+    }
 }
 
 /// Reads a command.
@@ -51,14 +71,14 @@ pub struct Defaults {
 /// # Errors
 /// [`Error::Invalid`] for bytes that are neither JSON nor a protobuf `Any`, for unknown fields and
 /// for values out of range; [`Error::Unsupported`] for Flight SQL.
-pub fn decode(command: &[u8], defaults: &Defaults) -> Result<JoinSpec> {
+pub fn decode(command: &[u8], defaults: &Defaults) -> Result<JoinCommand> {
     let message = match command.trim_ascii_start().first() {
         None => return Err(Error::Invalid(format!("the command is empty; send a join such as {EXAMPLE}"))),
         Some(b'{') => decode_json(command)?,
         Some(_) => decode_any(command)?,
     };
     match message.command {
-        Some(proto::command::Command::Join(join)) => spec(join, defaults).context(|| "the join command"),
+        Some(proto::command::Command::Join(join)) => join_command(join, defaults).context(|| "the join command"),
         None => Err(Error::Invalid(format!("the command names nothing to do; send a join such as {EXAMPLE}"))),
     }
 }
@@ -226,7 +246,7 @@ fn refuse_unknown_fields(mut message: &[u8], fields: &Fields) -> Result<()> {
     Ok(())
 }
 
-fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
+fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
     for (field, value) in [("left", &join.left), ("right", &join.right)] {
         if value.is_empty() {
             return Err(Error::Invalid(format!("\"{field}\" is missing: the name of the {field} table")));
@@ -280,17 +300,19 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
         )));
     }
     let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
-    Ok(JoinSpec {
-        left: join.left,
-        right: join.right,
+    let spec = JoinSpec {
+        left: join.left.into(),
+        right: join.right.into(),
         on: join.on.into_iter().map(pair).collect(),
         how: join_kind(how),
         columns: join.columns,
         count: join.count,
-        strategy,
         nulls_equal: join.nulls_equal.or(defaults.nulls_equal).unwrap_or(false),
-        devices: devices(join.devices.and_then(|value| value.kind))?,
         batch_rows: (join.batch_rows > 0).then_some(join.batch_rows as usize),
+    };
+    let options = JobOptions {
+        strategy,
+        devices: devices(join.devices.and_then(|value| value.kind))?,
         priority,
         retain_seconds: join.retain_seconds.or(defaults.retain_seconds),
         into: join.into,
@@ -298,7 +320,8 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
             proto::join::IntoMode::Create => IntoMode::Create,
             proto::join::IntoMode::Replace => IntoMode::Replace,
         },
-    })
+    };
+    Ok(JoinCommand { spec, options })
 }
 
 fn join_kind(kind: proto::JoinKind) -> JoinKind {
@@ -352,7 +375,7 @@ fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
 mod tests {
     use super::*;
 
-    fn decode(command: &[u8]) -> Result<JoinSpec> {
+    fn decode(command: &[u8]) -> Result<JoinCommand> {
         super::decode(command, &Defaults::default())
     }
     use crate::planner::Strategy;
@@ -377,7 +400,7 @@ mod tests {
     fn json_and_protobuf_of_the_same_join_decode_equally() {
         let count = br#"{"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "x"}], "count": true}}"#;
         let message: proto::Command = serde_json::from_slice(count).unwrap();
-        assert!(decode(count).unwrap().count);
+        assert!(decode(count).unwrap().spec.count);
         assert_eq!(decode(&any("dovetail.v1.Command", message.encode_to_vec())).unwrap(), decode(count).unwrap());
 
         let from_json = decode(FULL.as_bytes()).unwrap();
@@ -385,25 +408,29 @@ mod tests {
         assert_eq!(decode(&any("dovetail.v1.Command", message.encode_to_vec())).unwrap(), from_json);
         let Some(proto::command::Command::Join(join)) = message.command else { panic!("not a join") };
         assert_eq!(decode(&any("dovetail.v1.Join", join.encode_to_vec())).unwrap(), from_json);
-        assert_eq!(from_json.strategy, Some(Strategy::SortMerge));
-        assert_eq!(from_json.devices, DeviceRequest::Named(vec!["host:0".into()]));
-        assert_eq!((from_json.batch_rows, from_json.retain_seconds), (Some(10), Some(0)));
-        assert_eq!((from_json.into.as_deref(), from_json.into_mode), (Some("c"), IntoMode::Replace));
+        assert_eq!(from_json.options.strategy, Some(Strategy::SortMerge));
+        assert_eq!(from_json.options.devices, DeviceRequest::Named(vec!["host:0".into()]));
+        assert_eq!((from_json.spec.batch_rows, from_json.options.retain_seconds), (Some(10), Some(0)));
+        assert_eq!((from_json.options.into.as_deref(), from_json.options.into_mode), (Some("c"), IntoMode::Replace));
     }
 
     #[test]
     fn omitted_fields_have_their_defaults() {
-        let spec = decode(br#" {"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "x"}]}}"#).unwrap();
-        assert_eq!((spec.how, spec.strategy, spec.into, spec.retain_seconds), (JoinKind::Inner, None, None, None));
-        assert_eq!((spec.devices, spec.batch_rows), (DeviceRequest::Any, None));
-        assert_eq!(spec.into_mode, IntoMode::Create);
+        let JoinCommand { spec, options } =
+            decode(br#" {"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "x"}]}}"#).unwrap();
+        assert_eq!(
+            (spec.how, options.strategy, options.into, options.retain_seconds),
+            (JoinKind::Inner, None, None, None)
+        );
+        assert_eq!((options.devices, spec.batch_rows), (DeviceRequest::Any, None));
+        assert_eq!(options.into_mode, IntoMode::Create);
     }
 
     #[test]
     fn devices_are_a_count_or_names() {
         let with = |devices: &str| {
             let json = format!(r#"{{"join": {{"left": "a", "right": "b", "devices": {devices}}}}}"#);
-            decode(json.as_bytes()).map(|spec| spec.devices)
+            decode(json.as_bytes()).map(|command| command.options.devices)
         };
         assert_eq!(with("2").unwrap(), DeviceRequest::Count(2));
         assert_eq!(
@@ -489,8 +516,8 @@ mod tests {
         let with = |more: &str| {
             let json =
                 format!(r#"{{"join": {{"left": "a", "right": "b", "on": [{{"left": "x", "right": "x"}}]{more}}}}}"#);
-            let spec = super::decode(json.as_bytes(), &defaults).unwrap();
-            (spec.strategy, spec.nulls_equal, spec.priority, spec.retain_seconds)
+            let JoinCommand { spec, options } = super::decode(json.as_bytes(), &defaults).unwrap();
+            (options.strategy, spec.nulls_equal, options.priority, options.retain_seconds)
         };
         assert_eq!(with(""), (Some(Strategy::SortMerge), true, 7, Some(9)));
         let said = r#", "strategy": "auto", "nulls_equal": false, "priority": 0, "retain_seconds": 0"#;

@@ -76,7 +76,7 @@ impl Deliveries {
             (JobState::Queued | JobState::Running(_), _) => false,
             (JobState::Failed(_), _) => had(&|delivered| delivered.told || delivered.has_begun()),
             // A client whose result becomes a table need not read it.
-            (JobState::Complete, _) if job.plan.join.spec.into.is_some() => {
+            (JobState::Complete, _) if job.options.into.is_some() => {
                 had(&|delivered| delivered.told || delivered.has_begun())
             }
             (JobState::Complete, _) => had(&|delivered| delivered.has_all(batches)),

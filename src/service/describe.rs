@@ -39,7 +39,7 @@ pub fn table(table: &Table) -> Value {
 /// Describes a job. Times are RFC 3339 in UTC; values that are not known (yet) are null.
 pub fn job(job: &Job) -> Value {
     let (status, plan) = (job.status(), job.planned());
-    let spec = &plan.join.spec;
+    let (join, options) = (&plan.join, &job.options);
     let error = match &status.state {
         JobState::Failed(error) => {
             let code = tonic::Status::from(error.clone()).code();
@@ -72,12 +72,12 @@ pub fn job(job: &Job) -> Value {
         "finished": status.finished.map(time),
         "queue_seconds": times.queued.as_secs_f64(),
         "run_seconds": times.run.as_secs_f64(),
-        "left": spec.left,
-        "right": spec.right,
-        "how": spec.how.name(),
-        "into": spec.into,
-        "count": spec.count,
-        "priority": spec.priority,
+        "left": join.left.name,
+        "right": join.right.name,
+        "how": join.how.name(),
+        "into": options.into,
+        "count": join.counts_rows,
+        "priority": options.priority,
         "rows": status.rows,
         "bytes": status.bytes,
         "released": status.released,

@@ -33,13 +33,14 @@ use uuid::Uuid;
 
 use super::access::CallRecord;
 use super::auth::{Caller, Role};
+use super::commands::{self, JoinCommand};
+use super::describe;
 use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
-use super::{commands, describe};
 use crate::catalog::{Editor, SpoolState, Table};
 use crate::human;
 use crate::memory::Interrupt;
-use crate::planner::{self, JoinSpec};
+use crate::planner::{self, BoundJoin, JoinSpec};
 use crate::scheduler::{Job, JobId, JobState, Submission};
 use crate::{Context, Error, Result};
 
@@ -166,8 +167,8 @@ pub async fn schema(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescri
         Asked::Table(table) => table.schema.clone(),
         Asked::Command(command) => {
             let bind_and_tell = move |shared: &Shared, interrupt: &Interrupt| {
-                let spec = read_command(shared, &asker, &command)?;
-                written(&planner::bind_interruptible(spec, &shared.catalog, interrupt)?.schema)
+                let JoinCommand { spec, .. } = read_command(shared, &asker, &command)?;
+                written(&planner::bind_interruptible(&spec, &shared.catalog, interrupt)?.schema)
             };
             return shared.work(bind_and_tell).await;
         }
@@ -283,30 +284,32 @@ pub fn table_name(path: &[String]) -> Result<&str> {
     }
 }
 
-fn read_command(shared: &Shared, asker: &Asker, command: &[u8]) -> Result<JoinSpec> {
-    let spec = commands::decode(command, &shared.sessions.defaults(asker.session))?;
-    asker.record.set_command(in_words(&spec));
-    Ok(spec)
+fn read_command(shared: &Shared, asker: &Asker, command: &[u8]) -> Result<JoinCommand> {
+    let command = commands::decode(command, &shared.sessions.defaults(asker.session))?;
+    asker.record.set_command(command.to_string());
+    Ok(command)
 }
 
 fn submit(shared: &Shared, asker: &Asker, command: &[u8], interrupt: &Interrupt) -> Result<Arc<Job>> {
-    let spec = read_command(shared, asker, command)?;
-    if let Some(into) = &spec.into {
+    let command = read_command(shared, asker, command)?;
+    let in_words = command.to_string();
+    let JoinCommand { spec, options } = command;
+    if let Some(into) = &options.into {
         asker.caller.require(Role::Writer, &format!("keeping the result as table {}", human::asked(into)))?;
     }
-    let command = in_words(&spec);
     let Editor { tenant, is_admin } = asker.caller.editor();
     let submission = Submission { owner: tenant, is_admin, interrupt: interrupt.clone() };
-    let job = shared.scheduler.submit_with(spec, submission)?;
-    asker.record.set_command(format!("{command}: job {}", job.id));
+    let bound = bind(shared, &spec, &submission);
+    shared.scheduler.count_refusal(&bound, interrupt);
+    let job = shared.scheduler.submit(bound?, options, submission)?;
+    asker.record.set_command(format!("{in_words}: job {}", job.id));
     Ok(job)
 }
 
-/// Describes a join for a line of the log.
-pub(super) fn in_words(spec: &JoinSpec) -> String {
-    let what = if spec.count { "count" } else { "join" };
-    let into = spec.into.as_ref().map(|table| format!(" into {table}")).unwrap_or_default();
-    format!("{what} {} {}{into}", spec.left, spec.right)
+/// Binds a join that is about to be submitted. A full queue refuses it before that work.
+fn bind(shared: &Shared, spec: &JoinSpec, submission: &Submission) -> Result<BoundJoin> {
+    shared.scheduler.check_room(&submission.owner)?;
+    planner::bind_interruptible(spec, &shared.catalog, &submission.interrupt)
 }
 
 fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {
@@ -406,7 +409,7 @@ fn lease_end(shared: &Shared, job: &Job) -> SystemTime {
 }
 
 fn retain(shared: &Shared, job: &Job) -> Duration {
-    let seconds = job.plan.join.spec.retain_seconds;
+    let seconds = job.options.retain_seconds;
     seconds.map_or(shared.limits.retain, |seconds| Duration::from_secs(seconds.into()))
 }
 

@@ -10,7 +10,7 @@ use arrow::ipc::writer::FileWriter;
 
 use super::harness::{Server, begin, stderr, wait_until};
 
-/// Columns of a table whose self-join takes seconds to plan for several devices.
+/// Columns of a table whose self-join takes seconds to plan for several unlike devices.
 const COLUMNS: usize = 50_000;
 
 fn write_wide(path: &Path) {
@@ -21,10 +21,22 @@ fn write_wide(path: &Path) {
     writer.finish().unwrap();
 }
 
+/// Returns a topology of devices with other memory each, so that a join is planned once for each.
+fn unlike_devices(count: usize) -> String {
+    let device = |index: usize| {
+        let memory = 16 + index;
+        format!("[[device]]\nname = \"host:{index}\"\nthreads = 1\nmemory = \"{memory}MiB\"\nsocket = \"cpu0\"\n")
+    };
+    let devices: String = (0..count).map(device).collect();
+    format!("name = \"unlike\"\n[[socket]]\nname = \"cpu0\"\n{devices}")
+}
+
 /// Starts a server that plans as many joins as it can at once, with one more that waits. Returns
 /// the server and the commands.
 fn busy(arguments: &[&str]) -> (Server, Vec<Child>) {
-    let server = Server::start(&[&["--devices", "host:8", "--device-memory", "16MiB"], arguments].concat());
+    let topology = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&topology, unlike_devices(8)).unwrap();
+    let server = Server::start(&[&["--topology", topology.path().to_str().unwrap()], arguments].concat());
     write_wide(&server.path().join("wide.arrow"));
     server.ok(&["put", "wide.arrow"]);
     let slots = std::thread::available_parallelism().unwrap().get();

@@ -74,20 +74,20 @@ impl Bench {
         upload.commit().unwrap();
     }
 
-    fn join(&self, spec: JoinSpec) -> dovetail::Result<Vec<RecordBatch>> {
-        self.join_as(spec, None, |_| ())
+    fn join(&self, spec: &JoinSpec, strategy: Strategy) -> dovetail::Result<Vec<RecordBatch>> {
+        self.join_as(spec, strategy, None, |_| ())
     }
 
     /// Plans a join, applies `change` to the plan, and runs it. On several streams, chunks may have
     /// as few rows as `chunk_rows_min`.
     fn join_as(
         &self,
-        spec: JoinSpec,
+        spec: &JoinSpec,
+        strategy: Strategy,
         chunk_rows_min: Option<u64>,
         change: impl FnOnce(&mut Plan),
     ) -> dovetail::Result<Vec<RecordBatch>> {
-        let strategy = spec.strategy;
-        let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
+        let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, Some(strategy))?;
         let planned = plan.composition.build_side;
         // A device that supports text also hashes keys and gathers text.
         plan.composition.device_makes_keys = self.device.info().supports_text;
@@ -174,10 +174,9 @@ impl BatchSink for Collect {
     }
 }
 
-fn spec(keys: usize, how: JoinKind, strategy: Strategy) -> JoinSpec {
+fn spec(keys: usize, how: JoinKind) -> JoinSpec {
     JoinSpec {
         how,
-        strategy: Some(strategy),
         ..JoinSpec::inner("l", "r", (0..keys).map(|key| KeyPair::new(&format!("k{key}"), &format!("k{key}"))).collect())
     }
 }
@@ -213,7 +212,7 @@ fn check_all_on(bench: &Bench, case: &Case, nulls_equal: impl Into<NullsEqual>, 
         }
         let expected = naive::join(case, how, &nulls_equal);
         for strategy in wanted {
-            let mut spec = spec(case.key_kinds.len(), how, strategy);
+            let mut spec = spec(case.key_kinds.len(), how);
             spec.nulls_equal = nulls_equal.whole;
             for (at, pair) in spec.on.iter_mut().enumerate() {
                 pair.nulls_equal = nulls_equal.of(at);
@@ -221,13 +220,13 @@ fn check_all_on(bench: &Bench, case: &Case, nulls_equal: impl Into<NullsEqual>, 
             spec.batch_rows = [None, Some(1), Some(100)][rng.random_range(0..3)].filter(|_| expected.len() < 5000);
             let composed = Composed::random(rng);
             let label = format!("{how} by {strategy}, {composed:?}, {nulls_equal:?}, on {bench}, {case}{story}");
-            let run = |spec| {
+            let run = |spec: &JoinSpec| {
                 bench
-                    .join_as(spec, composed.chunk_rows_min, |plan| composed.change(plan))
+                    .join_as(spec, strategy, composed.chunk_rows_min, |plan| composed.change(plan))
                     .unwrap_or_else(|error| panic!("{label}: {error}"))
             };
-            naive::assert_same_rows(&run(spec.clone()), &expected, &label);
-            let counted = run(JoinSpec { count: true, ..spec });
+            naive::assert_same_rows(&run(&spec), &expected, &label);
+            let counted = run(&JoinSpec { count: true, ..spec });
             let count = counted[0].column(0).as_primitive::<Int64Type>();
             assert_eq!(
                 (counted.len(), count.values()[..].to_vec()),
@@ -415,7 +414,7 @@ fn many_to_many_results_are_far_larger_than_their_inputs() {
     let expected = naive::join(&case, JoinKind::Full, &NullsEqual::default());
     assert_eq!(expected.len(), 1500 * 750);
     for strategy in Strategy::ALL {
-        let actual = bench.join(spec(1, JoinKind::Full, strategy)).unwrap();
+        let actual = bench.join(&spec(1, JoinKind::Full), strategy).unwrap();
         naive::assert_same_rows(&actual, &expected, &format!("many to many by {strategy}"));
     }
 }
@@ -430,7 +429,7 @@ fn counts_go_beyond_32_bits() {
     bench.put("r", &[batch]);
     for strategy in Strategy::ALL {
         for (how, rows) in [(JoinKind::Inner, ROWS * ROWS), (JoinKind::Full, ROWS * ROWS), (JoinKind::LeftSemi, ROWS)] {
-            let counted = bench.join(JoinSpec { count: true, ..spec(1, how, strategy) }).unwrap();
+            let counted = bench.join(&JoinSpec { count: true, ..spec(1, how) }, strategy).unwrap();
             assert_eq!(counted[0].column(0).as_primitive::<Int64Type>().value(0), rows, "{how} by {strategy}");
         }
     }
@@ -445,8 +444,7 @@ fn a_raised_flag_stops_a_join_and_frees_its_memory() {
     bench.put("r", &case.right.batches);
     for strategy in Strategy::ALL {
         let plan =
-            planner::plan(planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap(), Some(strategy))
-                .unwrap();
+            planner::plan(planner::bind(&spec(1, JoinKind::Inner), &bench.catalog).unwrap(), Some(strategy)).unwrap();
         let cancel = CancelFlag::new();
         cancel.raise();
         let stopped = join::run(
@@ -537,7 +535,7 @@ fn a_join_under_way_stops_within_100_ms_of_its_flag() {
         bench.put(name, &[RecordBatch::try_from_iter(columns).unwrap()]);
     }
     for strategy in Strategy::ALL {
-        let bound = planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap();
+        let bound = planner::bind(&spec(1, JoinKind::Inner), &bench.catalog).unwrap();
         let plan = planner::plan(bound, Some(strategy)).unwrap();
         let run = |cancel: CancelFlag| {
             join::run(
@@ -600,7 +598,7 @@ fn a_device_that_is_too_small_refuses_and_stays_empty() {
     bench.put("l", &case.left.batches);
     bench.put("r", &case.right.batches);
     for strategy in Strategy::ALL {
-        let refused = bench.join(spec(1, JoinKind::Inner, strategy)).unwrap_err();
+        let refused = bench.join(&spec(1, JoinKind::Inner), strategy).unwrap_err();
         assert!(
             matches!(&refused, dovetail::Error::Exhausted(text) if text.contains("--device-memory")),
             "{strategy}: {refused}"

@@ -146,7 +146,7 @@ fn run_in_exact_memory(
         let mut rows = None;
         for strategy in Strategy::ALL {
             let target = retarget(Target::of(&*devices.open(1 << 30), devices.rates()));
-            let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
+            let bound = planner::bind(&spec(keys, how), catalog).unwrap();
             let overrides =
                 PlanOverrides { device_gathers_text: devices.gathers_text(), ..PlanOverrides::named(Some(strategy)) };
             let plan = planner::plan_with_overrides(bound, &overrides, &target).unwrap();
@@ -250,7 +250,7 @@ fn filters_and_second_passes_take_the_predicted_memory() {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
         put(&catalog, "l", &table(kind, spread, 33_000, batches));
         put(&catalog, "r", &table(kind, Spread::Distinct, 400_000, batches));
-        let drops = |plan: &Plan| plan.join.spec.how.drops_unmatched(plan.composition.build_side.other());
+        let drops = |plan: &Plan| plan.join.how.drops_unmatched(plan.composition.build_side.other());
         // Hash tables are slow, so that a filter pays.
         let filter = |target: Target| {
             let rates = Rates { probe_rows: 1e6, ..target.rates };
@@ -303,8 +303,8 @@ fn text_too_long_for_one_batch_is_split_also_with_deferred_payload() {
     of("l", vec![("k0", key(ROWS)), ("row", Arc::new(Int32Array::from_iter_values(0..ROWS as i32)))]);
     let long = vec![b'x'; 64 << 20];
     of("r", vec![("k0", key(1)), ("text", Arc::new(BinaryArray::from_vec(vec![&long])))]);
-    let spec = spec(1, JoinKind::Inner, Strategy::Hash);
-    let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+    let spec = spec(1, JoinKind::Inner);
+    let mut plan = planner::plan(planner::bind(&spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
     // The side with many rows is built, so that the single probe row matches all of them.
     plan.composition.build_side = Side::Left;
     for defer_build_payload in [false, true] {
@@ -326,8 +326,8 @@ fn a_result_larger_than_memory_is_delivered_also_with_deferred_payload() {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", host_bytes)));
         put(&catalog, "l", &table(Kind::Int32, Spread::InFours, rows, 3));
         put(&catalog, "r", &table(Kind::Int32, Spread::InFours, rows * 4, 5));
-        let spec = JoinSpec { batch_rows: Some(200), ..spec(1, JoinKind::Inner, Strategy::Hash) };
-        let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+        let spec = JoinSpec { batch_rows: Some(200), ..spec(1, JoinKind::Inner) };
+        let mut plan = planner::plan(planner::bind(&spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
         // The plan may build on the other side at equal predicted time, but that side does not fit.
         (plan.composition.build_side, plan.composition.dense) = (Side::Left, false);
         let budget = Budget::new("memory of device host:0", "--device-memory", device_bytes);

@@ -40,7 +40,7 @@ fn merges_without_sorting(label: &str, left: Vec<ArrayRef>, right: Vec<ArrayRef>
     let memory = Budget::new("memory of device host:0", "--device-memory", 64 << 20);
     let device = HostDevice::new(0, 2, memory, None).unwrap();
     let run = |how, strategy| {
-        let plan = planner::plan(planner::bind(spec(keys, how, strategy), &catalog).unwrap(), Some(strategy)).unwrap();
+        let plan = planner::plan(planner::bind(&spec(keys, how), &catalog).unwrap(), Some(strategy)).unwrap();
         let (sink, monitor) = (Collect::default(), Monitor::new(CancelFlag::new()));
         join::run(&Arc::new(plan.task().unwrap()), &device, catalog.arena(), &sink, &monitor).unwrap();
         let phases = monitor.phases();

@@ -60,6 +60,9 @@ async fn wrong_descriptors_and_commands_are_explained() {
         refused(client.poll_flight_info(descriptor).await, code, words);
         still_serves(&server, &mut client, used).await;
     }
+    // The last five are commands that cannot be bound. Two calls submit them, and a schema does
+    // not.
+    assert_eq!(server.shared.scheduler.stats().refused_total, 2 * 5);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

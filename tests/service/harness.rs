@@ -81,6 +81,21 @@ pub fn slow_devices(folder: &Path, count: usize, bytes_per_second: u64) -> Strin
     format!("--topology={}", file.display())
 }
 
+/// Writes a topology file to `folder` with `count` devices of one thread each. Each has other
+/// memory, so that a join is planned once for each of them.
+pub fn unlike_devices(folder: &Path, count: usize) -> String {
+    let mut text = "name = \"unlike\"\n[[socket]]\nname = \"cpu0\"\n".to_string();
+    for device in 0..count {
+        let memory = 4 + device;
+        text += &format!(
+            "[[device]]\nname = \"host:{device}\"\nthreads = 1\nmemory = \"{memory}MiB\"\nsocket = \"cpu0\"\n"
+        );
+    }
+    let file = folder.join("unlike.toml");
+    std::fs::write(&file, text).unwrap();
+    format!("--topology={}", file.display())
+}
+
 /// Waits until a condition holds, with a generous limit because the machine may be busy.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();

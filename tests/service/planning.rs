@@ -11,17 +11,19 @@ use tonic::{Code, Request, Status};
 
 use crate::harness::*;
 
-/// Columns of a table whose self-join takes long to plan. Each device is planned separately.
+/// Columns of a table whose self-join takes long to plan. Unlike devices are planned separately.
 const COLUMNS: usize = 50_000;
 
-/// Flags for enough devices that planning takes seconds.
-const MANY: [&str; 2] = ["--devices=host:8", "--device-memory=4MiB"];
+/// Devices that are enough for planning to take seconds.
+const MANY: usize = 8;
 
 const EXPLAIN: &str = r#"{"join": {"left": "wide", "right": "wide", "on": [{"left": "c0", "right": "c0"}]}}"#;
 
-/// Starts a server with a table of many columns, and a small table.
-async fn server(flags: &[&str]) -> TestServer {
-    let server = TestServer::start(flags).await;
+/// Starts a server with `devices` unlike devices, a table of many columns, and a small table.
+async fn server(devices: usize, flags: &[&str]) -> TestServer {
+    let folder = tempfile::tempdir().unwrap();
+    let topology = unlike_devices(folder.path(), devices);
+    let server = TestServer::start(&[&[&*topology], flags].concat()).await;
     let fields: Vec<Field> =
         (0..COLUMNS).map(|column| Field::new(format!("c{column}"), DataType::Int32, false)).collect();
     let wide = Table::from_batches("wide", Arc::new(Schema::new(fields)), Vec::new()).unwrap();
@@ -56,7 +58,7 @@ async fn expect_no_work(server: &TestServer, interrupted: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planning_stops_when_its_client_disconnects() {
-    let server = server(&MANY).await;
+    let server = server(MANY, &[]).await;
     let call = explaining(&server).await;
     eventually("planning begins", async || server.shared.cpu_work.slots_taken() == 1).await;
     call.abort();
@@ -65,7 +67,7 @@ async fn planning_stops_when_its_client_disconnects() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planning_stops_at_its_deadline_and_the_call_fails() {
-    let server = server(&MANY).await;
+    let server = server(MANY, &[]).await;
     let outcome = server.client_without_deadlines().do_action(explain(Some("100m"))).await;
     refused(outcome, Code::DeadlineExceeded, "the call's deadline passed before the call was done");
     // The deadline passed while the join was planned, or before planning began.
@@ -76,7 +78,7 @@ async fn planning_stops_at_its_deadline_and_the_call_fails() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_calls_are_answered_while_every_slot_is_taken() {
-    let server = server(&MANY).await;
+    let server = server(MANY, &[]).await;
     let work = &server.shared.cpu_work;
     let slots = std::thread::available_parallelism().unwrap().get();
     let mut calls = Vec::new();
@@ -95,7 +97,7 @@ async fn other_calls_are_answered_while_every_slot_is_taken() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_waits_for_planning_in_progress() {
-    let mut server = server(&["--drain-seconds=3600", "--devices=host:1"]).await;
+    let mut server = server(1, &["--drain-seconds=3600"]).await;
     let call = explaining(&server).await;
     let shared = server.shared.clone();
     eventually("planning begins", async || shared.cpu_work.slots_taken() == 1).await;
@@ -109,7 +111,7 @@ async fn a_drain_waits_for_planning_in_progress() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planning_stops_with_the_server() {
-    let mut server = server(&[&MANY[..], &["--drain-seconds=3600"]].concat()).await;
+    let mut server = server(MANY, &["--drain-seconds=3600"]).await;
     let call = explaining(&server).await;
     eventually("planning begins", async || server.shared.cpu_work.slots_taken() == 1).await;
     server.drain();

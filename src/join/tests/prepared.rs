@@ -100,7 +100,7 @@ fn one_build_side_serves_two_streams_at_once_in_every_kind_of_join() {
         let bench = bench(streams);
         for how in JoinKind::ALL {
             for strategy in Strategy::ALL {
-                let plan = bench.plan(JoinSpec { batch_rows: Some(100), ..spec(how, strategy) }, Side::Left);
+                let plan = bench.plan(JoinSpec { batch_rows: Some(100), ..spec(how) }, strategy, Side::Left);
                 let expected = Rows::default();
                 bench.run(&plan, &expected, &Monitor::default()).unwrap();
                 let expected = expected.sorted();
@@ -127,7 +127,7 @@ fn one_build_side_serves_two_streams_at_once_in_every_kind_of_join() {
 #[test]
 fn a_table_is_probed_like_a_stream_and_reports_progress() {
     let bench = Bench::new(64 << 20, side(0..500, "a", |row| row), side(0..3000, "b", |row| row / 2));
-    let plan = bench.plan(spec(JoinKind::Full, Strategy::RadixHash), Side::Left);
+    let plan = bench.plan(spec(JoinKind::Full), Strategy::RadixHash, Side::Left);
     let (expected, found) = (Rows::default(), Rows::default());
     bench.run(&plan, &expected, &Monitor::default()).unwrap();
     let task = Arc::new(plan.task().unwrap());
@@ -142,7 +142,7 @@ fn a_table_is_probed_like_a_stream_and_reports_progress() {
 
 /// Returns a join that is prepared with a build side of a hundred keys.
 fn prepared(bench: &Bench) -> PreparedJoin {
-    let plan = bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left);
+    let plan = bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left);
     let (task, monitor) = (task_without_probe_rows(&plan), Monitor::default());
     let build = TableRows::new(task.build.table.clone());
     PreparedJoin::prepare(task, &build, &bench.device, bench.catalog.arena(), &monitor).unwrap()
@@ -189,7 +189,7 @@ fn streams_that_wait_for_rows_hold_no_thread_that_other_joins_need() {
                     scope.spawn(move || join.probe(source, device, arena, &Each(|_| Ok(())), &monitor))
                 })
                 .collect();
-            let plan = bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left);
+            let plan = bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left);
             let sink = Rows::default();
             run(&Arc::new(plan.task().unwrap()), device, arena, &sink, &Monitor::default()).unwrap();
             assert_eq!(sink.sorted().len(), 92);
@@ -239,7 +239,7 @@ fn a_build_side_that_positions_cannot_address_is_refused_before_its_last_row() {
     }
 
     let (bench, batch) = bench_of(1);
-    let plan = bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left);
+    let plan = bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left);
     let mut table = Table::unknown("arriving".into(), batch.schema(), Vec::new());
     table.rows = ROWS_MAX as u64 / 3 + 1;
     let endless = Endless(Arc::new(table));

@@ -75,7 +75,7 @@ fn columns_are_shared_with_the_table_if_each_row_matches_once() {
         (JoinKind::Full, Strategy::Hash, vec!["k", "square", "text_right"]),
         (JoinKind::Left, Strategy::Hash, vec!["k", "square", "text_right"]),
     ] {
-        let (batches, shared) = joined(&bench, &bench.plan(spec(how, strategy), Side::Left));
+        let (batches, shared) = joined(&bench, &bench.plan(spec(how), strategy, Side::Left));
         assert_eq!(names(&shared, 120_001), expected, "{how} by {strategy}");
         let mut keys = Vec::new();
         for batch in &batches {
@@ -104,7 +104,7 @@ fn columns_are_shared_with_the_table_if_each_row_matches_once() {
 fn a_side_whose_rows_are_all_in_the_result_is_shared() {
     for (how, right) in [(JoinKind::LeftSemi, 0..5000), (JoinKind::LeftAnti, 1000..5000)] {
         let bench = Bench::new(64 << 20, rows_of(0..1000, "square"), rows_of(right, "other"));
-        let (_, shared) = joined(&bench, &bench.plan(spec(how, Strategy::Hash), Side::Left));
+        let (_, shared) = joined(&bench, &bench.plan(spec(how), Strategy::Hash, Side::Left));
         assert_eq!(names(&shared, 1000), ["k", "square", "text"], "{how}");
     }
 }
@@ -118,7 +118,7 @@ fn dictionaries_that_differ_between_batches_are_shared_unchanged() {
     };
     let right = [coded(0..100_000), coded(100_000..200_000)];
     let bench = Bench::of_batches(64 << 20, &[rows_of(0..200_000, "square")], &right);
-    let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left));
+    let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left));
     assert_eq!(names(&shared, 200_000), ["k", "coded"]);
     for batch in batches {
         let coded = arrow::compute::cast(batch.column_by_name("coded").unwrap(), &DataType::Utf8).unwrap();
@@ -136,13 +136,13 @@ fn columns_are_gathered_if_rows_are_left_out_repeated_or_fragmented() {
     ];
     for (label, right) in cases {
         let bench = Bench::of_batches(64 << 20, std::slice::from_ref(&left), &right);
-        let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left));
+        let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left));
         assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 20_000, "{label}");
         assert!(names(&shared, 0).is_empty(), "{label}: {shared:?}");
     }
     let twice = batch(vec![("k", numbers((0..2000).map(|row| row / 2))), ("v", numbers(0..2000))]);
     let bench = Bench::new(64 << 20, twice, rows_of(0..1000, "other"));
-    let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left));
+    let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left));
     assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 2000);
     assert!(names(&shared, 0).is_empty(), "{shared:?}");
 }
@@ -153,8 +153,8 @@ fn long_batches_are_shared_wherever_a_probe_batch_ends() {
     for count in (1..60).step_by(7) {
         let right: Vec<_> = (0..count).map(|at| rows_of(2600 * at..2600 * (at + 1), "other")).collect();
         let bench = Bench::of_batches(64 << 20, &[rows_of(0..2600 * count, "square")], &right);
-        let spec = JoinSpec { batch_rows: Some(10_000), ..spec(JoinKind::Inner, Strategy::Hash) };
-        let (_, shared) = joined(&bench, &bench.plan(spec, Side::Left));
+        let spec = JoinSpec { batch_rows: Some(10_000), ..spec(JoinKind::Inner) };
+        let (_, shared) = joined(&bench, &bench.plan(spec, Strategy::Hash, Side::Left));
         assert_eq!(names(&shared, 2600 * count as usize), ["k", "other", "text_right"], "{count} batches");
     }
 }
@@ -164,8 +164,8 @@ fn a_small_part_of_a_table_is_copied_so_that_the_table_can_be_freed() {
     let bench = Bench::new(64 << 20, rows_of(0..20_000, "square"), rows_of(0..20_000, "other"));
     for (columns, expected) in [(vec!["other"], vec![]), (vec!["other", "right.text"], vec!["other", "text"])] {
         let columns = columns.into_iter().map(String::from).collect();
-        let spec = JoinSpec { columns, ..spec(JoinKind::Inner, Strategy::Hash) };
-        let (_, shared) = joined(&bench, &bench.plan(spec, Side::Left));
+        let spec = JoinSpec { columns, ..spec(JoinKind::Inner) };
+        let (_, shared) = joined(&bench, &bench.plan(spec, Strategy::Hash, Side::Left));
         assert_eq!(names(&shared, 20_000), expected);
     }
 }
@@ -173,8 +173,9 @@ fn a_small_part_of_a_table_is_copied_so_that_the_table_can_be_freed() {
 #[test]
 fn a_result_that_becomes_a_table_has_its_own_memory() {
     let bench = Bench::new(64 << 20, rows_of(0..20_000, "square"), rows_of(0..20_000, "other"));
-    let spec = JoinSpec { into: Some("joined".into()), ..spec(JoinKind::Inner, Strategy::Hash) };
-    let (batches, shared) = joined(&bench, &bench.plan(spec, Side::Left));
+    let mut plan = bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left);
+    plan.join.result_is_stored = true;
+    let (batches, shared) = joined(&bench, &plan);
     assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 20_000);
     assert!(names(&shared, 0).is_empty(), "{shared:?}");
 }
@@ -186,7 +187,7 @@ fn shared_columns_do_not_cross_the_link() {
     let linked = HostDevice::new(0, 2, memory, Some(link)).unwrap();
     let bench = Bench::new(64 << 20, rows_of(0..1000, "square"), rows_of(0..1000, "other"));
     for (how, expected) in [(JoinKind::Inner, 4000), (JoinKind::RightSemi, 0)] {
-        let plan = bench.plan(spec(how, Strategy::Hash), Side::Left);
+        let plan = bench.plan(spec(how), Strategy::Hash, Side::Left);
         let monitor = Monitor::default();
         run(&Arc::new(plan.task().unwrap()), &linked, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
         let copied: u64 =

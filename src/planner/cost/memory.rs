@@ -96,7 +96,7 @@ impl Model<'_> {
         // Finding the rows without a key takes a flag per row.
         let flagging = if build.is_partly_keyed() { lying + rows } else { 0.0 };
         let composed = if build.is_partly_keyed() { 4.0 * rows } else { 0.0 };
-        let how = self.join.spec.how;
+        let how = self.join.how;
         let needs_flags = how.keeps_unmatched(build.side) || how.only_side() == Some(build.side);
         let probe_row = self.probe_row_bytes();
         // All values may have the maximum length, in the chunks of all streams. Apart from such
@@ -185,8 +185,7 @@ impl Model<'_> {
         let moves_some = (!build.columns.is_empty() || !build.text_columns.is_empty())
             && build.columns.iter().all(|column| !column.came_as_key)
             && build.text_columns.iter().all(|text| !text.came_as_key);
-        let is_plain =
-            self.strategy == Strategy::Hash && self.join.spec.how == JoinKind::Inner && !self.join.spec.count;
+        let is_plain = self.strategy == Strategy::Hash && self.join.how == JoinKind::Inner && !self.join.counts_rows;
         if asked_for == Some(false) || !is_plain || !moves_some {
             return None;
         }

@@ -88,9 +88,9 @@ impl Model<'_> {
         const ROWS_OF_HEAVY_KEY_MAX: f64 = 512.0;
         // Rows have to be written one by one with or without fusing. Without it, a run of rows is
         // counted at once.
-        let heavy_max = if self.join.spec.count { ROWS_OF_KEY_MAX } else { ROWS_OF_HEAVY_KEY_MAX };
+        let heavy_max = if self.join.counts_rows { ROWS_OF_KEY_MAX } else { ROWS_OF_HEAVY_KEY_MAX };
         self.strategy.is_partitioned()
-            && self.join.spec.how == JoinKind::Inner
+            && self.join.how == JoinKind::Inner
             && !self.inputs.hashed
             && self.estimates.rows_of_key(self.inputs.build.side) <= ROWS_OF_KEY_MAX
             && self.estimates.heavy(self.join, self.inputs.build.side).all(|(_, rows)| rows <= heavy_max)
@@ -107,7 +107,7 @@ impl Model<'_> {
 
     /// Rows of the result that include a row of the given side.
     fn rows_with(&self, input: &Input) -> f64 {
-        let how = self.join.spec.how;
+        let how = self.join.how;
         let unmatched = if how.keeps_unmatched(input.side) { input.rows - input.matched } else { 0.0 };
         match how.only_side() {
             Some(side) if side == input.side => self.estimates.rows,

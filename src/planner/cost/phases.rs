@@ -72,7 +72,7 @@ impl Model<'_> {
             steps.push(self.compare(chunks));
         }
         // A count is known once rows are matched.
-        if self.join.spec.how.only_side().is_none() && !self.join.spec.count && !fuses_partition_join {
+        if self.join.how.only_side().is_none() && !self.join.counts_rows && !fuses_partition_join {
             let bytes = PAIR_BYTES * self.estimates.pairs;
             let step = Step::new(Phase::Expand, Role::Probe, bytes, bytes / self.rates.stream);
             let step = step.by_morsels_of(self.estimates.pairs);
@@ -329,7 +329,7 @@ impl Model<'_> {
     fn join_partitions(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let rows = self.transformed(Role::Probe) + chunks.count * build.keyed;
-        let written = match self.join.spec.count {
+        let written = match self.join.counts_rows {
             true => 0.0,
             false => self.inputs.key_bytes() + self.payload_bytes(build) + self.payload_bytes(probe),
         };
@@ -425,7 +425,7 @@ impl Model<'_> {
         /// probe batch whole.
         const ALL: f64 = 0.999;
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
-        let how = self.join.spec.how;
+        let how = self.join.how;
         let is_once = match how.only_side() {
             Some(side) => side == probe.side && self.estimates.rows >= ALL * probe.rows,
             None => !build.repeats && (how.keeps_unmatched(probe.side) || probe.matched >= ALL * probe.rows),

@@ -29,7 +29,7 @@ fn text_is_gathered_by_the_faster_of_device_and_host() {
         let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
         let target = Target { supports_text, rates, ..a100() };
         let overrides = PlanOverrides { device_gathers_text, ..PlanOverrides::default() };
-        plan_with_overrides(bind(spec, &catalog).unwrap(), &overrides, &target)
+        plan_with_overrides(bind(&spec, &catalog).unwrap(), &overrides, &target)
     };
     let slow_host = || Rates { host_values: 1e6, ..a100().rates };
     let slow_link = || Rates { copy_in: 1e7, copy_out: 1e7, host_values: 1e12, ..a100().rates };
@@ -155,7 +155,8 @@ fn a_requested_strategy_is_used() {
         let chosen = (strategy, plan.composition.build_side);
         assert!(plan.alternatives.iter().all(|other| (other.strategy, other.build_side) != chosen));
         for other in &plan.alternatives {
-            assert_eq!(other.reason.contains("asked for"), other.strategy != strategy, "{other:?}");
+            let reason = other.reason("host:0", plan.target.memory_bytes);
+            assert_eq!(reason.contains("asked for"), other.strategy != strategy, "{other:?}");
         }
     }
 }
@@ -231,7 +232,8 @@ fn plan_overrides_are_combined_with_the_best_of_all_other_choices() {
     assert!(other.seconds > chosen.seconds);
     let of_chosen_side =
         |plan: &Plan| plan.alternatives.iter().find(|other| other.build_side == chosen.composition.build_side).cloned();
-    assert!(of_chosen_side(&other).unwrap().reason.starts_with("another was asked for; "));
+    let reason = of_chosen_side(&other).unwrap().reason(&target.name, target.memory_bytes);
+    assert!(reason.starts_with("another was asked for; "), "{reason}");
 
     // A filter without benefit, and a filter that is impossible.
     let all_match = || bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner);

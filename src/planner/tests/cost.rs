@@ -95,7 +95,7 @@ fn more_chunks_in_progress_overlap_copies_better_with_primitives() {
     let mut join = bound(&sparse(1 << 24, 2), &sparse(1 << 24, 2), JoinKind::Inner);
     // The result becomes a table with memory of its own. Otherwise it would share the columns of
     // the probe side.
-    join.spec.into = Some("kept".into());
+    join.result_is_stored = true;
     let planned = |streams| {
         let mut target = Target { streams, ..two_pass(a100()) };
         target.rates.copy_in = 1e9;
@@ -142,7 +142,7 @@ fn each_chunk_is_priced_with_one_more_pass_over_partitions_and_sorted_rows() {
 fn chunks_are_planned_if_their_overlap_saves_more_than_their_calls_cost() {
     let is_at_once = |rows, call_seconds| {
         let mut join = bound(&sparse(1 << 20, 1), &sparse(rows, 1), JoinKind::Inner);
-        join.spec.into = Some("kept".into());
+        join.result_is_stored = true;
         let mut target = Target { streams: 5, ..two_pass(a100()) };
         (target.rates.copy_in, target.rates.copy_out) = (20e9, 20e9);
         target.rates.call_seconds = call_seconds;
@@ -160,7 +160,7 @@ fn host_memory_is_planned_for_the_host_made_keys_of_the_chunks_in_progress() {
     // Text keys become hashes of 16 bytes, with a validity bit each.
     let side = TableSpec { key: DataType::Utf8, ..sparse(ROWS, 1) };
     let mut join = bound(&side, &side, JoinKind::Inner);
-    join.spec.into = Some("kept".into());
+    join.result_is_stored = true;
     let keys = |rows: u64| 16 * rows + rows / 8;
     // Eight chunks, five of them in progress.
     for (call_seconds, is_at_once, probe_rows) in [(10e-3, true, ROWS), (1e-6, false, ROWS / 8 * 5)] {
@@ -178,7 +178,7 @@ fn the_transform_overlaps_only_with_copies_that_it_does_not_wait_for() {
     // The columns of `r` take longer to copy than its keys to partition, and no result shares the
     // probe side's.
     let mut join = bound(&sparse(1 << 22, 4), &sparse(1 << 23, 0), JoinKind::Inner);
-    join.spec.into = Some("kept".into());
+    join.result_is_stored = true;
     let planned = |strategy, partition: f64| {
         let mut target = a100();
         (target.rates.copy_in, target.rates.partition) = (1e9, partition);
@@ -310,7 +310,7 @@ fn columns_that_the_result_shares_are_neither_copied_nor_gathered() {
     assert_eq!(bytes(&moved, Phase::CopyIn), left_payload + (4 << 16), "partitions change the row order");
     let into = |join: &BoundJoin| {
         let mut join = join.clone();
-        join.spec.into = Some("kept".into());
+        join.result_is_stored = true;
         plan_on(join, Some(Strategy::Hash), &two_pass(a100())).unwrap()
     };
     assert_eq!(
@@ -331,7 +331,7 @@ fn a_count_is_planned_with_keys_alone() {
         names(&join),
         [Phase::PackKeys, Phase::CopyIn, Phase::BuildTable, Phase::Match, Phase::Expand, Phase::Gather]
     );
-    (join.spec.count, join.output) = (true, Vec::new());
+    (join.counts_rows, join.output) = (true, Vec::new());
     let counted = names(&join);
     assert!(![Phase::CopyIn, Phase::Expand, Phase::Gather].iter().any(|name| counted.contains(name)), "{counted:?}");
 }

@@ -137,7 +137,7 @@ fn join_by_two(left: &[(i64, i64)], right: &[(i64, i64)]) -> BoundJoin {
         let batch = RecordBatch::try_from_iter(columns).unwrap();
         catalog.create(Table::from_batches(name, batch.schema(), vec![batch]).unwrap()).unwrap();
     }
-    bind(JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k"), KeyPair::new("l", "l")]), &catalog).unwrap()
+    bind(&JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k"), KeyPair::new("l", "l")]), &catalog).unwrap()
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn join_of(left: &ArrayRef, right: &ArrayRef, how: JoinKind, nulls_equal: bool) 
         catalog.create(Table::from_batches(name, whole.schema(), batches).unwrap()).unwrap();
     }
     let spec = JoinSpec { how, nulls_equal, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
-    bind(spec, &catalog).unwrap()
+    bind(&spec, &catalog).unwrap()
 }
 
 /// Rows of the join, counted value by value.
@@ -338,7 +338,7 @@ fn tables_filled_by_several_streams_are_estimated_as_well_as_by_one() {
             ("notes", &notes, "items", &items),
         ] {
             let spec = JoinSpec::inner(left, right, vec![KeyPair::new("k", "k")]);
-            let estimates = Estimates::of(&bind(spec, &catalog).unwrap(), &Interrupt::default()).unwrap();
+            let estimates = Estimates::of(&bind(&spec, &catalog).unwrap(), &Interrupt::default()).unwrap();
             let rows = naive_rows(&numbers(left_keys.clone()), &numbers(right_keys.clone()), JoinKind::Inner, false);
             let error = estimates.rows / rows as f64;
             assert!((0.75..1.35).contains(&error), "{left} with {right}, {streams} streams: {error}");

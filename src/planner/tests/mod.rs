@@ -77,7 +77,7 @@ fn bound(left: &TableSpec, right: &TableSpec, how: JoinKind) -> BoundJoin {
     catalog.create(left.build("r")).unwrap();
     catalog.create(right.build("s")).unwrap();
     let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
-    bind(spec, &catalog).unwrap()
+    bind(&spec, &catalog).unwrap()
 }
 
 /// An A100 with tables in its own memory, from Wu et al. 2024. Table 4: a gather of 2^27 values of

@@ -148,14 +148,11 @@ impl Recorded {
     fn choice(&self) -> Plan {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 40)));
         let keys = self.on.iter().map(|(left, right)| KeyPair::new(left, right)).collect();
-        let spec = JoinSpec {
-            columns: self.columns.clone(),
-            into: (!self.shares).then(|| "result".into()),
-            ..JoinSpec::inner("left", "right", keys)
-        };
+        let spec = JoinSpec { columns: self.columns.clone(), ..JoinSpec::inner("left", "right", keys) };
         catalog.create(self.left.restore("left")).unwrap();
         catalog.create(self.right.restore("right")).unwrap();
-        let join = bind(spec, &catalog).unwrap();
+        let mut join = bind(&spec, &catalog).unwrap();
+        join.result_is_stored = !self.shares;
         let kept = [self.left.kept(&join.left), self.right.kept(&join.right)].concat();
         let target = self.target.restore(kept);
         let (plan, refusal) =

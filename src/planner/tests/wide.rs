@@ -57,7 +57,7 @@ fn names(pairs: impl Iterator<Item = usize>) -> Vec<KeyPair> {
 
 fn planned(spec: JoinSpec, catalog: &Catalog, target: &Target) -> Plan {
     let interrupt = patience();
-    let join = bind_interruptible(spec, catalog, &interrupt).unwrap();
+    let join = bind_interruptible(&spec, catalog, &interrupt).unwrap();
     propose(join, None, target, &interrupt).unwrap().0
 }
 
@@ -96,7 +96,7 @@ fn finding_columns_with_repeated_suffixes_takes_proportional_time() {
         _ => format!("d{column}"),
     };
     let spec = JoinSpec::inner("r", "s", vec![KeyPair::new("d5000", "d5000")]);
-    let join = bind_interruptible(spec, &catalog(name), &patience()).unwrap();
+    let join = bind_interruptible(&spec, &catalog(name), &patience()).unwrap();
     let of_right = |column: usize| join.schema.field(COLUMNS + column).name().clone();
     // All names of the left side come first.
     assert_eq!(of_right(0), name(0) + &"_right".repeat(SUFFIXES));
@@ -109,8 +109,8 @@ fn planning_ends_when_it_is_interrupted() {
     let spec = JoinSpec::inner("r", "s", names(0..1));
     let stop = Interrupt::by(|| Err(Error::Cancelled("enough".into())));
     let refusal = Error::Cancelled("enough".into());
-    assert_eq!(bind_interruptible(spec.clone(), &catalog, &stop).unwrap_err(), refusal);
-    let join = bind(spec, &catalog).unwrap();
+    assert_eq!(bind_interruptible(&spec, &catalog, &stop).unwrap_err(), refusal);
+    let join = bind(&spec, &catalog).unwrap();
     assert_eq!(propose(join.clone(), None, &gpu(), &stop).unwrap_err(), refusal);
     // The planner checks the interrupt once for each price of each strategy on each side.
     let looks = Arc::new(AtomicUsize::new(0));

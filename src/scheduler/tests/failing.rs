@@ -52,7 +52,7 @@ fn a_lost_device_is_taken_out_of_service_and_its_job_moves_to_another_device() {
     stage.tell(other, |_, _| Err(context_lost()));
     assert!(matches!(stage.ended(&running), JobState::Failed(Error::Unavailable(_))));
     assert!(matches!(stage.ended(&waiting), JobState::Failed(Error::Unavailable(_))));
-    assert!(matches!(stage.scheduler.submit(spec("r3"), ""), Err(Error::Unavailable(_))));
+    assert!(matches!(stage.submit_join(&spec("r3"), JobOptions::default(), ""), Err(Error::Unavailable(_))));
 }
 
 #[test]
@@ -127,7 +127,10 @@ fn a_recovered_device_is_put_back_into_service() {
     assert!(matches!(stage.ended(&job), JobState::Failed(Error::Unavailable(_))));
     stage.idle();
     stage.scheduler.tick(SystemTime::now());
-    assert!(matches!(stage.scheduler.submit(spec("r1"), ""), Err(Error::Unavailable(_))), "it is still lost");
+    assert!(
+        matches!(stage.submit_join(&spec("r1"), JobOptions::default(), ""), Err(Error::Unavailable(_))),
+        "it is still lost"
+    );
     stage.lost[0].store(false, Ordering::Relaxed);
     stage.scheduler.tick(SystemTime::now());
     assert!(stage.scheduler.stats().devices[0].lost.is_none());

@@ -4,7 +4,6 @@ use arrow::array::{ArrayRef, StringArray};
 
 use super::super::placing::CLAIM_AFTER;
 use super::*;
-use crate::memory::Interrupt;
 
 const MIB: u64 = 1 << 20;
 
@@ -34,7 +33,7 @@ fn later(stage: &Stage, by: Duration) {
 fn the_memory_of_a_result_is_reserved_before_the_job_runs_and_drawn_on_as_it_is_written() {
     let stage = stage(1);
     let host = budget(&stage);
-    let job = stage.scheduler.submit(over_half("d0"), "").unwrap();
+    let job = stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
     stage.next();
     let reserved = host.used_bytes();
     assert!((30 * MIB..40 * MIB).contains(&reserved), "{reserved} B are reserved for a result of 35 MB");
@@ -73,7 +72,9 @@ fn memory_beyond_the_prediction_comes_from_free_memory_and_the_job_fails_without
 fn a_job_that_finds_no_memory_is_told_what_uses_it() {
     let stage = stage(1);
     // The reader has stopped: it has taken nothing of the result.
-    let unread = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..over_half("d0") }, "").unwrap();
+    let unread = stage
+        .submit_join(&over_half("d0"), JobOptions { retain_seconds: Some(0), ..JobOptions::default() }, "")
+        .unwrap();
     stage.next();
     stage.ask(0, |sink, _| (sink.push(batch_of("d0", 5_000_000)), Ok(()))).unwrap();
     assert_eq!(stage.ended(&unread), JobState::Complete);
@@ -101,9 +102,9 @@ fn a_job_that_finds_no_memory_is_told_what_uses_it() {
 fn a_job_waits_for_host_memory_and_reports_it_while_others_overtake_it() {
     let stage = stage(3);
     let host = budget(&stage);
-    let first = stage.scheduler.submit(over_half("d0"), "").unwrap();
+    let first = stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
     let (device, _) = stage.next();
-    let second = stage.scheduler.submit(over_half("d1"), "").unwrap();
+    let second = stage.submit_join(&over_half("d1"), JobOptions::default(), "").unwrap();
     assert_eq!(second.status().state, JobState::Queued);
     let waiting_for = second.status().waiting_for.unwrap();
     assert!(waiting_for.contains("of host memory for its result, and"), "{waiting_for}");
@@ -131,7 +132,7 @@ fn freed_memory_is_reserved_for_a_job_that_has_waited_long() {
     let stage = stage(2);
     let host = budget(&stage);
     let half_of_host = host.reserve(host.limit_bytes() / 2 + MIB, "a test").unwrap();
-    let large = stage.scheduler.submit(over_half("d0"), "").unwrap();
+    let large = stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
     later(&stage, CLAIM_AFTER - Duration::from_secs(26));
     let early = stage.submit("r0");
     let (device, _) = stage.next();
@@ -141,7 +142,8 @@ fn freed_memory_is_reserved_for_a_job_that_has_waited_long() {
     // large job.
     stage.devices_are_free();
     // Some memory has to be due to come back, or the large job would have failed by now.
-    let kept = stage.scheduler.submit(JoinSpec { retain_seconds: Some(3600), ..spec("r1") }, "").unwrap();
+    let kept =
+        stage.submit_join(&spec("r1"), JobOptions { retain_seconds: Some(3600), ..JobOptions::default() }, "").unwrap();
     let (device, _) = stage.next();
     drop(half_of_host);
     stage.ask(device, |sink, _| (sink.push(batch_of("r1", 5_000_000)), Ok(()))).unwrap();
@@ -165,7 +167,7 @@ fn a_job_does_not_wait_for_memory_that_will_not_be_freed() {
     let stage = stage(1);
     let host = budget(&stage);
     let held = host.reserve(host.limit_bytes() / 2 + MIB, "a table created meanwhile").unwrap();
-    let job = stage.scheduler.submit(over_half("d0"), "").unwrap();
+    let job = stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
     later(&stage, Duration::from_secs(4));
     assert_eq!(job.status().state, JobState::Queued);
     later(&stage, Duration::from_secs(2));
@@ -179,13 +181,13 @@ fn a_job_does_not_wait_for_memory_that_will_not_be_freed() {
 #[test]
 fn an_unread_result_is_released_for_a_waiting_job_when_its_lease_ends() {
     let stage = stage(1);
-    let keep = JoinSpec { retain_seconds: Some(100), ..over_half("d0") };
-    let unread = stage.scheduler.submit(keep, "").unwrap();
+    let keep = JobOptions { retain_seconds: Some(100), ..JobOptions::default() };
+    let unread = stage.submit_join(&over_half("d0"), keep, "").unwrap();
     stage.next();
     stage.ask(0, |sink, _| (sink.push(batch_of("d0", 4_400_000)), Ok(()))).unwrap();
     assert_eq!(stage.ended(&unread), JobState::Complete);
     stage.idle();
-    let waiting = stage.scheduler.submit(over_half("d1"), "").unwrap();
+    let waiting = stage.submit_join(&over_half("d1"), JobOptions::default(), "").unwrap();
     later(&stage, Duration::from_secs(20));
     assert_eq!(waiting.status().state, JobState::Queued, "the lease ends by itself, so there is something to wait for");
     let predicted = waiting.status().predicted_start.unwrap();
@@ -201,20 +203,21 @@ fn an_unread_result_is_released_for_a_waiting_job_when_its_lease_ends() {
 #[test]
 fn a_result_that_was_read_is_evicted_at_once_unless_its_lease_was_requested() {
     let stage = stage(1);
-    let run = |spec: JoinSpec, label: &'static str| {
-        let job = stage.scheduler.submit(spec, "").unwrap();
+    let run = |label: &'static str, retain_seconds: Option<u32>| {
+        let options = JobOptions { retain_seconds, ..JobOptions::default() };
+        let job = stage.submit_join(&over_half(label), options, "").unwrap();
         stage.next();
         stage.ask(0, |sink, _| (sink.push(batch_of(label, 4_400_000)), Ok(()))).unwrap();
         assert_eq!(stage.ended(&job), JobState::Complete);
         stage.idle();
         job
     };
-    let read = run(over_half("d0"), "d0");
+    let read = run("d0", None);
     read.result.was_read();
-    let asked_for = run(JoinSpec { retain_seconds: Some(100), ..over_half("d1") }, "d1");
+    let asked_for = run("d1", Some(100));
     assert_eq!(read.result.progress().1, SpoolState::Released);
     asked_for.result.was_read();
-    let waiting = stage.scheduler.submit(over_half("d2"), "").unwrap();
+    let waiting = stage.submit_join(&over_half("d2"), JobOptions::default(), "").unwrap();
     let waiting_for = waiting.status().waiting_for.unwrap();
     let held = format!("; the result of job {} holds 33.", asked_for.id);
     assert!(waiting_for.contains(&held), "{waiting_for}");
@@ -230,13 +233,13 @@ fn the_wait_for_memory_ends_at_a_limit() {
     let options = SchedulerOptions { memory_wait: Duration::from_secs(60), ..SchedulerOptions::default() };
     let stage = Stage::with(1, options);
     stage.catalog.create(table_with("d", (0..2100).map(|_| 0))).unwrap();
-    let keep = JoinSpec { retain_seconds: Some(100_000), ..over_half("d0") };
-    let unread = stage.scheduler.submit(keep, "").unwrap();
+    let keep = JobOptions { retain_seconds: Some(100_000), ..JobOptions::default() };
+    let unread = stage.submit_join(&over_half("d0"), keep, "").unwrap();
     stage.next();
     stage.ask(0, |sink, _| (sink.push(batch_of("d0", 4_400_000)), Ok(()))).unwrap();
     stage.ended(&unread);
     stage.idle();
-    let waiting = stage.scheduler.submit(over_half("d1"), "").unwrap();
+    let waiting = stage.submit_join(&over_half("d1"), JobOptions::default(), "").unwrap();
     later(&stage, Duration::from_secs(59));
     assert_eq!(waiting.status().state, JobState::Queued);
     later(&stage, Duration::from_secs(1));
@@ -258,8 +261,8 @@ fn a_result_that_does_not_fit_fails_with_the_numbers_and_leaves_no_memory_in_use
     let stage = stage(1);
     let spec = over_all(&stage);
     let host = budget(&stage);
-    let failed = |spec: JoinSpec| {
-        let job = stage.scheduler.submit(spec, "").unwrap();
+    let failed = |options: JobOptions| {
+        let job = stage.submit_join(&spec, options, "").unwrap();
         stage.next();
         let pushed = stage.ask(0, |sink, _| {
             let pushed = (0..9).try_for_each(|_| sink.push(batch_of("e0", 1_000_000)));
@@ -271,18 +274,18 @@ fn a_result_that_does_not_fit_fails_with_the_numbers_and_leaves_no_memory_in_use
         assert_eq!(host.used_bytes(), 0);
         text
     };
-    let text = failed(spec.clone());
+    let text = failed(JobOptions::default());
     for needed in ["ran out of host memory after", "64.0 MiB", "--host-memory", "retain_seconds 0"] {
         assert!(text.contains(needed), "{text}");
     }
     // A result that becomes a table has to fit, even if it is to be kept for no time.
     for retain_seconds in [None, Some(0)] {
-        let text = failed(JoinSpec { into: Some("t".into()), retain_seconds, ..spec.clone() });
+        let text = failed(JobOptions { into: Some("t".into()), retain_seconds, ..JobOptions::default() });
         assert!(text.contains("--host-memory") && text.contains("becomes a table"), "{text}");
         assert!(!text.contains("retain_seconds"), "{text}");
     }
     // For a result that is consumed as it is read, only the window is reserved.
-    let job = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..spec }, "").unwrap();
+    let job = stage.submit_join(&spec, JobOptions { retain_seconds: Some(0), ..JobOptions::default() }, "").unwrap();
     stage.next();
     let reserved = host.used_bytes();
     assert!((1..=8 * MIB).contains(&reserved), "{reserved} B are reserved for a window of an eighth of 64 MiB");
@@ -299,17 +302,17 @@ fn keys_that_fit_no_host_memory_are_refused_with_the_numbers() {
         stage.catalog.create(Table::from_batches(name, batch.schema(), vec![batch]).unwrap()).unwrap();
     }
     let spec = JoinSpec::inner("t", "u", vec![KeyPair::new("k", "k")]);
-    assert_eq!(stage.scheduler.explain(spec.clone(), &Interrupt::default()).unwrap().refusal, None);
+    assert_eq!(stage.explain(&spec, &JobOptions::default()).refusal, None);
     // The table leaves 50 KiB, and two sides of 16-byte hashes take more.
     let _table = budget(&stage).reserve(64 * MIB - (50 << 10), "a table").unwrap();
     stage.catalog.create(table_with("large", 0..1_600_000)).unwrap();
-    let refusal = stage.scheduler.submit(spec.clone(), "").unwrap_err();
+    let refusal = stage.submit_join(&spec, JobOptions::default(), "").unwrap_err();
     let Error::Exhausted(text) = &refusal else { panic!("{refusal:?}") };
     for needed in ["the keys that the host makes", "64.0 MiB", "and tables take", "--host-memory"] {
         assert!(text.contains(needed), "{text}");
     }
     // An explanation has the same error, with the plan that would have run.
-    let explained = stage.scheduler.explain(spec, &Interrupt::default()).unwrap();
+    let explained = stage.explain(&spec, &JobOptions::default());
     assert_eq!(explained.refusal.as_deref(), Some(text.as_str()));
     assert!(!explained.phases.is_empty() && explained.to_string().contains(text), "{explained}");
 }
@@ -317,7 +320,7 @@ fn keys_that_fit_no_host_memory_are_refused_with_the_numbers() {
 #[test]
 fn a_result_that_is_only_predicted_not_to_fit_is_not_refused() {
     let stage = stage(1);
-    let job = stage.scheduler.submit(over_all(&stage), "").unwrap();
+    let job = stage.submit_join(&over_all(&stage), JobOptions::default(), "").unwrap();
     assert!(job.planned().result_bytes > 64 * MIB, "{} B are predicted", job.planned().result_bytes);
     stage.next();
     stage.finish(0);
@@ -332,7 +335,7 @@ fn a_join_predicted_to_exceed_memory_does_not_wait_for_memory_that_is_never_free
     // Host memory may be held by something that is no table, such as holes between pieces of the
     // arena.
     let held = host.reserve(4096, "a test").unwrap();
-    let job = stage.scheduler.submit(spec, "").unwrap();
+    let job = stage.submit_join(&spec, JobOptions::default(), "").unwrap();
     assert!(job.planned().result_bytes > 64 * MIB, "{} B are predicted", job.planned().result_bytes);
     stage.next();
     assert_eq!(host.free_bytes(), 0, "the job gets all host memory that is free");

@@ -1,6 +1,7 @@
 //! Tests of the scheduler, with devices that follow the test's orders, and a clock that stands
 //! still.
 
+mod classes;
 mod failing;
 mod memory;
 mod real;
@@ -11,9 +12,9 @@ mod turns;
 mod unlike;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use arrow::array::{Int32Array, RecordBatch};
@@ -27,8 +28,8 @@ use crate::device::host::HostDevice;
 use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind};
 use crate::engine::{Engine, Grant, MemoryUse};
 use crate::join::{BatchSink, Monitor, Task};
-use crate::memory::{Arena, Budget};
-use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Rates, Target};
+use crate::memory::{Arena, Budget, Interrupt};
+use crate::planner::{Explanation, JoinKind, JoinSpec, KeyPair, Rates, Target, bind};
 use crate::{Error, Result};
 
 /// Action of a device on its job.
@@ -46,6 +47,7 @@ struct Puppet {
     info: DeviceInfo,
     memory: Budget,
     jobs_max: usize,
+    has_cached: Arc<AtomicBool>,
 }
 
 fn context_lost() -> Error {
@@ -76,8 +78,10 @@ impl Engine for Puppet {
         self.jobs_max
     }
 
-    fn cached_rows(&self, _table: &Arc<Table>) -> Vec<ColumnRows> {
-        Vec::new()
+    fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
+        let whole = |table: Weak<Table>, rows| ColumnRows { table, column: 0, rows: 0..rows };
+        let is_cached = self.has_cached.load(Ordering::Relaxed);
+        is_cached.then(|| whole(Arc::downgrade(table), table.rows)).into_iter().collect()
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {
@@ -120,6 +124,8 @@ struct Stage {
     own_orders: OwnOrders,
     /// True for each device that is lost.
     lost: Vec<Arc<AtomicBool>>,
+    /// True for each device that has the first column of every table cached.
+    has_cached: Vec<Arc<AtomicBool>>,
 }
 
 /// Longer than any step takes, so that a wrong test fails instead of hanging.
@@ -142,22 +148,30 @@ impl Stage {
 
     /// Creates devices with the given rates.
     fn of(devices: Vec<(DeviceId, Rates)>, jobs_max: usize, options: SchedulerOptions) -> Self {
+        let target = |(id, rates)| (id, Target { memory_bytes: 1 << 20, rates, ..Target::default() });
+        Self::of_targets(devices.into_iter().map(target).collect(), jobs_max, options)
+    }
+
+    /// Creates devices that the planner sees as the given targets.
+    fn of_targets(devices: Vec<(DeviceId, Target)>, jobs_max: usize, options: SchedulerOptions) -> Self {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
         for name in ["r", "s"] {
             catalog.create(table(name)).unwrap();
         }
         let (begin, begun) = channel();
         let own_orders = OwnOrders::default();
-        let (mut executors, mut orders, mut memory, mut lost) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for (device, (id, rates)) in (0..).zip(devices) {
+        let (mut executors, mut orders, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut lost, mut has_cached) = (Vec::new(), Vec::new());
+        for (device, (id, target)) in (0..).zip(devices) {
             let (order, receive) = channel();
             let budget = Budget::new(format!("memory of {id}"), "--device-memory", 1 << 20);
             memory.push(budget.clone());
             orders.push(order);
             lost.push(Arc::new(AtomicBool::default()));
+            has_cached.push(Arc::new(AtomicBool::default()));
             let info = HostDevice::new(0, 1, budget.clone(), None).unwrap().info().clone();
             executors.push(Executor {
-                target: Target { name: id.to_string(), memory_bytes: 1 << 20, rates, ..Target::default() },
+                target: Target { name: id.to_string(), ..target },
                 engine: Arc::new(Puppet {
                     device,
                     begun: Mutex::new(begin.clone()),
@@ -168,13 +182,14 @@ impl Stage {
                     info,
                     memory: budget,
                     jobs_max,
+                    has_cached: has_cached[device as usize].clone(),
                 }),
             });
         }
         let clock = Arc::new(ManualClock::default());
         let options = SchedulerOptions { timer: false, ..options };
         let scheduler = Scheduler::over(catalog.clone(), executors, options, clock.clone());
-        Self { scheduler, catalog, clock, memory, begun, orders, own_orders, lost }
+        Self { scheduler, catalog, clock, memory, begun, orders, own_orders, lost, has_cached }
     }
 
     /// Gives the next job with that label a channel of its own for orders.
@@ -186,7 +201,15 @@ impl Stage {
 
     /// Submits a join whose last column is `label` (one of `r0` to `r9`).
     fn submit(&self, label: &str) -> Arc<Job> {
-        self.scheduler.submit(spec(label), "").unwrap()
+        self.submit_join(&spec(label), JobOptions::default(), "").unwrap()
+    }
+
+    fn submit_join(&self, spec: &JoinSpec, options: JobOptions, owner: &str) -> Result<Arc<Job>> {
+        submit(&self.scheduler, &self.catalog, spec, options, owner)
+    }
+
+    fn explain(&self, spec: &JoinSpec, options: &JobOptions) -> Explanation {
+        explain(&self.scheduler, &self.catalog, spec, options)
     }
 
     /// Returns the next job that a device begins.
@@ -247,6 +270,26 @@ impl Stage {
     fn idle(&self) {
         assert!(self.scheduler.wait_idle(PATIENCE), "the scheduler does not become idle");
     }
+}
+
+/// Binds and submits a join.
+fn submit(
+    scheduler: &Scheduler,
+    catalog: &Catalog,
+    spec: &JoinSpec,
+    options: JobOptions,
+    owner: &str,
+) -> Result<Arc<Job>> {
+    scheduler.submit(bind(spec, catalog)?, options, Submission { owner: owner.into(), ..Submission::default() })
+}
+
+fn explain(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, options: &JobOptions) -> Explanation {
+    scheduler.explain(bind(spec, catalog).unwrap(), options, &Interrupt::default()).unwrap()
+}
+
+fn on(devices: &[&str]) -> JobOptions {
+    let named = devices.iter().map(ToString::to_string).collect();
+    JobOptions { devices: DeviceRequest::Named(named), ..JobOptions::default() }
 }
 
 /// Rows with columns `k` and `r0` to `r9` (or `s0` to `s9`).

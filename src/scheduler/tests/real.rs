@@ -3,7 +3,6 @@
 use super::*;
 use crate::device::host::{EmulatedLink, HostDevice};
 use crate::device::{Device, Phase};
-use crate::memory::Interrupt;
 use crate::planner::{Explanation, Strategy};
 
 fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
@@ -20,12 +19,16 @@ fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
     (Scheduler::new(catalog.clone(), devices), budgets, catalog)
 }
 
+fn by(strategy: Strategy) -> JobOptions {
+    JobOptions { strategy: Some(strategy), ..JobOptions::default() }
+}
+
 #[test]
 fn every_strategy_runs_with_the_predicted_phases() {
-    let (scheduler, budgets, _catalog) = start(1);
+    let (scheduler, budgets, catalog) = start(1);
     for strategy in Strategy::ALL {
-        let spec = JoinSpec { strategy: Some(strategy), columns: Vec::new(), ..spec("r0") };
-        let job = scheduler.submit(spec, "").unwrap();
+        let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
+        let job = submit(&scheduler, &catalog, &spec, by(strategy), "").unwrap();
         assert!(scheduler.wait_idle(PATIENCE));
         let status = job.status();
         assert_eq!((status.state, status.rows), (JobState::Complete, 100), "{strategy}");
@@ -45,13 +48,13 @@ fn many_jobs_on_many_devices_all_complete_and_return_all_memory() {
     let empty = catalog.arena().budget().used_bytes();
     let submit = |at: usize| {
         let strategy = Strategy::ALL[at % Strategy::ALL.len()];
-        let spec = JoinSpec { strategy: Some(strategy), how: JoinKind::ALL[at % 8], columns: Vec::new(), ..spec("r0") };
-        scheduler.submit(spec, ["a", "b", "c"][at % 3]).unwrap()
+        let spec = JoinSpec { how: JoinKind::ALL[at % 8], columns: Vec::new(), ..spec("r0") };
+        submit(&scheduler, &catalog, &spec, by(strategy), ["a", "b", "c"][at % 3]).unwrap()
     };
     let jobs: Vec<Arc<Job>> = (0..120).map(submit).collect();
     assert!(scheduler.wait_idle(PATIENCE));
     for job in &jobs {
-        let rows = if job.plan.join.spec.how.is_anti() { 0 } else { 100 };
+        let rows = if job.plan.join.how.is_anti() { 0 } else { 100 };
         assert_eq!((job.status().state, job.status().rows), (JobState::Complete, rows));
         scheduler.cancel(job.id).unwrap();
     }
@@ -71,17 +74,17 @@ fn a_join_of_cached_columns_is_planned_without_copying_them() {
     let link = EmulatedLink { to_device_bytes_per_second: 1e9, from_device_bytes_per_second: 1e9 };
     let device = HostDevice::new(0, 1, memory, Some(link)).unwrap();
     device.enable_cache(1 << 20).unwrap();
-    let scheduler = Scheduler::new(catalog, vec![Arc::new(device)]);
+    let scheduler = Scheduler::new(catalog.clone(), vec![Arc::new(device)]);
     let bytes = |explanation: Explanation, phase: Phase| {
         let phase = explanation.phases.iter().find(|found| found.phase == phase);
         phase.and_then(|phase| phase.predicted_bytes).unwrap_or(0)
     };
-    let spec = JoinSpec { strategy: Some(Strategy::Hash), columns: Vec::new(), ..spec("r0") };
-    let first = scheduler.explain(spec.clone(), &Interrupt::default()).unwrap();
-    let job = scheduler.submit(spec.clone(), "").unwrap();
+    let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
+    let first = explain(&scheduler, &catalog, &spec, &by(Strategy::Hash));
+    let job = submit(&scheduler, &catalog, &spec, by(Strategy::Hash), "").unwrap();
     assert!(scheduler.wait_idle(PATIENCE));
     assert_eq!(job.status().state, JobState::Complete);
-    let second = scheduler.explain(spec, &Interrupt::default()).unwrap();
+    let second = explain(&scheduler, &catalog, &spec, &by(Strategy::Hash));
     assert!(bytes(first, Phase::CopyIn) > 0);
     assert_eq!(bytes(second, Phase::CopyIn), 0);
 }

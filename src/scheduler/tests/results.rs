@@ -2,22 +2,27 @@
 
 use super::*;
 use crate::device::Phase;
-use crate::memory::Interrupt;
 
 #[test]
 fn a_result_becomes_a_table_before_readers_see_its_end() {
     let stage = Stage::new(1);
-    let job = stage.scheduler.submit(JoinSpec { into: Some("kept".into()), ..spec("r0") }, "me").unwrap();
+    let job = stage
+        .submit_join(&spec("r0"), JobOptions { into: Some("kept".into()), ..JobOptions::default() }, "me")
+        .unwrap();
     stage.next();
     stage.tell(0, |sink, _| sink.push(batch(7)));
     crate::testing::wait_until("the result to be complete", || matches!(job.result.progress().1, SpoolState::Complete));
     let table = stage.catalog.table("kept").unwrap();
     assert_eq!((table.rows, table.owner.as_str()), (7, "me"));
     stage.idle();
-    let refusal = stage.scheduler.submit(JoinSpec { into: Some("kept".into()), ..spec("r0") }, "me").unwrap_err();
+    let refusal = stage
+        .submit_join(&spec("r0"), JobOptions { into: Some("kept".into()), ..JobOptions::default() }, "me")
+        .unwrap_err();
     assert!(matches!(refusal, Error::AlreadyExists(_)), "{refusal}");
     // A job that fails leaves no table, and the name is free.
-    let job = stage.scheduler.submit(JoinSpec { into: Some("other".into()), ..spec("r0") }, "me").unwrap();
+    let job = stage
+        .submit_join(&spec("r0"), JobOptions { into: Some("other".into()), ..JobOptions::default() }, "me")
+        .unwrap();
     stage.next();
     stage.tell(0, |_, _| Err(Error::Internal("a test".into())));
     assert!(matches!(stage.ended(&job), JobState::Failed(_)));
@@ -30,7 +35,9 @@ fn a_result_is_released_when_its_lease_ends_and_then_remembered() {
     let stage = Stage::with(1, SchedulerOptions { history: 2, ..SchedulerOptions::default() });
     let mut jobs = Vec::new();
     for _ in 0..3 {
-        let job = stage.scheduler.submit(JoinSpec { retain_seconds: Some(60), ..spec("r0") }, "").unwrap();
+        let job = stage
+            .submit_join(&spec("r0"), JobOptions { retain_seconds: Some(60), ..JobOptions::default() }, "")
+            .unwrap();
         stage.next();
         stage.tell(0, |sink, _| sink.push(batch(5)));
         stage.idle();
@@ -63,7 +70,7 @@ fn a_finished_job_keeps_no_table_alive() {
 fn a_running_jobs_explanation_has_the_phases_that_ran() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");
-    let before = stage.scheduler.explain(spec("r0"), &Interrupt::default()).unwrap();
+    let before = stage.explain(&spec("r0"), &JobOptions::default());
     assert_eq!(before.measured_seconds, None);
     stage.next();
     stage.tell(0, |sink, monitor| {

@@ -78,7 +78,7 @@ fn a_large_job_waits_for_all_running_jobs_and_then_runs_alone() {
     let orders = ["r0", "r1", "r2"].map(|label| stage.direct(label));
     let short = ["r0", "r1"].map(|label| stage.submit(label));
     assert_eq!(labels(&stage, 2), ["r0", "r1"]);
-    let large = stage.scheduler.submit(large("large0"), "").unwrap();
+    let large = stage.submit_join(&large("large0"), JobOptions::default(), "").unwrap();
     let later = stage.submit("r2");
     assert_eq!((large.status().queue_position, later.status().queue_position), (Some(0), Some(1)));
     assert!(large.status().predicted_start <= later.status().predicted_start);
@@ -128,7 +128,8 @@ fn the_end_of_one_job_does_not_affect_the_other() {
 fn concurrent_jobs_share_the_devices_time() {
     let stage = stage(2);
     let orders = ["r0", "r1"].map(|label| stage.direct(label));
-    let jobs = [("r0", "a"), ("r1", "b")].map(|(label, owner)| stage.scheduler.submit(spec(label), owner).unwrap());
+    let jobs = [("r0", "a"), ("r1", "b")]
+        .map(|(label, owner)| stage.submit_join(&spec(label), JobOptions::default(), owner).unwrap());
     assert_eq!(labels(&stage, 2), ["r0", "r1"]);
     stage.clock.advance(Duration::from_secs(4));
     orders[0].send(Box::new(|_, _| Ok(()))).unwrap();
@@ -174,10 +175,7 @@ fn a_device_that_takes_one_job_at_a_time_is_never_given_two() {
 #[test]
 fn a_running_job_is_told_whether_others_wait_for_its_device() {
     let stage = Stage::new(2);
-    let on = |device: &str, label: &str| {
-        let spec = JoinSpec { devices: DeviceRequest::Named(vec![device.into()]), ..spec(label) };
-        stage.scheduler.submit(spec, "").unwrap()
-    };
+    let on = |device: &str, label: &str| stage.submit_join(&spec(label), on(&[device]), "").unwrap();
     let (one, other) = (on("host:0", "r0"), on("host:1", "r1"));
     stage.next();
     stage.next();
@@ -221,7 +219,7 @@ fn keeper(stage: &Stage, bytes: u64) -> (Arc<Keeper>, Receiver<()>, Sender<bool>
     let ((asked, is_asked), (give, gives)) = (channel(), channel());
     let kept = Mutex::new(Some(stage.memory[0].reserve(bytes, "cached columns").unwrap()));
     let keeper = Arc::new(Keeper { kept, asked: Mutex::new(asked), gives: Mutex::new(gives) });
-    let reclaim: std::sync::Weak<dyn Reclaim> = Arc::downgrade(&(keeper.clone() as Arc<dyn Reclaim>));
+    let reclaim: Weak<dyn Reclaim> = Arc::downgrade(&(keeper.clone() as Arc<dyn Reclaim>));
     stage.memory[0].reclaim_from(reclaim);
     (keeper, is_asked, give)
 }
@@ -240,9 +238,9 @@ fn other_jobs_do_not_wait_while_a_device_frees_memory_for_a_job() {
     let stage = Stage::with_jobs(2, 2, SchedulerOptions::default());
     let (_keeper, is_asked, give) = keeper(&stage, stage.memory[0].free_bytes());
     let on = |device: &str, label: &str| {
-        let (scheduler, devices) = (stage.scheduler.clone(), DeviceRequest::Named(vec![device.into()]));
-        let spec = JoinSpec { devices, ..spec(label) };
-        in_time(move || scheduler.submit(spec, "").unwrap())
+        let (scheduler, catalog, spec, options) =
+            (stage.scheduler.clone(), stage.catalog.clone(), spec(label), on(&[device]));
+        in_time(move || submit(&scheduler, &catalog, &spec, options, "").unwrap())
     };
     let first = on("host:0", "r0");
     is_asked.recv_timeout(PATIENCE).unwrap();

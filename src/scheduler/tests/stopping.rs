@@ -46,7 +46,9 @@ fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
     let stage = Stage::new(1);
     for attempt in 0..150 {
         let into = format!("kept{attempt}");
-        let job = stage.scheduler.submit(JoinSpec { into: Some(into.clone()), ..spec("r0") }, "").unwrap();
+        let job = stage
+            .submit_join(&spec("r0"), JobOptions { into: Some(into.clone()), ..JobOptions::default() }, "")
+            .unwrap();
         stage.next();
         // Statistics of this many rows take a while when the result becomes a table.
         stage.ask(0, |sink, _| (sink.push(batch(20_000)), Ok(()))).unwrap();
@@ -96,7 +98,7 @@ fn a_complete_job_cannot_be_stopped_and_a_stopped_job_cannot_complete() {
 #[test]
 fn a_job_that_was_stopped_does_not_count_against_its_tenants_limit() {
     let stage = Stage::with(1, SchedulerOptions { tenant_jobs: 1, ..SchedulerOptions::default() });
-    let submit = |label: &str| stage.scheduler.submit(spec(label), "ann");
+    let submit = |label: &str| stage.submit_join(&spec(label), JobOptions::default(), "ann");
     let stopped = submit("r0").unwrap();
     stage.next();
     assert!(matches!(submit("r1"), Err(Error::Exhausted(text)) if text.contains("1 job waiting or running")));
@@ -141,7 +143,8 @@ fn draining_refuses_new_jobs_and_finishes_admitted_ones() {
     let (running, waiting) = (stage.submit("r0"), stage.submit("r1"));
     stage.next();
     stage.scheduler.drain();
-    assert!(matches!(stage.scheduler.submit(spec("r2"), ""), Err(Error::Unavailable(_))));
+    assert!(matches!(stage.submit_join(&spec("r2"), JobOptions::default(), ""), Err(Error::Unavailable(_))));
+    assert!(matches!(stage.scheduler.check_room(""), Err(Error::Unavailable(_))));
     assert!(!stage.scheduler.wait_idle(Duration::ZERO));
     stage.finish(0);
     stage.next();

@@ -1,6 +1,7 @@
 //! Tests of turns: when and where jobs run, and what is refused before.
 
 use super::*;
+use crate::planner::Strategy;
 
 #[test]
 fn a_device_runs_one_job_at_a_time_and_the_next_one_follows() {
@@ -43,8 +44,8 @@ fn priorities_and_positions_show_in_the_queue() {
     let stage = Stage::new(1);
     stage.submit("r0");
     stage.next();
-    let low = stage.scheduler.submit(JoinSpec { priority: -10, ..spec("r1") }, "").unwrap();
-    let high = stage.scheduler.submit(JoinSpec { priority: 10, ..spec("r2") }, "").unwrap();
+    let low = stage.submit_join(&spec("r1"), JobOptions { priority: -10, ..JobOptions::default() }, "").unwrap();
+    let high = stage.submit_join(&spec("r2"), JobOptions { priority: 10, ..JobOptions::default() }, "").unwrap();
     assert_eq!((high.status().queue_position, low.status().queue_position), (Some(0), Some(1)));
     assert!(high.status().predicted_start <= low.status().predicted_start);
     stage.finish(0);
@@ -59,9 +60,9 @@ fn priorities_and_positions_show_in_the_queue() {
 fn many_jobs_of_one_tenant_do_not_delay_another_tenant() {
     let stage = Stage::new(1);
     for label in ["r0", "r1", "r2", "r3"] {
-        stage.scheduler.submit(spec(label), "flood").unwrap();
+        stage.submit_join(&spec(label), JobOptions::default(), "flood").unwrap();
     }
-    stage.scheduler.submit(spec("r9"), "calm").unwrap();
+    stage.submit_join(&spec("r9"), JobOptions::default(), "calm").unwrap();
     let order: Vec<String> = (0..5)
         .map(|_| {
             let (device, label) = stage.next();
@@ -91,22 +92,19 @@ fn a_job_starts_when_its_memory_is_free_and_not_before() {
 #[test]
 fn devices_are_requested_by_name() {
     let stage = Stage::new(3);
-    let on = |names: &[&str]| JoinSpec {
-        devices: DeviceRequest::Named(names.iter().map(ToString::to_string).collect()),
-        ..spec("r0")
-    };
-    stage.scheduler.submit(on(&["host:2"]), "").unwrap();
+    let submit = |options: JobOptions| stage.submit_join(&spec("r0"), options, "");
+    submit(on(&["host:2"])).unwrap();
     assert_eq!(stage.next().0, 2);
-    let second = stage.scheduler.submit(on(&["host:2"]), "").unwrap();
+    let second = submit(on(&["host:2"])).unwrap();
     assert_eq!(second.status().state, JobState::Queued);
-    let either = stage.scheduler.submit(on(&["host:1", "host:2"]), "").unwrap();
+    let either = submit(on(&["host:1", "host:2"])).unwrap();
     assert_eq!(stage.next().0, 1);
     assert!(either.explanation().device.reason.contains("of the 2"), "{:?}", either.explanation().device);
-    let refusal = |spec: JoinSpec| stage.scheduler.submit(spec, "").unwrap_err();
+    let refusal = |options: JobOptions| submit(options).unwrap_err();
     let unknown = refusal(on(&["host:7"]));
     assert!(matches!(&unknown, Error::Invalid(text) if text.contains("host:0, host:1, host:2")), "{unknown}");
     assert!(matches!(refusal(on(&[])), Error::Invalid(_)));
-    let count = |count| JoinSpec { devices: DeviceRequest::Count(count), ..spec("r0") };
+    let count = |count| JobOptions { devices: DeviceRequest::Count(count), ..JobOptions::default() };
     assert!(matches!(refusal(count(0)), Error::Invalid(_)));
     assert!(matches!(refusal(count(2)), Error::Unsupported(_)));
     assert_eq!(stage.scheduler.stats().refused_total, 4);
@@ -120,16 +118,21 @@ fn devices_are_requested_by_name() {
 fn jobs_over_a_limit_are_refused_and_leave_no_trace() {
     let options = SchedulerOptions { queue_limit: 2, tenant_jobs: 2, ..SchedulerOptions::default() };
     let stage = Stage::with(1, options);
-    let submit =
-        |owner: &str| stage.scheduler.submit(JoinSpec { into: Some(format!("t{owner}")), ..spec("r0") }, owner);
+    let submit = |owner: &str| {
+        stage.submit_join(&spec("r0"), JobOptions { into: Some(format!("t{owner}")), ..JobOptions::default() }, owner)
+    };
     stage.submit("r0");
     stage.next();
     stage.submit("r1");
-    let refusal = stage.scheduler.submit(spec("r2"), "").unwrap_err();
+    let refusal = stage.submit_join(&spec("r2"), JobOptions::default(), "").unwrap_err();
     assert!(matches!(&refusal, Error::Exhausted(text) if text.contains("--tenant-jobs")), "{refusal}");
+    // The same is known before the join is bound.
+    assert_eq!(stage.scheduler.check_room(""), Err(refusal));
+    assert_eq!(stage.scheduler.check_room("a"), Ok(()));
     let queued = submit("a").unwrap();
     let refusal = submit("b").unwrap_err();
     assert!(matches!(&refusal, Error::Exhausted(text) if text.contains("--queue-limit")), "{refusal}");
+    assert_eq!(stage.scheduler.check_room("b"), Err(refusal));
     assert_eq!(stage.scheduler.jobs().len(), 3);
     // The refused job's name is free. The waiting job's name is taken until that job is cancelled.
     assert!(stage.catalog.reserve("tb", "", "a test").is_ok());
@@ -145,9 +148,14 @@ fn jobs_over_a_limit_are_refused_and_leave_no_trace() {
 #[test]
 fn a_request_that_cannot_be_planned_is_refused_before_it_is_queued() {
     let stage = Stage::new(1);
-    let refusal = |spec: JoinSpec| stage.scheduler.submit(spec, "").unwrap_err();
+    let refusal = |spec: JoinSpec| stage.submit_join(&spec, JobOptions::default(), "").unwrap_err();
     assert!(matches!(refusal(JoinSpec { left: "nowhere".into(), ..spec("r0") }), Error::NotFound(_)));
     assert!(matches!(refusal(JoinSpec { columns: vec!["nothing".into()], ..spec("r0") }), Error::Invalid(_)));
+    stage.catalog.create(rows_of("large", 400_000)).unwrap();
+    let too_large = JoinSpec::inner("large", "large", vec![KeyPair::new("k", "k")]);
+    let hashed = JobOptions { strategy: Some(Strategy::Hash), ..JobOptions::default() };
+    let refused = stage.submit_join(&too_large, hashed, "").map(|job| job.id).unwrap_err();
+    assert!(matches!(&refused, Error::Exhausted(text) if text.contains("--device-memory")), "{refused}");
     assert!(stage.scheduler.jobs().is_empty());
     assert!(matches!(stage.scheduler.set_weight("a", 0.0), Err(Error::Invalid(_))));
     assert!(stage.scheduler.set_weight("a", 2.0).is_ok());

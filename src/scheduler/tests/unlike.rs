@@ -1,7 +1,6 @@
 //! Tests of two kinds of devices: one is quick with much work, the other with little.
 
 use super::*;
-use crate::memory::Interrupt;
 
 /// Device 0 is a GPU whose calls take long, even with little work. Device 1 is a CPU whose rows
 /// take long.
@@ -28,23 +27,19 @@ fn large(label: &str) -> JoinSpec {
     JoinSpec { columns: vec!["k".into(), label.into()], ..JoinSpec::inner("r", "large", vec![KeyPair::new("k", "k")]) }
 }
 
-fn on(device: &str, spec: JoinSpec) -> JoinSpec {
-    JoinSpec { devices: DeviceRequest::Named(vec![device.into()]), ..spec }
-}
-
 #[test]
 fn each_job_is_placed_on_the_device_that_runs_it_fastest() {
     let stage = stage();
-    let told = |spec: JoinSpec| {
-        let explanation = stage.scheduler.explain(spec, &Interrupt::default()).unwrap();
+    let told = |spec: JoinSpec, options: JobOptions| {
+        let explanation = stage.explain(&spec, &options);
         (explanation.device.name, explanation.device.reason)
     };
     let reason = "predicted to run it fastest, of 2; when it is submitted, queues count as well";
-    assert_eq!(told(spec("r0")), ("host:0".into(), reason.into()));
-    assert_eq!(told(large("large0")), ("cuda:0".into(), reason.into()));
-    assert_eq!(told(on("cuda:0", spec("r0"))).0, "cuda:0");
+    assert_eq!(told(spec("r0"), JobOptions::default()), ("host:0".into(), reason.into()));
+    assert_eq!(told(large("large0"), JobOptions::default()), ("cuda:0".into(), reason.into()));
+    assert_eq!(told(spec("r0"), on(&["cuda:0"])).0, "cuda:0");
 
-    let jobs = [stage.submit("r0"), stage.scheduler.submit(large("large0"), "").unwrap()];
+    let jobs = [stage.submit("r0"), stage.submit_join(&large("large0"), JobOptions::default(), "").unwrap()];
     let mut begun = [stage.next(), stage.next()];
     begun.sort();
     assert_eq!(begun, [(0, "large0".to_string()), (1, "r0".to_string())]);
@@ -61,7 +56,7 @@ fn each_job_is_placed_on_the_device_that_runs_it_fastest() {
 fn plans_for_a_device_use_its_own_rates() {
     let stage = stage();
     let seconds = |device: &str| {
-        let job = stage.scheduler.submit(on(device, spec("r0")), "").unwrap();
+        let job = stage.submit_join(&spec("r0"), on(&[device]), "").unwrap();
         let at = stage.next().0;
         stage.finish(at);
         stage.ended(&job);
@@ -84,10 +79,10 @@ fn plans_for_a_device_use_its_own_rates() {
 #[test]
 fn jobs_of_a_lost_gpu_that_delivered_nothing_move_to_the_cpu() {
     let stage = stage();
-    let jobs = ["large0", "large1"].map(|label| stage.scheduler.submit(large(label), "").unwrap());
+    let jobs = ["large0", "large1"].map(|label| stage.submit_join(&large(label), JobOptions::default(), "").unwrap());
     assert_eq!(stage.next(), (0, "large0".into()));
     assert_eq!(jobs[1].status().waiting_for.as_deref(), Some("cuda:0"), "waiting for the GPU is faster than the CPU");
-    let only_there = stage.scheduler.submit(on("cuda:0", spec("r0")), "").unwrap();
+    let only_there = stage.submit_join(&spec("r0"), on(&["cuda:0"]), "").unwrap();
     stage.tell(0, |_, _| Err(context_lost()));
     for job in &jobs {
         assert_eq!(stage.next().0, 1);
@@ -96,12 +91,12 @@ fn jobs_of_a_lost_gpu_that_delivered_nothing_move_to_the_cpu() {
         assert_eq!(job.planned().target.name, "host:0");
     }
     assert!(matches!(stage.ended(&only_there), JobState::Failed(Error::Unavailable(_))));
-    let refused = stage.scheduler.submit(on("cuda:0", spec("r1")), "").unwrap_err();
+    let refused = stage.submit_join(&spec("r1"), on(&["cuda:0"]), "").unwrap_err();
     assert!(matches!(refused, Error::Unavailable(_)), "{refused}");
     let lost: Vec<bool> = stage.scheduler.stats().devices.iter().map(|device| device.lost.is_some()).collect();
     assert_eq!(lost, [true, false]);
     // A later job is planned for the devices that are left.
-    let explanation = stage.scheduler.explain(large("large2"), &Interrupt::default()).unwrap();
+    let explanation = stage.explain(&large("large2"), &JobOptions::default());
     assert_eq!(explanation.device.name, "host:0");
     assert_eq!(explanation.device.reason, "the only device that may run it");
     stage.idle();

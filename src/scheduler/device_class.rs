@@ -1,0 +1,52 @@
+//! Classes of device sets. One plan serves all sets of a class, so eight equal GPUs cost one plan.
+
+use super::device_set::DeviceSet;
+use super::executor::Executor;
+use crate::planner::{BoundJoin, Target};
+
+/// Facts about a set of devices that a plan depends on. Sets of one class have the same plan.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceClass {
+    /// Number of devices in a set.
+    devices_per_set: usize,
+    /// Sizes, rates and cached columns of the set's devices.
+    target: Target,
+    /// The set itself, if it has cached columns of the join's tables. Such a set is a class of its
+    /// own.
+    cached_on: Option<DeviceSet>,
+}
+
+impl DeviceClass {
+    /// Returns the class of a set, for a join of the given tables now.
+    fn of(devices: &DeviceSet, executors: &[Executor], join: &BoundJoin) -> Self {
+        let target = executors[devices.leader()].target_for(join);
+        let cached_on = (!target.kept.is_empty()).then(|| devices.clone());
+        Self { devices_per_set: devices.len(), target, cached_on }
+    }
+
+    /// Groups sets by class. Classes are in the order of their first set.
+    pub(super) fn group(sets: Vec<DeviceSet>, executors: &[Executor], join: &BoundJoin) -> Vec<(Self, Vec<DeviceSet>)> {
+        let mut groups: Vec<(Self, Vec<DeviceSet>)> = Vec::new();
+        for devices in sets {
+            let class = Self::of(&devices, executors, join);
+            match groups.iter_mut().find(|(known, _)| *known == class) {
+                Some((_, members)) => members.push(devices),
+                None => groups.push((class, vec![devices])),
+            }
+        }
+        groups
+    }
+
+    /// Returns the planner's view of a device of the class. It has the name of one of them.
+    pub(super) fn target(&self) -> &Target {
+        &self.target
+    }
+}
+
+impl PartialEq for DeviceClass {
+    fn eq(&self, other: &Self) -> bool {
+        self.devices_per_set == other.devices_per_set
+            && self.cached_on == other.cached_on
+            && self.target.same_sizes_and_rates(&other.target)
+    }
+}

@@ -1,0 +1,55 @@
+//! Options of a job: the way a join is run, and the use of its result.
+
+use crate::catalog::IntoMode;
+use crate::planner::Strategy;
+
+/// Options of a job. They change no row of its result.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct JobOptions {
+    /// Strategy to run. `None`: the planner chooses.
+    pub strategy: Option<Strategy>,
+    /// Devices that may run the job.
+    pub devices: DeviceRequest,
+    /// Priority, -100 to 100; higher starts first.
+    pub priority: i32,
+    /// Seconds to keep the result after it is complete. `Some(0)`: released as the first reader
+    /// reads it. `None`: the server's setting.
+    pub retain_seconds: Option<u32>,
+    /// Name of the table that keeps the result.
+    pub into: Option<String>,
+    /// Action if a table of that name exists already.
+    pub into_mode: IntoMode,
+}
+
+impl JobOptions {
+    /// True if the result is consumed while it is read, and is never stored in whole. A result that
+    /// becomes a table is stored in whole.
+    pub fn is_read_as_made(&self) -> bool {
+        self.retain_seconds == Some(0) && self.into.is_none()
+    }
+
+    /// Returns advice for a join whose result does not fit in host memory.
+    pub fn room_advice(&self) -> &'static str {
+        match (&self.into, self.retain_seconds) {
+            (Some(_), _) => {
+                "ask for fewer columns, drop tables, or raise the server's --host-memory: a result that becomes a table has to fit in whole"
+            }
+            (None, Some(0)) => "drop tables, or raise the server's --host-memory",
+            (None, _) => {
+                "ask for fewer columns, drop tables, raise the server's --host-memory, or fetch it as it is made with retain_seconds 0 (--retain-seconds 0)"
+            }
+        }
+    }
+}
+
+/// Devices that a job may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceRequest {
+    /// Any device, as many as serve the job best.
+    #[default]
+    Any,
+    /// The given number of devices.
+    Count(usize),
+    /// Any of the named devices.
+    Named(Vec<String>),
+}
