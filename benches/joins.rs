@@ -332,7 +332,7 @@ fn main() {
             phases.iter().map(|phase| (phase.phase.to_string(), json!(microseconds(phase.seconds)))).collect();
         let rows = options.build + options.probe;
         let line = json!({
-            "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
+            "device": device.facts().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits,
             "text": options.text, "text_by": text_by, "auto_text": device_gathers_text.is_none(),
             "match_every": options.match_every, "cached": options.cached, "at_once": options.at_once, "count": options.count, "own": options.own, "defer_build_payload": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),

@@ -213,7 +213,7 @@ impl Machine {
 impl Measurable {
     /// Makes a machine whose device has the given rates.
     pub fn new(machine: Machine, device: &dyn Device, rates: Rates, boundaries: Boundaries) -> Self {
-        let (device_name, device_memory_bytes) = (device.info().name.clone(), device.memory().limit_bytes());
+        let (device_name, device_memory_bytes) = (device.facts().name.clone(), device.memory().limit_bytes());
         Self { machine, device_name, device_memory_bytes, rates, boundaries, shares: false, at_once: 1 }
     }
 }

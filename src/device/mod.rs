@@ -45,6 +45,7 @@ mod cpu_pool;
 pub mod cuda;
 mod fault;
 pub mod host;
+mod info;
 mod loss;
 mod open;
 mod options;
@@ -63,6 +64,7 @@ use arrow::buffer::Buffer;
 
 pub use cache::{CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
+pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning};
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use options::TestOptions;
@@ -70,10 +72,10 @@ pub use phase::{Phase, in_phase};
 pub use stream::{DeviceHandle, Event, Stream, TransferSavings, TransferSavingsCounter, WorkTime};
 pub use strings::{StringOps, strings};
 pub use types::{
-    BitSlice, Bounds, BoundsOnDevice, Column, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Filter,
-    Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
-    PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, ROWS_MAX, RadixBits, Runs, Sorted,
-    Table, Unmatched, Wanted, Which, Width,
+    BitSlice, Bounds, BoundsOnDevice, Column, DeviceBuffer, DeviceId, DeviceKind, DeviceMemory, Filter, Grouping,
+    HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PARTS_MAX,
+    PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, ROWS_MAX, RadixBits, Runs, Sorted, Table,
+    Unmatched, Wanted, Which, Width,
 };
 pub use values::{
     BytesColumn, BytesPart, Hashing, HostBytes, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
@@ -94,8 +96,11 @@ pub trait Device: Send + Sync + Debug {
     /// The device's kind and number.
     fn id(&self) -> DeviceId;
 
-    /// Description of the device, and the sizes that it works best with.
-    fn info(&self) -> &DeviceInfo;
+    /// Hardware of the device.
+    fn facts(&self) -> &DeviceFacts;
+
+    /// Sizes that the device works best with.
+    fn tuning(&self) -> &Tuning;
 
     /// The memory that its buffers are taken from.
     fn memory(&self) -> &Budget;
@@ -131,7 +136,7 @@ pub trait Device: Send + Sync + Debug {
     /// streams are at work, `work` must not wait for a thing that another stream holds.
     fn install(&self, work: &mut (dyn FnMut() + Send));
 
-    /// Runs `work` on `threads` threads at once, at most [`streams`](DeviceInfo::streams). The
+    /// Runs `work` on `threads` threads at once, at most [`streams`](Tuning::streams). The
     /// threads do nothing else until `work` is done on all, so it may wait for a thing that another
     /// of them holds.
     ///
@@ -243,7 +248,7 @@ pub trait Device: Send + Sync + Debug {
 
     /// Partitions rows by `bits` of the mixed key, and their payload. Order within a
     /// partition is unspecified but the same for the keys and the payload. If there are
-    /// more bits than one pass resolves ([`DeviceInfo::pass_bits_max`]), the device makes several
+    /// more bits than one pass resolves ([`Tuning::pass_bits_max`]), the device makes several
     /// passes.
     fn partition(&self, keys: &Keys, payload: &[Payload], bits: RadixBits, stream: &Stream) -> Result<Partitions>;
 

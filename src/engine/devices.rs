@@ -208,7 +208,7 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Arc<dyn Engine>]) -> Stri
     let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
     let named = |gpu: &Arc<dyn Engine>| {
         let memory = human_bytes(gpu.memory().limit_bytes());
-        format!("{} ({}, {memory} of its memory for joins)", gpu.id(), gpu.info().name)
+        format!("{} ({}, {memory} of its memory for joins)", gpu.id(), gpu.info().facts.name)
     };
     let used: Vec<String> = gpus.map(named).collect();
     if !used.is_empty() {

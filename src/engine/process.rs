@@ -16,7 +16,7 @@ use super::channel::{Receiver, Sender};
 use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, Opened, Run, State, ToChild};
 use super::{MemoryUse, Opening, run_within, spawn};
 use crate::catalog::Table;
-use crate::device::{self, CancelFlag, Device};
+use crate::device::{self, CancelFlag, Device, DeviceInfo};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Budget, Lender, LentPiece, Reservation, SlabViews};
 use crate::planner::{Target, measure_rates};
@@ -114,7 +114,7 @@ impl Process {
     fn open(opening: &Opening, sender: Arc<Sender>) -> Result<(Self, Opened)> {
         let device = opening.open()?;
         let opened = Opened {
-            info: device.info().clone(),
+            info: DeviceInfo::of(&*device),
             memory_bytes: device.memory().limit_bytes(),
             jobs_max: device.jobs_max(),
         };

@@ -334,7 +334,7 @@ pub(super) fn streams_of(task: &Task, probe: &SideInput, device: &dyn Device) ->
     if task.composition.transfer_order == TransferOrder::ProbeAtOnce {
         1
     } else {
-        (device.info().streams as u64).min(chunks) as usize
+        (device.tuning().streams as u64).min(chunks) as usize
     }
 }
 
@@ -406,7 +406,7 @@ fn chunk_rows(
 /// of free memory. Matches, pairs and row numbers take about 64 bytes per row.
 fn probe_batch_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
     let fit = (device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 8 / 64) as usize;
-    device.info().probe_batch_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
+    device.tuning().probe_batch_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use crate::memory::Arena;
 /// [`Unavailable`](crate::Error::Unavailable) when the device is lost. Errors of the sink.
 pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    let layout = match task.composition.device_makes_keys && device.info().supports_text {
+    let layout = match task.composition.device_makes_keys && device.strings().is_some() {
         true => layout.made_by_device(),
         false => layout,
     };
@@ -55,15 +55,15 @@ fn run_with_layout(
     monitor: &Monitor,
 ) -> Result<()> {
     let task = Arc::new(task.clone());
-    let input = |role| Arc::new(SideInput::of_task(&task, role, device.info().supports_text));
+    let input = |role| Arc::new(SideInput::of_task(&task, role, device.strings().is_some()));
     let (build, probe) = (input(Role::Build), input(Role::Probe));
     let stream = device.stream(monitor.cancel().clone())?;
     // The device indexes the build side's keys while its other columns still cross the link.
-    let copies = if device.info().streams > 1 { device.stream(monitor.cancel().clone())? } else { stream.clone() };
+    let copies = if device.tuning().streams > 1 { device.stream(monitor.cancel().clone())? } else { stream.clone() };
     let cx = JoinContext { device, stream: &stream, copies: &copies, arena, monitor };
     let mut progress = Progress::new(&task.expected.stage_seconds, monitor);
 
-    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
+    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.tuning().gather_bytes);
     let sizes = sizes.of_columns(&task.schema);
     let deferred = DeferredPayload::of(&task, &build, &probe, sizes, &cx);
     let columns_needed = !probe.shares || deferred.is_some();
@@ -186,8 +186,8 @@ mod tests {
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
         let task = plan.task().unwrap();
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
-        let layout = if device.info().supports_text { layout.made_by_device() } else { layout };
-        assert_eq!(layout.is_hashed_by_device(), device.info().supports_text);
+        let layout = if device.strings().is_some() { layout.made_by_device() } else { layout };
+        assert_eq!(layout.is_hashed_by_device(), device.strings().is_some());
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
         run_with_layout(&task, layout, device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()

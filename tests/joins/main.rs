@@ -90,7 +90,7 @@ impl Bench {
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         let planned = plan.composition.build_side;
         // A device that supports text also hashes keys and gathers text.
-        plan.composition.device_makes_keys = self.device.info().supports_text;
+        plan.composition.device_makes_keys = self.device.strings().is_some();
         plan.composition.device_gathers_text = plan.composition.device_makes_keys;
         change(&mut plan);
         let sink = Collect::default();

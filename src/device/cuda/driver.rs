@@ -34,7 +34,7 @@ use super::fault;
 use super::observe::Observer;
 use crate::device::fault::Trigger;
 use crate::device::loss::remedy;
-use crate::device::{DeviceHandle, DeviceId, DeviceKind, TestOptions};
+use crate::device::{ComputeCapability, DeviceHandle, DeviceId, DeviceKind, TestOptions};
 use crate::memory::Pin;
 use crate::{Error, Result};
 
@@ -188,7 +188,13 @@ impl Gpu {
     pub(super) fn multiprocessors(&self) -> Result<usize> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = self.answer(self.context.attribute(attribute), "reading the GPU's multiprocessors")?;
-        Ok(usize::try_from(count).unwrap_or(1))
+        Ok(usize::try_from(count).unwrap_or(1).max(1))
+    }
+
+    /// Returns the compute capability.
+    pub(super) fn compute_capability(&self) -> Result<ComputeCapability> {
+        let (major, minor) = self.answer(self.context.compute_capability(), "reading the GPU's compute capability")?;
+        Ok(ComputeCapability { major: major.unsigned_abs(), minor: minor.unsigned_abs() })
     }
 
     /// Returns the bytes of memory that are free now.

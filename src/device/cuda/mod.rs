@@ -72,10 +72,10 @@ use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::{
-    BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceId,
-    DeviceInfo, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
+    BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceFacts,
+    DeviceId, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
     Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, StringOps,
-    Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    Table, Tuning, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -100,7 +100,8 @@ const JOBS_MAX: usize = 4;
 #[derive(Debug)]
 pub struct CudaDevice {
     id: DeviceId,
-    info: DeviceInfo,
+    facts: DeviceFacts,
+    tuning: Tuning,
     memory: Budget,
     gpu: Arc<Gpu>,
     threads: CpuPool,
@@ -134,11 +135,14 @@ impl CudaDevice {
     /// Opens a GPU as [`Self::open`] does, with the observer of the given name.
     fn open_observed(index: u16, threads: usize, observer: &str, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(index, observer)?);
-        let info = DeviceInfo {
+        let facts = DeviceFacts {
             name: gpu.name()?,
             uuid: gpu.uuid(),
+            compute_capability: Some(gpu.compute_capability()?),
             parallelism: gpu.multiprocessors()?,
             cpu_threads: threads,
+        };
+        let tuning = Tuning {
             // Joining 2^27 rows with 2^27 of 12 bytes by `hash` on an H200, with 1, 3, 5 and 8
             // streams: more than 5 gained nothing (kernels/tuning.md).
             streams: 5,
@@ -155,7 +159,6 @@ impl CudaDevice {
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
             fuses_partition_join: true,
-            supports_text: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
@@ -163,8 +166,9 @@ impl CudaDevice {
             memory: budget(gpu.free_bytes()?),
             gpu,
             threads: CpuPools::new(id, threads).cpu_pool()?,
-            stream_threads: CpuPools::of_streams(id, info.streams),
-            info,
+            stream_threads: CpuPools::of_streams(id, tuning.streams),
+            facts,
+            tuning,
             kept: Default::default(),
         })
     }
@@ -205,8 +209,12 @@ impl Device for CudaDevice {
         self.id
     }
 
-    fn info(&self) -> &DeviceInfo {
-        &self.info
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     fn check(&self) -> Result<()> {
@@ -230,7 +238,7 @@ impl Device for CudaDevice {
     }
 
     fn on_stream_threads(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
-        assert!(threads <= self.info.streams, "at most one thread for each stream");
+        assert!(threads <= self.tuning.streams, "at most one thread for each stream");
         // Each thread of the pool runs the closure once, and the pool has no other work.
         self.stream_threads.cpu_pool()?.broadcast(|thread| {
             if thread.index() < threads {
@@ -250,8 +258,8 @@ impl Device for CudaDevice {
 
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
         let (gpu, kept, threads) = (self.gpu.clone(), self.kept.clone(), self.threads.another()?);
-        let (stream_threads, info) = (self.stream_threads.clone(), self.info.clone());
-        Ok(Arc::new(Self { id: self.id, info, memory, gpu, threads, stream_threads, kept }))
+        let (stream_threads, facts, tuning) = (self.stream_threads.clone(), self.facts.clone(), self.tuning);
+        Ok(Arc::new(Self { id: self.id, facts, tuning, memory, gpu, threads, stream_threads, kept }))
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
