@@ -3,6 +3,7 @@
 //! ```text
 //!   mod.rs              the device; passes each call to the file named for it
 //!   driver.rs           context, streams, events, and the meaning of errors
+//!   tuning.rs           sizes that a GPU works best with, by its architecture
 //!   buffer.rs           charged memory
 //!   abi.rs              the interface of the kernels (kernels/)
 //!   work.rs             all launches and fills
@@ -57,6 +58,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod tuning;
 mod values;
 mod work;
 
@@ -126,8 +128,9 @@ impl CudaDevice {
     /// makes the memory budget from the number of free bytes.
     ///
     /// # Errors
-    /// [`Unsupported`](crate::Error::Unsupported) if there is no such GPU or it cannot be used,
-    /// [`Exhausted`](crate::Error::Exhausted) if the system refuses threads.
+    /// [`Unsupported`](crate::Error::Unsupported) if there is no such GPU, it cannot be used, or
+    /// its limits are too small for the kernels, [`Exhausted`](crate::Error::Exhausted) if the
+    /// system refuses threads.
     pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         Self::open_observed(index, threads, &observe::asked_for(), budget)
     }
@@ -135,30 +138,15 @@ impl CudaDevice {
     /// Opens a GPU as [`Self::open`] does, with the observer of the given name.
     fn open_observed(index: u16, threads: usize, observer: &str, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(index, observer)?);
+        let limits = gpu.limits()?;
+        limits.check()?;
+        let tuning = tuning::tuning_of(&limits);
         let facts = DeviceFacts {
-            name: gpu.name()?,
+            name: limits.name,
             uuid: gpu.uuid(),
-            compute_capability: Some(gpu.compute_capability()?),
+            compute_capability: Some(limits.capability),
             parallelism: gpu.multiprocessors()?,
             cpu_threads: threads,
-        };
-        let tuning = Tuning {
-            // Joining 2^27 rows with 2^27 of 12 bytes by `hash` on an H200, with 1, 3, 5 and 8
-            // streams: more than 5 gained nothing (kernels/tuning.md).
-            streams: 5,
-            // A block takes several thousand rows. A call with too few rows for all blocks ends
-            // before the next call is made.
-            morsel_rows: 1,
-            gather_bytes: 64 << 20,
-            // Sorting needs images of keys and row numbers, twice each, and several copies of the
-            // bounds of partitions.
-            row_scratch_bytes: Some(40),
-            probe_batch_rows: 1 << 24,
-            // Half of the rows of a table in shared memory: partitions vary in size, and each that
-            // is too large costs one more round.
-            partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
-            pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
-            fuses_partition_join: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
