@@ -260,8 +260,10 @@ fn main() {
     arena.pin_by(device.pin());
     let device = &*device;
     if options.cached {
-        device.enable_cache(device.memory().limit_bytes() / 2).unwrap();
-        assert!(device.cache_stats().is_some(), "{} reads host memory in place, and caches no columns", device.id());
+        let cache = device.cache();
+        let cache =
+            cache.unwrap_or_else(|| panic!("{} reads host memory in place, and caches no columns", device.id()));
+        cache.enable_cache(device.memory().limit_bytes() / 2).unwrap();
     }
     let strategy = |name: &String| match name.as_str() {
         "auto" => None,

@@ -285,7 +285,9 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         };
         // Memory that the first device has pinned is pinned for all devices.
         arena.pin_by(device.pin());
-        enable_cache(settings, device.memory(), |limit| device.enable_cache(limit))?;
+        enable_cache(settings, device.memory(), |limit| {
+            device.cache().map_or(Ok(()), |cache| cache.enable_cache(limit))
+        })?;
         Ok(Arc::new(InProcess::new(device, arena.clone())))
     };
     let open = |node: &DeviceNode| open(node).context(|| format!("opening device {}", node.name));

@@ -49,7 +49,7 @@ use serde::{Deserialize, Serialize};
 pub use supervised::SupervisedEngine;
 
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
+use crate::device::{CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
 use crate::join::{self, BatchSink, Monitor, Task};
 use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Rates, Target, measure_rates};
@@ -188,7 +188,7 @@ impl Engine for InProcess {
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {
-        self.device.cache_stats()
+        self.device.cache().and_then(CacheOps::cache_stats)
     }
 
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {

@@ -54,7 +54,7 @@ impl Target {
     /// Returns the rows of a table that a device has cached in earlier joins.
     pub fn cached_rows(device: &dyn Device, table: &Arc<Table>) -> Vec<ColumnRows> {
         let table: Weak<Table> = Arc::downgrade(table);
-        device.cached_rows(&(table as Weak<dyn Any + Send + Sync>))
+        device.cache().map_or_else(Vec::new, |cache| cache.cached_rows(&(table as Weak<dyn Any + Send + Sync>)))
     }
 
     /// Returns the rows of a table that the device has cached, by column.

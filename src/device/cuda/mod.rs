@@ -74,10 +74,10 @@ use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::{
-    BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceFacts,
-    DeviceId, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
-    Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, StringOps,
-    Table, Tuning, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    BitSlice, BytesColumn, BytesPart, CacheOps, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer,
+    DeviceFacts, DeviceId, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField,
+    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted,
+    Stream, StringOps, Table, TimingOps, Tuning, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -209,14 +209,6 @@ impl Device for CudaDevice {
         self.gpu.check_not_lost()
     }
 
-    fn add_up_times(&self, on: bool) -> Result<()> {
-        self.gpu.add_up_times(on)
-    }
-
-    fn take_times(&self) -> Vec<WorkTime> {
-        self.gpu.observer.take_times()
-    }
-
     fn memory(&self) -> &Budget {
         &self.memory
     }
@@ -282,41 +274,6 @@ impl Device for CudaDevice {
 
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         transfer::copy_in(&self.work(stream)?, parts)
-    }
-
-    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        let bytes = bytes_of(parts);
-        let copy = |from: CopyFrom<'_>| {
-            let work = self.work(stream)?;
-            let charged = |memory: Option<&Budget>, copy: &dyn Fn(&Work<'_>) -> Result<DeviceBuffer>| match memory {
-                Some(memory) => copy(&Work { memory, ..work }),
-                None => copy(&work),
-            };
-            match from {
-                CopyFrom::Host(memory) => charged(memory, &|work| transfer::copy_in(work, parts)),
-                CopyFrom::Cached(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
-            }
-        };
-        let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };
-        stream.cancel.check()?;
-        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).record_stream(&kept.queue, None);
-        kept.cache.copy_in(rows, bytes, self, stream, copy, stays)
-    }
-
-    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
-        let queue = Arc::new(Queue::new(self.gpu.clone())?);
-        let gpu = self.gpu.clone();
-        let settle = Box::new(move || gpu.settle("dropping cached columns"));
-        self.kept.get_or_init(|| Cached { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
-        Ok(())
-    }
-
-    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
-        self.kept.get().map_or_else(Vec::new, |kept| kept.cache.cached_rows(table))
-    }
-
-    fn cache_stats(&self) -> Option<CacheStats> {
-        self.kept.get().map(|kept| kept.cache.stats())
     }
 
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {
@@ -474,6 +431,61 @@ impl Device for CudaDevice {
 
     fn strings(&self) -> Option<&dyn StringOps> {
         Some(self)
+    }
+
+    fn cache(&self) -> Option<&dyn CacheOps> {
+        Some(self)
+    }
+
+    fn timing(&self) -> Option<&dyn TimingOps> {
+        Some(self)
+    }
+}
+
+impl CacheOps for CudaDevice {
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        let bytes = bytes_of(parts);
+        let copy = |from: CopyFrom<'_>| {
+            let work = self.work(stream)?;
+            let charged = |memory: Option<&Budget>, copy: &dyn Fn(&Work<'_>) -> Result<DeviceBuffer>| match memory {
+                Some(memory) => copy(&Work { memory, ..work }),
+                None => copy(&work),
+            };
+            match from {
+                CopyFrom::Host(memory) => charged(memory, &|work| transfer::copy_in(work, parts)),
+                CopyFrom::Cached(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
+            }
+        };
+        let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };
+        stream.cancel.check()?;
+        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).record_stream(&kept.queue, None);
+        kept.cache.copy_in(rows, bytes, self, stream, copy, stays)
+    }
+
+    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
+        let queue = Arc::new(Queue::new(self.gpu.clone())?);
+        let gpu = self.gpu.clone();
+        let settle = Box::new(move || gpu.settle("dropping cached columns"));
+        self.kept.get_or_init(|| Cached { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
+        Ok(())
+    }
+
+    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        self.kept.get().map_or_else(Vec::new, |kept| kept.cache.cached_rows(table))
+    }
+
+    fn cache_stats(&self) -> Option<CacheStats> {
+        self.kept.get().map(|kept| kept.cache.stats())
+    }
+}
+
+impl TimingOps for CudaDevice {
+    fn add_up_times(&self, on: bool) -> Result<()> {
+        self.gpu.add_up_times(on)
+    }
+
+    fn take_times(&self) -> Vec<WorkTime> {
+        self.gpu.observer.take_times()
     }
 }
 

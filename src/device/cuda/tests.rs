@@ -1716,7 +1716,7 @@ fn observers_are_notified_of_fills_and_copies() {
         work(&stream);
         // Times are known when the stream has ended.
         drop(stream);
-        device.take_times().iter().map(|time| time.work).collect::<BTreeSet<&str>>()
+        device.timing().unwrap().take_times().iter().map(|time| time.work).collect::<BTreeSet<&str>>()
     };
     let filled = told_of(&|stream| drop(device.new_flags(1000, stream).unwrap()));
     assert_eq!(filled, BTreeSet::from([FILL]));
@@ -1738,11 +1738,11 @@ fn kernel_times_are_added_up_only_while_timing_is_on() {
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
     let device = CudaDevice::open_observed(0, 2, "silent", budget).unwrap();
     for (on, expected) in [(false, 0), (true, 1), (false, 0), (true, 1)] {
-        device.add_up_times(on).unwrap();
+        device.timing().unwrap().add_up_times(on).unwrap();
         let stream = device.stream(CancelFlag::new()).unwrap();
         drop(device.new_flags(1000, &stream).unwrap());
         drop(stream);
-        assert_eq!(device.take_times().len(), expected, "adding up: {on}");
+        assert_eq!(device.timing().unwrap().take_times().len(), expected, "adding up: {on}");
     }
 }
 

@@ -69,10 +69,10 @@ use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::fault::Trigger;
 use super::{
-    BitSlice, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceFacts, DeviceHandle, DeviceId,
-    DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs,
-    PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, Table, Tuning, Unmatched, Wanted,
-    Which,
+    BitSlice, CacheOps, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceFacts, DeviceHandle,
+    DeviceId, DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys,
+    Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, Table, Tuning, Unmatched,
+    Wanted, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -327,38 +327,6 @@ impl Device for HostDevice {
         self.copy_in_to(&self.pool, parts, stream)
     }
 
-    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
-        let charged = |memory: Option<&Budget>| match memory {
-            Some(memory) => self.pool.charged_to(memory.clone()),
-            None => self.pool.clone(),
-        };
-        let copy = |from: CopyFrom<'_>| match from {
-            CopyFrom::Host(memory) => self.copy_in_to(&charged(memory), parts, stream),
-            CopyFrom::Cached(kept, memory) => {
-                self.run_in(&charged(memory), stream, |run| transfer::put_together(run, kept))
-            }
-        };
-        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
-        cache.copy_in(rows, bytes, self, stream, copy, |_| ())
-    }
-
-    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
-        if self.route.is_some() {
-            // Calls are finished when they return, so there is no work to wait for.
-            self.kept.get_or_init(|| ColumnCache::new(self.memory(), limit_bytes, Box::new(|| ())));
-        }
-        Ok(())
-    }
-
-    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
-        self.kept.get().map_or_else(Vec::new, |cache| cache.cached_rows(table))
-    }
-
-    fn cache_stats(&self) -> Option<CacheStats> {
-        self.kept.get().map(|cache| cache.stats())
-    }
-
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {
         let bits: usize = parts.iter().map(BitSlice::len).sum();
         self.pass_in(stream, bits.div_ceil(8), || self.run(stream, |run| transfer::copy_in_bits(run, parts)))
@@ -500,6 +468,42 @@ impl Device for HostDevice {
     fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {
         let bytes = positions.len() * size_of::<u32>();
         self.pass_out(stream, bytes, || self.run(stream, |run| transfer::positions_to_host(run, positions, arena)))
+    }
+
+    fn cache(&self) -> Option<&dyn CacheOps> {
+        self.route.is_some().then_some(self)
+    }
+}
+
+impl CacheOps for HostDevice {
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
+        let charged = |memory: Option<&Budget>| match memory {
+            Some(memory) => self.pool.charged_to(memory.clone()),
+            None => self.pool.clone(),
+        };
+        let copy = |from: CopyFrom<'_>| match from {
+            CopyFrom::Host(memory) => self.copy_in_to(&charged(memory), parts, stream),
+            CopyFrom::Cached(kept, memory) => {
+                self.run_in(&charged(memory), stream, |run| transfer::put_together(run, kept))
+            }
+        };
+        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
+        cache.copy_in(rows, bytes, self, stream, copy, |_| ())
+    }
+
+    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
+        // Calls are finished when they return, so there is no work to wait for.
+        self.kept.get_or_init(|| ColumnCache::new(self.memory(), limit_bytes, Box::new(|| ())));
+        Ok(())
+    }
+
+    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        self.kept.get().map_or_else(Vec::new, |cache| cache.cached_rows(table))
+    }
+
+    fn cache_stats(&self) -> Option<CacheStats> {
+        self.kept.get().map(|cache| cache.stats())
     }
 }
 
