@@ -260,8 +260,10 @@ fn main() {
     arena.pin_by(device.pin());
     let device = &*device;
     if options.cached {
-        device.enable_cache(device.memory().limit_bytes() / 2).unwrap();
-        assert!(device.cache_stats().is_some(), "{} reads host memory in place, and caches no columns", device.id());
+        let cache = device.cache();
+        let cache =
+            cache.unwrap_or_else(|| panic!("{} reads host memory in place, and caches no columns", device.id()));
+        cache.enable_cache(device.memory().limit_bytes() / 2).unwrap();
     }
     let strategy = |name: &String| match name.as_str() {
         "auto" => None,
@@ -332,7 +334,7 @@ fn main() {
             phases.iter().map(|phase| (phase.phase.to_string(), json!(microseconds(phase.seconds)))).collect();
         let rows = options.build + options.probe;
         let line = json!({
-            "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
+            "device": device.facts().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits,
             "text": options.text, "text_by": text_by, "auto_text": device_gathers_text.is_none(),
             "match_every": options.match_every, "cached": options.cached, "at_once": options.at_once, "count": options.count, "own": options.own, "defer_build_payload": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),

@@ -226,7 +226,7 @@ impl Bench<'_> {
             "gather_bytes_to_host/random",
             "gather_bytes_to_host/range",
         ];
-        if !self.device.info().supports_text || !names.iter().any(|name| self.wants(name)) {
+        if self.device.strings().is_none() || !names.iter().any(|name| self.wants(name)) {
             return;
         }
         // As many rows as offsets of 4 bytes can address.
@@ -348,7 +348,7 @@ impl Bench<'_> {
 
     /// Returns the radix bits for partitions of the device's preferred size.
     fn fitting_bits(&self, rows: usize) -> u32 {
-        rows.div_ceil(self.device.info().partition_rows).next_power_of_two().trailing_zeros()
+        rows.div_ceil(self.device.tuning().partition_rows).next_power_of_two().trailing_zeros()
     }
 
     /// Makes a build side of distinct keys, shuffled, and a probe side of twice as many rows with
@@ -570,7 +570,7 @@ impl Bench<'_> {
             let mut start = 0;
             while start < 1 << bits {
                 let mut end = start + 1;
-                while end < 1 << bits && bounds[end + 1] - bounds[start] <= device.info().probe_batch_rows {
+                while end < 1 << bits && bounds[end + 1] - bounds[start] <= device.tuning().probe_batch_rows {
                     end += 1;
                 }
                 let matches = match device.match_partitions(&build, &probe, start..end, stream).unwrap() {

@@ -220,7 +220,7 @@ fn main() {
     let bench = Bench { options: &options, device: &*device, stream, arena };
     let expected = Expected::new(&build_side, &probe_side);
     let (build_rows, probe_rows) = (bench.stored(&build_side), bench.stored(&probe_side));
-    let bits = build.div_ceil(device.info().partition_rows).next_power_of_two().trailing_zeros();
+    let bits = build.div_ceil(device.tuning().partition_rows).next_power_of_two().trailing_zeros();
     let wanted = if options.count { Wanted::Count } else { Wanted::Rows { room: probe, keys: true } };
 
     // Returns the seconds of a join, the seconds of each step if `by_step`, and the result.
@@ -266,7 +266,7 @@ fn main() {
     let read = if options.count { width * (build + probe) } else { width * (1 + payloads) * (build + probe) };
     let written = if options.count { 0 } else { width * (1 + 2 * payloads) * probe };
     Recorder::new("resident", options.record).write(json!({
-        "device": device.info().name, "build_rows": build, "probe_rows": probe, "width": width, "payloads": payloads,
+        "device": device.facts().name, "build_rows": build, "probe_rows": probe, "width": width, "payloads": payloads,
         "sparse": options.sparse, "zipf": options.zipf, "count": options.count, "runs": run_count, "radix_bits": bits,
         "seconds_median": median, "seconds_min": fastest, "partition_build_seconds": steps[0],
         "partition_probe_seconds": steps[1], "join_seconds": steps[2], "bytes_once": read + written,

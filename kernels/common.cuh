@@ -148,6 +148,16 @@ inline u32 limit_of(cudaDeviceAttr attribute) {
     return u32(limit);
 }
 
+// Maximum bytes of a kernel's shared variables, in addition to its dynamic shared memory.
+constexpr u32 SHARED_VARIABLES_BYTES_MAX = 1 << 10;
+
+// Lets a kernel use `BYTES` of dynamic shared memory, which every supported GPU has.
+template <u32 BYTES, typename Kernel>
+inline cudaError_t allow_shared_bytes(Kernel kernel) {
+    static_assert(BYTES + SHARED_VARIABLES_BYTES_MAX <= DOVETAIL_SHARED_BYTES_MAX, "a kernel fits in every supported GPU");
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+}
+
 // Calls `body` with a value of the key type of `key_bytes` bytes.
 template <typename Body>
 inline int with_key(u32 key_bytes, Body body) {

@@ -33,6 +33,10 @@
 /// The most build rows of a partition that are joined in one round.
 #define DOVETAIL_JOIN_ROWS 2560
 
+/// The bytes of shared memory that every kernel fits in. GPUs of compute capability 8.6, 8.9 and 12.0 have no more for a block. A
+/// kernel that would use more asks for the GPU's limit first.
+#define DOVETAIL_SHARED_BYTES_MAX (99 << 10)
+
 /// A run of equal keys that is longer is listed, and marked by a whole block.
 #define DOVETAIL_LONG_RUN 256
 

@@ -157,7 +157,7 @@ int run(const DovetailJoinPartitions& args, Columns columns, cudaStream_t stream
     if (columns.build > COLUMNS || columns.probe > COLUMNS) return int(cudaErrorInvalidValue);
     constexpr u32 shared_bytes = sizeof(Shared<Key, Cell, COLUMNS>);
     const auto kernel = join<Key, Cell, COLUMNS, PER_THREAD>;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    const cudaError_t error = allow_shared_bytes<shared_bytes>(kernel);
     if (error != cudaSuccess) return answered(error);
     kernel<<<args.unit_count, THREADS, shared_bytes, stream>>>(args, columns);
     return launched();

@@ -235,7 +235,7 @@ int dovetail_join_partitions(const DovetailJoinPartitions* args, DovetailStream 
     return with_key(args->key_bytes, [&](auto key) {
         using Key = decltype(key);
         constexpr u32 shared_bytes = sizeof(Shared<Key>);
-        const cudaError_t error = cudaFuncSetAttribute(join<Key>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        const cudaError_t error = allow_shared_bytes<shared_bytes>(join<Key>);
         if (error != cudaSuccess) return answered(error);
         join<Key><<<args->unit_count, THREADS, shared_bytes, cudaStream_t(stream)>>>(*args);
         return launched();

@@ -88,7 +88,7 @@ int dovetail_match_partitions(const DovetailMatchPartitions* args, DovetailStrea
     return with_key(args->key_bytes, [&](auto key) {
         using Key = decltype(key);
         constexpr u32 shared_bytes = ROWS * sizeof(Key) + SLOTS * 4;
-        const cudaError_t error = cudaFuncSetAttribute(match<Key>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        const cudaError_t error = allow_shared_bytes<shared_bytes>(match<Key>);
         if (error != cudaSuccess) return answered(error);
         match<Key><<<args->unit_count, THREADS, shared_bytes, cudaStream_t(stream)>>>(*args);
         return launched();

@@ -242,7 +242,7 @@ int run_pass(const DovetailPartition& args, Scratch& scratch, cudaStream_t strea
     error = cudaMemcpyAsync(scratch.cursors, args.bounds, partitions * 4, cudaMemcpyDeviceToDevice, stream);
     if (error != cudaSuccess) return answered(error);
     const auto kernel = scatter<Key, Cell, EXTRA, PER_THREAD>;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Sizes::SHARED_BYTES);
+    error = allow_shared_bytes<Sizes::SHARED_BYTES>(kernel);
     if (error != cudaSuccess) return answered(error);
     kernel<<<tiles, THREADS, Sizes::SHARED_BYTES, stream>>>(args, scratch.tile_starts, scratch.cursors);
     return launched();

@@ -12,7 +12,7 @@ use super::check::{Join, Prepared, Summary};
 use super::floor::Boundaries;
 use super::overrides;
 use dovetail::catalog::{Catalog, Upload, UploadMode, UploadOptions};
-use dovetail::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
+use dovetail::device::{CancelFlag, Device, DeviceId, TimingOps, WorkTime, open_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, JoinSpec, KeyPair, Plan, PlanOverrides, Rates, Strategy, Target};
@@ -213,7 +213,7 @@ impl Machine {
 impl Measurable {
     /// Makes a machine whose device has the given rates.
     pub fn new(machine: Machine, device: &dyn Device, rates: Rates, boundaries: Boundaries) -> Self {
-        let (device_name, device_memory_bytes) = (device.info().name.clone(), device.memory().limit_bytes());
+        let (device_name, device_memory_bytes) = (device.facts().name.clone(), device.memory().limit_bytes());
         Self { machine, device_name, device_memory_bytes, rates, boundaries, shares: false, at_once: 1 }
     }
 }
@@ -266,10 +266,8 @@ impl Engine {
     /// # Errors
     /// Errors of the engine.
     pub fn enable_cache(&mut self) -> Result<bool> {
-        self.device.enable_cache(self.device.memory().limit_bytes() / 2)?;
-        if self.device.cache_stats().is_none() {
-            return Ok(false);
-        }
+        let Some(cache) = self.device.cache() else { return Ok(false) };
+        cache.enable_cache(self.device.memory().limit_bytes() / 2)?;
         self.keeps = true;
         for strategy in Strategy::ALL {
             match self.run(&PlanOverrides::named(Some(strategy)), &*self.device) {
@@ -327,12 +325,12 @@ impl Engine {
     /// # Errors
     /// [`Error::Internal`] when the result is not the expected one; errors of the engine.
     pub fn check(&self, asked: &PlanOverrides, prepared: &Prepared) -> Result<Measured> {
-        self.device.add_up_times(true)?;
-        drop(self.device.take_times());
+        self.add_up_times(true)?;
+        drop(self.take_times());
         let outcome = self.run_and_see_memory(asked);
-        self.device.add_up_times(false)?;
+        self.add_up_times(false)?;
         let (run, device_memory_max_bytes) = outcome?;
-        let times = self.device.take_times();
+        let times = self.take_times();
         let rows = run.verify(prepared)?;
         let mut strategies: Vec<&str> = run.plans.iter().map(|plan| plan.strategy().name()).collect();
         strategies.dedup();
@@ -358,6 +356,16 @@ impl Engine {
         })
     }
 
+    /// Turns sums of work times on or off, on a device that measures them.
+    fn add_up_times(&self, on: bool) -> Result<()> {
+        self.device.timing().map_or(Ok(()), |timing| timing.add_up_times(on))
+    }
+
+    /// Returns the work times since the last call. None from a device that does not measure them.
+    fn take_times(&self) -> Vec<WorkTime> {
+        self.device.timing().map_or_else(Vec::new, TimingOps::take_times)
+    }
+
     /// Runs once. Returns the run and its peak device memory.
     fn run_and_see_memory(&self, asked: &PlanOverrides) -> Result<(Run, Option<u64>)> {
         if self.keeps {
@@ -380,9 +388,9 @@ impl Engine {
         if self.at_once > 1 {
             return self.time_at_once(asked, prepared);
         }
-        drop(self.device.take_times());
+        drop(self.take_times());
         let run = self.run(asked, &*self.device)?;
-        let times = self.device.take_times();
+        let times = self.take_times();
         run.verify(prepared)?;
         Ok(Timed { seconds: run.seconds, phases: run.phases, times })
     }

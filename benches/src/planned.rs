@@ -40,13 +40,13 @@ fn device(target: &Target) -> Value {
     json!({
         "memory_bytes": target.memory_bytes,
         "parallelism": target.parallelism,
-        "morsel_rows": target.morsel_rows,
-        "partition_rows": target.partition_rows,
-        "pass_bits_max": target.pass_bits_max,
-        "streams": target.streams,
-        "probe_batch_rows": target.probe_batch_rows,
-        "row_scratch_bytes": target.row_scratch_bytes,
-        "supports_text": target.supports_text,
+        "morsel_rows": target.tuning.morsel_rows,
+        "partition_rows": target.tuning.partition_rows,
+        "pass_bits_max": target.tuning.pass_bits_max,
+        "streams": target.tuning.streams,
+        "probe_batch_rows": target.tuning.probe_batch_rows,
+        "row_scratch_bytes": target.tuning.row_scratch_bytes,
+        "supports_text": target.capabilities.strings,
         "rates": target.rates,
     })
 }

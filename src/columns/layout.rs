@@ -169,7 +169,7 @@ impl KeyLayout {
         Self { form, ..self }
     }
 
-    /// Lets a device that [supports text](crate::device::DeviceInfo::supports_text) make the keys
+    /// Lets a device that [supports text](crate::device::Device::strings) make the keys
     /// that the host would make, if the device can read all key columns. Otherwise returns the
     /// layout unchanged.
     #[must_use]

@@ -121,7 +121,10 @@ impl Rows {
             Some((table, start)) => {
                 let rows = *start..start + self.rows as u64;
                 let rows = ColumnRows { table: table.clone(), column: index, rows };
-                device.copy_in_column(&rows, &parts, stream)?
+                match device.cache() {
+                    Some(cache) => cache.copy_in_column(&rows, &parts, stream)?,
+                    None => device.copy_in(&parts, stream)?,
+                }
             }
             None => device.copy_in(&parts, stream)?,
         };

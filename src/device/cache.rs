@@ -18,6 +18,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,23 @@ impl CacheStats {
             ..self
         }
     }
+}
+
+/// Operations on columns that stay on a [device that caches them](Device::cache).
+pub trait CacheOps {
+    /// Makes later copied columns stay on the device, in up to `limit_bytes` of memory that no job
+    /// needs. No effect on a device that already caches columns.
+    fn enable_cache(&self, limit_bytes: u64) -> Result<()>;
+
+    /// Brings the values of the given rows in, like [`Device::copy_in`], unless the device has
+    /// cached them. The result is read-only.
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
+
+    /// Rows of a table that the device has cached.
+    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows>;
+
+    /// Statistics of the cached columns. `None` until caching is enabled.
+    fn cache_stats(&self) -> Option<CacheStats>;
 }
 
 /// Cached columns of one device.

@@ -45,6 +45,7 @@ mod cpu_pool;
 pub mod cuda;
 mod fault;
 pub mod host;
+mod info;
 mod loss;
 mod open;
 mod options;
@@ -54,26 +55,26 @@ mod strings;
 mod types;
 mod values;
 
-use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 
-pub use cache::{CacheStats, ColumnRows};
+pub use cache::{CacheOps, CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
+pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning};
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use options::TestOptions;
 pub use phase::{Phase, in_phase};
-pub use stream::{DeviceHandle, Event, Stream, TransferSavings, TransferSavingsCounter, WorkTime};
+pub use stream::{DeviceHandle, Event, Stream, TimingOps, TransferSavings, TransferSavingsCounter, WorkTime};
 pub use strings::{StringOps, strings};
 pub use types::{
-    BitSlice, Bounds, BoundsOnDevice, Column, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Filter,
-    Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
-    PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, ROWS_MAX, RadixBits, Runs, Sorted,
-    Table, Unmatched, Wanted, Which, Width,
+    BitSlice, Bounds, BoundsOnDevice, Column, DeviceBuffer, DeviceId, DeviceKind, DeviceMemory, Filter, Grouping,
+    HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PARTS_MAX,
+    PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, ROWS_MAX, RadixBits, Runs, Sorted, Table,
+    Unmatched, Wanted, Which, Width,
 };
 pub use values::{
     BytesColumn, BytesPart, Hashing, HostBytes, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
@@ -94,8 +95,11 @@ pub trait Device: Send + Sync + Debug {
     /// The device's kind and number.
     fn id(&self) -> DeviceId;
 
-    /// Description of the device, and the sizes that it works best with.
-    fn info(&self) -> &DeviceInfo;
+    /// Hardware of the device.
+    fn facts(&self) -> &DeviceFacts;
+
+    /// Sizes that the device works best with.
+    fn tuning(&self) -> &Tuning;
 
     /// The memory that its buffers are taken from.
     fn memory(&self) -> &Budget;
@@ -109,29 +113,13 @@ pub trait Device: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Turns sums of work times by the device's own clock on or off, if it has a clock. Costs some
-    /// microseconds for each piece of work.
-    ///
-    /// # Errors
-    /// [`Unsupported`](crate::Error::Unsupported) when the device cannot measure times.
-    fn add_up_times(&self, _on: bool) -> Result<()> {
-        Ok(())
-    }
-
-    /// Returns the times of work since the last call, by the device's own clock, for streams that
-    /// are no longer used. Times are added up after [`Device::add_up_times`], or always with
-    /// `DOVETAIL_GPU_OBSERVER=times`.
-    fn take_times(&self) -> Vec<WorkTime> {
-        Vec::new()
-    }
-
     /// Runs `work` so that its parallel parts, such as gathering strings, use the CPU threads of
     /// this device. On a host device these are its own threads. Returns when `work` is done. A
     /// thread that waits for parts of `work` takes up any other work of these threads. If several
     /// streams are at work, `work` must not wait for a thing that another stream holds.
     fn install(&self, work: &mut (dyn FnMut() + Send));
 
-    /// Runs `work` on `threads` threads at once, at most [`streams`](DeviceInfo::streams). The
+    /// Runs `work` on `threads` threads at once, at most [`streams`](Tuning::streams). The
     /// threads do nothing else until `work` is done on all, so it may wait for a thing that another
     /// of them holds.
     ///
@@ -194,28 +182,6 @@ pub trait Device: Send + Sync + Debug {
     /// an emulated link, a host device uses a single part in place, without copying.
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
 
-    /// Brings the values of the given rows in, like [`Device::copy_in`]. A device that caches
-    /// columns may already have the values. The result is read-only.
-    fn copy_in_column(&self, _rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        self.copy_in(parts, stream)
-    }
-
-    /// Makes later copied columns stay on the device, in up to `_limit_bytes` of memory that no job
-    /// needs. No effect on a device that reads host memory in place, or already caches columns.
-    fn enable_cache(&self, _limit_bytes: u64) -> Result<()> {
-        Ok(())
-    }
-
-    /// Rows of a table that the device has cached.
-    fn cached_rows(&self, _table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
-        Vec::new()
-    }
-
-    /// Statistics of the cached columns. `None` from a device that caches no columns.
-    fn cache_stats(&self) -> Option<CacheStats> {
-        None
-    }
-
     /// Brings bit ranges (validity, booleans) to the device, one after the other in one bitmap that
     /// starts at bit 0.
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer>;
@@ -243,7 +209,7 @@ pub trait Device: Send + Sync + Debug {
 
     /// Partitions rows by `bits` of the mixed key, and their payload. Order within a
     /// partition is unspecified but the same for the keys and the payload. If there are
-    /// more bits than one pass resolves ([`DeviceInfo::pass_bits_max`]), the device makes several
+    /// more bits than one pass resolves ([`Tuning::pass_bits_max`]), the device makes several
     /// passes.
     fn partition(&self, keys: &Keys, payload: &[Payload], bits: RadixBits, stream: &Stream) -> Result<Partitions>;
 
@@ -367,9 +333,23 @@ pub trait Device: Send + Sync + Debug {
     fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer>;
 
     // ---- Capabilities ---------------------------------------------------------------------------
+    //
+    // Operations that only some devices have, each as a trait of its own. What the planner or
+    // another process must know about them is a value in `Capabilities`.
 
     /// Returns the device's work on values of variable length. `None`: the host does it.
     fn strings(&self) -> Option<&dyn StringOps> {
+        None
+    }
+
+    /// Returns the device's cache of columns. `None` from a device that reads host memory in place.
+    fn cache(&self) -> Option<&dyn CacheOps> {
+        None
+    }
+
+    /// Returns the device's measurement of work times. `None` from a device without a clock of its
+    /// own.
+    fn timing(&self) -> Option<&dyn TimingOps> {
         None
     }
 }

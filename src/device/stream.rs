@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::CancelFlag;
 use super::phase::Phase;
+use crate::Result;
 
 /// A queue of work on a device, for one job.
 #[derive(Clone, Debug)]
@@ -96,4 +97,18 @@ pub struct WorkTime {
     pub work: &'static str,
     /// Sum of the durations of all pieces. Streams that work at the same time each count in full.
     pub seconds: f64,
+}
+
+/// Measurement of work times by a [device's own clock](super::Device::timing).
+pub trait TimingOps {
+    /// Turns sums of work times on or off. Costs some microseconds for each piece of work.
+    ///
+    /// # Errors
+    /// [`Unsupported`](crate::Error::Unsupported) when the device cannot measure times.
+    fn add_up_times(&self, on: bool) -> Result<()>;
+
+    /// Returns the times of work since the last call, for streams that are no longer used. Times
+    /// are added up after [`TimingOps::add_up_times`], or always with
+    /// `DOVETAIL_GPU_OBSERVER=times`.
+    fn take_times(&self) -> Vec<WorkTime>;
 }

@@ -7,8 +7,7 @@ use super::{
 use crate::Result;
 use crate::memory::Arena;
 
-/// Operations on values of variable length, of a device that [supports
-/// them](super::DeviceInfo::supports_text).
+/// Operations on values of variable length, of a [device that has them](Device::strings).
 pub trait StringOps {
     /// Brings values of variable length to the device, the parts one after the other, without their
     /// validity. `offset_width`: [`Width::W4`] or [`Width::W8`].
@@ -61,8 +60,7 @@ pub trait StringOps {
 /// Returns the operations of a device that supports text.
 ///
 /// # Panics
-/// If the device does not. Callers look at [`supports_text`](super::DeviceInfo::supports_text)
-/// first.
+/// If the device does not. Callers look at [`Device::strings`] first.
 pub fn strings(device: &dyn Device) -> &dyn StringOps {
     device.strings().expect("a device that supports text has its operations")
 }

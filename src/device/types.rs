@@ -56,50 +56,6 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// Description of a device, and the sizes that it works best with.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceInfo {
-    /// Name for the operator: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
-    pub name: String,
-    /// A GPU's UUID. Empty if the device reports none.
-    pub uuid: String,
-    /// CPU threads, or multiprocessors.
-    pub parallelism: usize,
-    /// CPU threads of this device. A host device's own threads, or a GPU's helpers for the work
-    /// that the GPU cannot do.
-    pub cpu_threads: usize,
-    /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 if a
-    /// call is finished when it returns.
-    pub streams: usize,
-    /// Rows per morsel, which one thread takes at a time. If a call has no more rows, the other
-    /// threads idle. 1 if rows are shared out one by one.
-    pub morsel_rows: usize,
-    /// Probe rows that one probe batch of matching and gathering should cover. Intermediate data
-    /// then stays in cache (host), or launches stay few (GPU).
-    pub probe_batch_rows: usize,
-    /// Bytes of the result that should be gathered at once. About one message while the bytes are
-    /// in cache (host), more if each call and each copy has a cost (GPU).
-    pub gather_bytes: usize,
-    /// Extra bytes of device memory per row for transforming a side, compared with a host device. A
-    /// second copy of the transformed data comes on top. `None` if the device needs no more than a
-    /// host device.
-    pub row_scratch_bytes: Option<usize>,
-    /// Build rows per partition whose hash table stays in the fastest memory.
-    pub partition_rows: usize,
-    /// Maximum bits that one partition pass resolves well.
-    pub pass_bits_max: u32,
-    /// True if partitions should be joined in one step
-    /// ([`join_partitions`](super::Device::join_partitions)) instead of matched first and gathered
-    /// later.
-    pub fuses_partition_join: bool,
-    /// True if the device makes keys of values of variable length
-    /// ([`short_values`](super::StringOps::short_values),
-    /// [`hash_keys`](super::StringOps::hash_keys)) and gathers them
-    /// ([`gather_bytes_to_host`](super::StringOps::gather_bytes_to_host)). Otherwise the host does
-    /// both.
-    pub supports_text: bool,
-}
-
 /// Memory of a device. Only the device's own module reads it.
 pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
     /// Bytes that may be used.

@@ -36,7 +36,8 @@ pub fn device_rates(
     let mut rates_of = |(at, device): (usize, &Arc<dyn Engine>)| {
         let tell = |share: f64| tell((at as f64 + share) / devices.len() as f64);
         let id = device.id();
-        let model = DeviceModel::of(id.kind, device.info(), device.memory(), link_rates(topology, &id.to_string()));
+        let model =
+            DeviceModel::of(id.kind, &device.info().facts, device.memory(), link_rates(topology, &id.to_string()));
         if let Some((_, rates)) = known.iter().find(|(other, _)| *other == model) {
             return rates.clone();
         }
@@ -57,7 +58,7 @@ pub fn device_rates(
                     DeviceRates { rates, measured: Some(measured), kept_in: None }
                 }
                 None => {
-                    let rates = Rates::defaults(id.kind, device.info().parallelism);
+                    let rates = Rates::defaults(id.kind, device.info().facts.parallelism);
                     DeviceRates { rates, measured: None, kept_in: None }
                 }
             },

@@ -208,7 +208,7 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Arc<dyn Engine>]) -> Stri
     let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
     let named = |gpu: &Arc<dyn Engine>| {
         let memory = human_bytes(gpu.memory().limit_bytes());
-        format!("{} ({}, {memory} of its memory for joins)", gpu.id(), gpu.info().name)
+        format!("{} ({}, {memory} of its memory for joins)", gpu.id(), gpu.info().facts.name)
     };
     let used: Vec<String> = gpus.map(named).collect();
     if !used.is_empty() {
@@ -285,7 +285,9 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         };
         // Memory that the first device has pinned is pinned for all devices.
         arena.pin_by(device.pin());
-        enable_cache(settings, device.memory(), |limit| device.enable_cache(limit))?;
+        enable_cache(settings, device.memory(), |limit| {
+            device.cache().map_or(Ok(()), |cache| cache.enable_cache(limit))
+        })?;
         Ok(Arc::new(InProcess::new(device, arena.clone())))
     };
     let open = |node: &DeviceNode| open(node).context(|| format!("opening device {}", node.name));

@@ -49,7 +49,7 @@ use serde::{Deserialize, Serialize};
 pub use supervised::SupervisedEngine;
 
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
+use crate::device::{CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
 use crate::join::{self, BatchSink, Monitor, Task};
 use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Rates, Target, measure_rates};
@@ -85,7 +85,7 @@ pub trait Engine: Send + Sync + Debug {
     /// Returns the id of the device.
     fn id(&self) -> DeviceId;
 
-    /// Returns the device's hardware, and the sizes that it works best with.
+    /// Returns the facts, tuning and capabilities of the device.
     fn info(&self) -> &DeviceInfo;
 
     /// Returns the device's memory. Jobs that run in parallel are granted parts of it.
@@ -142,13 +142,14 @@ pub trait Engine: Send + Sync + Debug {
 #[derive(Debug)]
 pub struct InProcess {
     device: Arc<dyn Device>,
+    info: DeviceInfo,
     arena: Arena,
 }
 
 impl InProcess {
     /// Runs joins on `device`, with their results in `arena`.
     pub fn new(device: Arc<dyn Device>, arena: Arena) -> Self {
-        Self { device, arena }
+        Self { info: DeviceInfo::of(&*device), device, arena }
     }
 }
 
@@ -158,7 +159,7 @@ impl Engine for InProcess {
     }
 
     fn info(&self) -> &DeviceInfo {
-        self.device.info()
+        &self.info
     }
 
     fn memory(&self) -> &Budget {
@@ -187,7 +188,7 @@ impl Engine for InProcess {
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {
-        self.device.cache_stats()
+        self.device.cache().and_then(CacheOps::cache_stats)
     }
 
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {

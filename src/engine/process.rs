@@ -16,7 +16,7 @@ use super::channel::{Receiver, Sender};
 use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, Opened, Run, State, ToChild};
 use super::{MemoryUse, Opening, run_within, spawn};
 use crate::catalog::Table;
-use crate::device::{self, CancelFlag, Device};
+use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Budget, Lender, LentPiece, Reservation, SlabViews};
 use crate::planner::{Target, measure_rates};
@@ -114,7 +114,7 @@ impl Process {
     fn open(opening: &Opening, sender: Arc<Sender>) -> Result<(Self, Opened)> {
         let device = opening.open()?;
         let opened = Opened {
-            info: device.info().clone(),
+            info: DeviceInfo::of(&*device),
             memory_bytes: device.memory().limit_bytes(),
             jobs_max: device.jobs_max(),
         };
@@ -139,7 +139,8 @@ impl Process {
         match message {
             ToChild::Open(_) => return Err(Error::Internal("the device is open already".into())),
             ToChild::EnableCache { limit_bytes } => {
-                if let Err(error) = self.device.enable_cache(limit_bytes) {
+                let enabled = self.device.cache().map_or(Ok(()), |cache| cache.enable_cache(limit_bytes));
+                if let Err(error) = enabled {
                     tracing::warn!(device = %self.device.id(), "columns are not cached: {error}");
                 }
             }
@@ -253,7 +254,7 @@ impl Process {
     fn state(&self) -> State {
         State {
             memory: MemoryUse::of(self.device.memory()),
-            cache: self.device.cache_stats(),
+            cache: self.device.cache().and_then(CacheOps::cache_stats),
             dropped_lines: lines::dropped(),
         }
     }

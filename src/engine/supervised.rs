@@ -274,8 +274,8 @@ impl Shared {
             false => Err(Error::Unavailable(format!(
                 "{} is another device now, {} instead of {}; restart the server to use it",
                 next.id(),
-                next.info().name,
-                info.name
+                next.info().facts.name,
+                info.facts.name
             ))),
         }
     }

@@ -81,7 +81,7 @@ impl<'a> ProbeRows<'a> {
         shape: &'a Arc<SideInput>,
         device: &dyn Device,
     ) -> Self {
-        Self { source, task, shape, supports_text: device.info().supports_text, current: Mutex::default() }
+        Self { source, task, shape, supports_text: device.strings().is_some(), current: Mutex::default() }
     }
 
     /// Returns the number of all rows, if it is known before the end.
@@ -89,8 +89,9 @@ impl<'a> ProbeRows<'a> {
         self.source.total_rows()
     }
 
-    /// Takes the next chunk. `rows_of` returns its number of rows, given a segment and the rows that
-    /// are left of it. Waits for rows that have not arrived. Returns `None` after the last row.
+    /// Takes the next chunk. `rows_of` returns its number of rows, given a segment and the rows
+    /// that are left of it. Waits for rows that have not arrived. Returns `None` after the last
+    /// row.
     ///
     /// # Errors
     /// The errors of [`RowSource::next_segment`].
@@ -141,7 +142,7 @@ pub(super) fn streams_of(task: &Task, total: Option<u64>, device: &dyn Device) -
     if task.composition.transfer_order == TransferOrder::ProbeAtOnce {
         1
     } else {
-        (device.info().streams as u64).min(chunks) as usize
+        (device.tuning().streams as u64).min(chunks) as usize
     }
 }
 
@@ -213,7 +214,7 @@ pub(super) fn chunk_rows(
 /// of free memory. Matches, pairs and row numbers take about 64 bytes per row.
 pub(super) fn probe_batch_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
     let fit = (device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 8 / 64) as usize;
-    device.info().probe_batch_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
+    device.tuning().probe_batch_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
 }
 
 #[cfg(test)]

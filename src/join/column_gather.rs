@@ -372,6 +372,6 @@ impl<'a> ColumnGather<'a> {
 fn text_bytes_max(device: &dyn Device, expected: u64) -> u64 {
     const TIMES: u64 = 4;
     // Tests have little text.
-    let enough = if cfg!(test) { 1 << 10 } else { device.info().gather_bytes as u64 };
+    let enough = if cfg!(test) { 1 << 10 } else { device.tuning().gather_bytes as u64 };
     TIMES * expected.max(enough)
 }

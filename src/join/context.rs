@@ -31,7 +31,7 @@ impl CallStreams {
     /// Errors of the device.
     pub(super) fn new(device: &dyn Device, monitor: &Monitor) -> Result<Self> {
         let main = device.stream(monitor.cancel().clone())?;
-        let copies = if device.info().streams > 1 { device.stream(monitor.cancel().clone())? } else { main.clone() };
+        let copies = if device.tuning().streams > 1 { device.stream(monitor.cancel().clone())? } else { main.clone() };
         Ok(Self { main, copies })
     }
 

@@ -144,7 +144,7 @@ impl<'a> DeferredPayload<'a> {
             return None;
         }
         // Each stream makes batches while its previous batches are on their way.
-        let streams = cx.device.info().streams as u64;
+        let streams = cx.device.tuning().streams as u64;
         let row_bytes = mean_row_bytes(build);
         let rows_at_once = sizes.gather_rows_of(row_bytes);
         let headroom_bytes = 4 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);

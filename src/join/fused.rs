@@ -61,7 +61,7 @@ impl Fused {
         device: &dyn Device,
     ) -> Option<Self> {
         let is_partitioned = matches!(task.composition.row_layout, RowLayout::Partitioned(_));
-        let is_worth_it = device.info().fuses_partition_join && !task.expected.matches_first;
+        let is_worth_it = device.tuning().fuses_partition_join && !task.expected.matches_first;
         if !is_worth_it || !is_partitioned || task.how != JoinKind::Inner || layout.is_hashed() {
             return None;
         }

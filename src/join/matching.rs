@@ -86,7 +86,7 @@ impl BuildSide {
         };
         let mut sizes: Vec<usize> = bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
         sizes.sort_unstable_by_key(|&rows| Reverse(rows));
-        let rows_at_once: usize = sizes.iter().take(device.info().parallelism).sum();
+        let rows_at_once: usize = sizes.iter().take(device.facts().parallelism).sum();
         let slot_bytes = (key_bytes + 8).next_power_of_two();
         (partitions.keys.rows * row_bytes + rows_at_once * (4 + 4 * slot_bytes)) as u64
     }

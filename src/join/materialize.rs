@@ -154,7 +154,7 @@ impl Materializer<'_> {
     ) -> Result<()> {
         // If the device overlaps copies with other work, queue the next rows before the host waits
         // for the previous ones.
-        let in_flight_max = if self.cx.device.info().streams > 1 { 1 } else { 0 };
+        let in_flight_max = if self.cx.device.tuning().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
         // Time at which memory for the next rows ran out.
         let mut starved_since = None;

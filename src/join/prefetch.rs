@@ -108,7 +108,7 @@ impl Probes<'_> {
         let rows = self.build.table.rows;
         let of = |repeats| TableBytes::new(self.layout.width(), rows, repeats);
         let (distinct, repeated) = (of(false), of(true));
-        let scratch = rows * device.info().row_scratch_bytes.unwrap_or(0) as u64;
+        let scratch = rows * device.tuning().row_scratch_bytes.unwrap_or(0) as u64;
         distinct.stays + repeated.stays + repeated.building.max(distinct.building) + scratch
     }
 

@@ -79,11 +79,11 @@ impl Preparation {
         device: &dyn Device,
     ) -> Self {
         let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-        let layout = match task.composition.device_makes_keys && device.info().supports_text {
+        let layout = match task.composition.device_makes_keys && device.strings().is_some() {
             true => layout.made_by_device(),
             false => layout,
         };
-        let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
+        let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.tuning().gather_bytes);
         let sizes = sizes.of_columns(&task.schema);
         Self { task, layout, build, probe_shape, sizes, defers_payload: false }
     }
@@ -107,7 +107,7 @@ impl PreparedJoin {
         let cx = streams.context(device, arena, monitor);
         let shape = &task.build.table;
         let table = take_all(build, shape, |rows| check_build_rows(&shape.name, rows), monitor.cancel())?;
-        let supports_text = device.info().supports_text;
+        let supports_text = device.strings().is_some();
         let input = SideInput::new(&task, Role::Build, table, supports_text);
         let input = if build.is_stored() { input } else { input.arriving() };
         let probe_shape = Arc::new(SideInput::of_task(&task, Role::Probe, supports_text));

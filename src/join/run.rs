@@ -39,7 +39,7 @@ pub fn run(
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
-    let input = |role| Arc::new(SideInput::of_task(task, role, device.info().supports_text));
+    let input = |role| Arc::new(SideInput::of_task(task, role, device.strings().is_some()));
     let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
     if !task.counts_rows {
         return run_prepared(preparation, device, arena, sink, monitor);
@@ -175,10 +175,10 @@ mod tests {
         let plan = planner::plan(planner::bind(&spec, catalog).unwrap(), Some(strategy)).unwrap();
         let task = Arc::new(plan.task().unwrap());
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
-        let layout = if device.info().supports_text { layout.made_by_device() } else { layout };
-        assert_eq!(layout.is_hashed_by_device(), device.info().supports_text);
+        let layout = if device.strings().is_some() { layout.made_by_device() } else { layout };
+        assert_eq!(layout.is_hashed_by_device(), device.strings().is_some());
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
-        let input = |role| Arc::new(SideInput::of_task(&task, role, device.info().supports_text));
+        let input = |role| Arc::new(SideInput::of_task(&task, role, device.strings().is_some()));
         let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
         let preparation = Preparation { layout, ..preparation };
         run_prepared(preparation, device, catalog.arena(), &sink, &monitor).unwrap();

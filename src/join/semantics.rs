@@ -195,7 +195,7 @@ impl JoinSemantics {
                 let unmatched = self.unmatched();
                 let pairs_total = matches.pair_count(unmatched);
                 let pairs_min = match deferred {
-                    Some(_) => pairs_at_once(materializer.probe.text_mean_bytes(), device.info().gather_bytes),
+                    Some(_) => pairs_at_once(materializer.probe.text_mean_bytes(), device.tuning().gather_bytes),
                     None => 0,
                 };
                 let at_once = expanded_pairs(device, materializer.sizes.gather_rows.max(pairs_min));

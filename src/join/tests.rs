@@ -403,7 +403,7 @@ fn cached_columns_and_columns_read_in_place_are_not_reported_as_copied() {
     let budget = Budget::new("memory of device host:0", "--device-memory", 64 << 20);
     bench.device = HostDevice::new(0, 2, budget, Some(link)).unwrap();
     assert_eq!(copied(&bench), (bytes, 0, 0));
-    bench.device.enable_cache(16 << 20).unwrap();
+    bench.device.cache().unwrap().enable_cache(16 << 20).unwrap();
     assert_eq!(copied(&bench), (bytes, 0, 0), "nothing was cached before");
     assert_eq!(copied(&bench), (0, bytes, 0));
 }

@@ -8,7 +8,7 @@ use crate::device::Device;
 /// switch to these threads takes tens of microseconds. A GPU's work is queued from the calling
 /// thread, and work with parallel parts goes to the CPU threads on its own.
 pub(super) fn run_on_device_pool<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    if device.info().streams > 1 { work() } else { on_device_pool(device, work) }
+    if device.tuning().streams > 1 { work() } else { on_device_pool(device, work) }
 }
 
 /// Runs `work` on the device's own CPU threads. Either only one stream at a time may do such work,

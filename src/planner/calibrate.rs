@@ -62,7 +62,7 @@ pub fn calibrate(device: &dyn Device) -> Rates {
 
 /// Calibrates as [`calibrate`] does. Calls `tell` with the share that is done.
 pub fn calibrate_telling(device: &dyn Device, tell: &dyn Fn(f64)) -> Rates {
-    measure_rates(device, tell).unwrap_or_else(|| Rates::defaults(device.id().kind, device.info().parallelism))
+    measure_rates(device, tell).unwrap_or_else(|| Rates::defaults(device.id().kind, device.facts().parallelism))
 }
 
 /// Measures a device's rates, in a second or two. Returns `None` for a device with too little
@@ -97,7 +97,7 @@ fn sizes(device: &dyn Device) -> (usize, usize, usize) {
 
 fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let (_, table_rows, spread_rows) = sizes(device);
-    let mut rates = Rates::defaults(device.id().kind, device.info().parallelism);
+    let mut rates = Rates::defaults(device.id().kind, device.facts().parallelism);
     let stream = device.stream(CancelFlag::new())?;
     let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 512 << 20));
     arena.pin_by(device.pin());
@@ -169,7 +169,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         }
         let probe_partitioned = device.partition(&probe, &payload, bits, &stream)?;
         rates.join_rows[at] = 0.0;
-        if device.info().fuses_partition_join {
+        if device.tuning().fuses_partition_join {
             let join = || {
                 device.join_partitions(
                     &partitioned,
@@ -330,8 +330,8 @@ impl Bench<'_> {
 /// realistic pass.
 fn partition_bits(device: &dyn Device, rows: usize) -> u32 {
     const BITS_MIN: u32 = 6;
-    let partitions = rows.div_ceil(device.info().partition_rows.max(1)).next_power_of_two();
-    partitions.trailing_zeros().max(BITS_MIN).min(device.info().pass_bits_max)
+    let partitions = rows.div_ceil(device.tuning().partition_rows.max(1)).next_power_of_two();
+    partitions.trailing_zeros().max(BITS_MIN).min(device.tuning().pass_bits_max)
 }
 
 /// Distinct 64-bit keys without order.

@@ -279,8 +279,8 @@ fn text_ways(question: &Question<'_>, build_side: Side) -> Result<Vec<Inputs>> {
         Inputs::new(join, build_side, estimates, TextWork { makes_keys, gathers })
     };
     let by_host = inputs(false, false)?;
-    let may_make_keys = target.supports_text && by_host.build.host_keys;
-    let may_gather = target.supports_text && join.has_device_text(build_side);
+    let may_make_keys = target.capabilities.strings && by_host.build.host_keys;
+    let may_gather = target.capabilities.strings && join.has_device_text(build_side);
     let mut ways = Vec::new();
     for (makes_keys, gathers) in [(true, true), (true, false), (false, true)] {
         if (may_make_keys || !makes_keys) && (may_gather || !gathers) {

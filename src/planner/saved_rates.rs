@@ -22,7 +22,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::Rates;
-use crate::device::{DeviceInfo, DeviceKind};
+use crate::device::{DeviceFacts, DeviceKind};
 use crate::memory::Budget;
 use crate::{Context, Error, Result};
 
@@ -57,13 +57,13 @@ pub struct DeviceModel {
 }
 
 impl DeviceModel {
-    /// Returns the model of a device with the given description, behind the given link.
-    pub fn of(kind: DeviceKind, info: &DeviceInfo, memory: &Budget, link: Vec<f64>) -> Self {
+    /// Returns the model of a device with the given hardware, behind the given link.
+    pub fn of(kind: DeviceKind, facts: &DeviceFacts, memory: &Budget, link: Vec<f64>) -> Self {
         Self {
             kind: kind.to_string(),
-            name: info.name.clone(),
-            parallelism: info.parallelism,
-            cpu_threads: info.cpu_threads,
+            name: facts.name.clone(),
+            parallelism: facts.parallelism,
+            cpu_threads: facts.cpu_threads,
             memory_bytes: memory.limit_bytes().checked_ilog2().map_or(0, |bits| 1 << bits),
             link,
         }

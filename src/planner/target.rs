@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use super::Rates;
 use crate::catalog::Table;
-use crate::device::{ColumnRows, Device, DeviceId, DeviceInfo};
+use crate::device::{Capabilities, ColumnRows, Device, DeviceId, DeviceInfo, Tuning};
 use crate::memory::Budget;
 
 /// A device as the planner sees it: sizes and rates.
@@ -21,20 +21,10 @@ pub struct Target {
     pub memory_setting: String,
     /// Threads or multiprocessors: partitions that the device works on at once.
     pub parallelism: usize,
-    /// [`DeviceInfo::morsel_rows`](crate::device::DeviceInfo::morsel_rows).
-    pub morsel_rows: usize,
-    /// Preferred build rows per partition.
-    pub partition_rows: usize,
-    /// Maximum bits that one partition pass resolves.
-    pub pass_bits_max: u32,
-    /// Streams of a join that the device works on at once.
-    pub streams: usize,
-    /// Probe rows per probe batch.
-    pub probe_batch_rows: usize,
-    /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
-    pub row_scratch_bytes: Option<usize>,
-    /// [`DeviceInfo::supports_text`](crate::device::DeviceInfo::supports_text).
-    pub supports_text: bool,
+    /// Sizes that the device works best with.
+    pub tuning: Tuning,
+    /// Optional work that the device does.
+    pub capabilities: Capabilities,
     /// Rates of the device.
     pub rates: Rates,
     /// Columns that the device has cached in earlier joins, as of the time of planning.
@@ -44,7 +34,7 @@ pub struct Target {
 impl Target {
     /// Returns the view of a device with the given rates.
     pub fn of(device: &dyn Device, rates: Rates) -> Self {
-        Self::new(device.id(), device.info(), device.memory(), rates)
+        Self::new(device.id(), &DeviceInfo::of(device), device.memory(), rates)
     }
 
     /// Returns the view of a device with the given description and rates.
@@ -53,14 +43,9 @@ impl Target {
             name: id.to_string(),
             memory_bytes: memory.limit_bytes(),
             memory_setting: memory.setting().into(),
-            parallelism: info.parallelism.max(1),
-            morsel_rows: info.morsel_rows.max(1),
-            partition_rows: info.partition_rows.max(1),
-            pass_bits_max: info.pass_bits_max.max(1),
-            streams: info.streams.max(1),
-            probe_batch_rows: info.probe_batch_rows.max(1),
-            row_scratch_bytes: info.row_scratch_bytes,
-            supports_text: info.supports_text,
+            parallelism: info.facts.parallelism,
+            tuning: info.tuning,
+            capabilities: info.capabilities,
             rates,
             kept: Vec::new(),
         }
@@ -70,38 +55,19 @@ impl Target {
     /// cached columns of the joined tables.
     pub fn same_sizes_and_rates(&self, other: &Self) -> bool {
         // Lists every field, so that the compiler finds a forgotten one.
-        let Self {
-            name: _,
-            memory_bytes,
-            memory_setting,
-            parallelism,
-            morsel_rows,
-            partition_rows,
-            pass_bits_max,
-            streams,
-            probe_batch_rows,
-            row_scratch_bytes,
-            supports_text,
-            rates,
-            kept: _,
-        } = self;
+        let Self { name: _, memory_bytes, memory_setting, parallelism, tuning, capabilities, rates, kept: _ } = self;
         *memory_bytes == other.memory_bytes
             && *memory_setting == other.memory_setting
             && *parallelism == other.parallelism
-            && *morsel_rows == other.morsel_rows
-            && *partition_rows == other.partition_rows
-            && *pass_bits_max == other.pass_bits_max
-            && *streams == other.streams
-            && *probe_batch_rows == other.probe_batch_rows
-            && *row_scratch_bytes == other.row_scratch_bytes
-            && *supports_text == other.supports_text
+            && *tuning == other.tuning
+            && *capabilities == other.capabilities
             && *rates == other.rates
     }
 
     /// Returns the rows of a table that a device has cached in earlier joins.
     pub fn cached_rows(device: &dyn Device, table: &Arc<Table>) -> Vec<ColumnRows> {
         let table: Weak<Table> = Arc::downgrade(table);
-        device.cached_rows(&(table as Weak<dyn Any + Send + Sync>))
+        device.cache().map_or_else(Vec::new, |cache| cache.cached_rows(&(table as Weak<dyn Any + Send + Sync>)))
     }
 
     /// Returns the rows of a table that the device has cached, by column.
@@ -141,13 +107,17 @@ impl Default for Target {
             memory_bytes: u64::MAX,
             memory_setting: "the server's --device-memory".into(),
             parallelism: 1,
-            morsel_rows: 16 << 10,
-            partition_rows: 16 << 10,
-            pass_bits_max: 11,
-            streams: 1,
-            probe_batch_rows: 1 << 18,
-            row_scratch_bytes: None,
-            supports_text: false,
+            tuning: Tuning {
+                streams: 1,
+                morsel_rows: 16 << 10,
+                probe_batch_rows: 1 << 18,
+                gather_bytes: 4 << 20,
+                row_scratch_bytes: None,
+                partition_rows: 16 << 10,
+                pass_bits_max: 11,
+                fuses_partition_join: false,
+            },
+            capabilities: Capabilities { strings: false },
             rates: Rates::host(1),
             kept: Vec::new(),
         }

@@ -141,8 +141,8 @@ fn device(device: &dyn Engine, rates: &DeviceRates, lost: Option<String>) -> Val
     json!({
         "device": device.id().to_string(),
         "kind": device.id().kind.to_string(),
-        "name": info.name,
-        "parallelism": info.parallelism,
+        "name": info.facts.name,
+        "parallelism": info.facts.parallelism,
         // Reason why the device is out of service; null while it serves.
         "lost": lost,
         "memory_bytes": memory.limit_bytes(),

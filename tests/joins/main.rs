@@ -18,7 +18,7 @@ use arrow::datatypes::Int64Type;
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::{EmulatedLink, HostDevice};
-use dovetail::device::{CancelFlag, ColumnRows, Device, open_gpu};
+use dovetail::device::{CacheStats, CancelFlag, ColumnRows, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, RowLayout, Task, TransferOrder};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, JoinKind, JoinSpec, KeyPair, MovedPayload, Plan, Side, Strategy};
@@ -90,7 +90,7 @@ impl Bench {
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, Some(strategy))?;
         let planned = plan.composition.build_side;
         // A device that supports text also hashes keys and gathers text.
-        plan.composition.device_makes_keys = self.device.info().supports_text;
+        plan.composition.device_makes_keys = self.device.strings().is_some();
         plan.composition.device_gathers_text = plan.composition.device_makes_keys;
         change(&mut plan);
         let sink = Collect::default();
@@ -101,10 +101,15 @@ impl Bench {
             task.dense_range = None;
         }
         join::run(&Arc::new(task), &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
-        let kept = self.device.cache_stats().unwrap_or_default().bytes;
+        let kept = cache_stats(&*self.device).unwrap_or_default().bytes;
         assert_eq!(self.device.memory().used_bytes(), kept, "a join left device memory in use");
         Ok(sink.batches.into_inner())
     }
+}
+
+/// Returns the statistics of a device that caches columns.
+fn cache_stats(device: &dyn Device) -> Option<CacheStats> {
+    device.cache()?.cache_stats()
 }
 
 /// The decisions of a plan that do not change the rows of the result.
@@ -275,7 +280,7 @@ fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
             Arc::new(HostDevice::new(0, 2, budget, Some(link)).unwrap().with_streams(3))
         }
     };
-    device.enable_cache(bytes).unwrap();
+    device.cache().unwrap().enable_cache(bytes).unwrap();
     device
 }
 
@@ -289,17 +294,18 @@ fn a_cached_column_is_read_whole_and_in_any_part() {
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
     let device = device_that_keeps(256 << 10);
     let stream = device.stream(CancelFlag::new()).unwrap();
+    let cache = device.cache().unwrap();
     let check = |rows: Range<u64>, crosses: bool, keeps_more: bool| {
-        let before = device.cache_stats().unwrap();
+        let before = cache.cache_stats().unwrap();
         let bytes = 4 * rows.start as usize..4 * rows.end as usize;
         let part = host.slice_with_length(bytes.start, bytes.len());
         let asked: Arc<dyn Any + Send + Sync> = table.clone();
         let asked = ColumnRows { table: Arc::downgrade(&asked), column: 0, rows: rows.clone() };
-        let buffer = device.copy_in_column(&asked, std::slice::from_ref(&part), &stream).unwrap();
+        let buffer = cache.copy_in_column(&asked, std::slice::from_ref(&part), &stream).unwrap();
         assert_eq!(buffer.size_bytes(), bytes.len(), "{rows:?}");
         let found = device.copy_out(&buffer, bytes.len(), &arena, &stream).unwrap();
         assert!(found.as_slice() == part.as_slice(), "{rows:?}");
-        let after = device.cache_stats().unwrap();
+        let after = cache.cache_stats().unwrap();
         assert_eq!((after.misses > before.misses, after.bytes > before.bytes), (crosses, keeps_more), "{rows:?}");
     };
     for (rows, crosses, keeps_more) in [
@@ -320,7 +326,7 @@ fn a_cached_column_is_read_whole_and_in_any_part() {
     ] {
         check(rows, crosses, keeps_more);
     }
-    let kept = device.cache_stats().unwrap();
+    let kept = cache.cache_stats().unwrap();
     assert_eq!((device.memory().used_bytes(), kept.evictions), (kept.bytes, 0), "only cached columns are left");
     // A job needs most of the memory. The most recently used columns stay.
     let job = device.memory().reserve(device.memory().limit_bytes() - 20_000, "a job").unwrap();
@@ -343,12 +349,12 @@ fn cached_columns_are_used_only_for_the_table_that_they_belong_to() {
         bench.put("l", &case.left.batches);
         bench.put("r", &case.right.batches);
         check_all_on(&bench, &case, false, &mut rng, ", with cached columns");
-        let stats = bench.device.cache_stats().unwrap();
+        let stats = cache_stats(&*bench.device).unwrap();
         assert!(stats.hits > hits, "the second join of two tables found nothing on the device: {stats:?}");
         assert!(stats.bytes <= stats.limit_bytes, "{stats:?}");
         hits = stats.hits;
     }
-    assert!(bench.device.cache_stats().unwrap().evictions > 0, "{:?}", bench.device.cache_stats());
+    assert!(cache_stats(&*bench.device).unwrap().evictions > 0, "{:?}", cache_stats(&*bench.device));
 }
 
 #[test]

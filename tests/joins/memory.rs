@@ -264,11 +264,13 @@ fn filters_and_second_passes_take_the_predicted_memory() {
         // Only tiny partitions fit in the cache. Random reads, dense tables and filters are slow.
         let two_passes = |target: Target| {
             let rates = Rates { cache_bytes: 200, random_reads: 1e3, dense_rows: 1e3, ..target.rates };
-            Target { rates, partition_rows: 1, ..target }
+            let mut target = Target { rates, ..target };
+            target.tuning.partition_rows = 1;
+            target
         };
         let label = format!("{kind:?} {spread:?}, {threads} threads, in two passes");
         run_in_exact_memory(&catalog, 1, &devices, &label, two_passes, |plan| {
-            plan.composition.radix_bits().is_none_or(|bits| bits > plan.target.pass_bits_max)
+            plan.composition.radix_bits().is_none_or(|bits| bits > plan.target.tuning.pass_bits_max)
         });
     }
 }

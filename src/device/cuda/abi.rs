@@ -41,6 +41,10 @@ pub const DOVETAIL_TABLE_ROWS: u32 = 4096;
 /// The most build rows of a partition that are joined in one round.
 pub const DOVETAIL_JOIN_ROWS: u32 = 2560;
 
+/// The bytes of shared memory that every kernel fits in. GPUs of compute capability 8.6, 8.9 and 12.0 have no more for a block. A
+/// kernel that would use more asks for the GPU's limit first.
+pub const DOVETAIL_SHARED_BYTES_MAX: u32 = 99 << 10;
+
 /// A run of equal keys that is longer is listed, and marked by a whole block.
 pub const DOVETAIL_LONG_RUN: u32 = 256;
 

@@ -26,15 +26,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::buffer::Buffer;
 use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, sys};
 use parking_lot::Mutex;
 
 use super::abi::{DovetailReadBack, DovetailStream, dovetail_read_back};
 use super::fault;
 use super::observe::Observer;
+use super::tuning::Limits;
 use crate::device::fault::Trigger;
 use crate::device::loss::remedy;
-use crate::device::{DeviceHandle, DeviceId, DeviceKind, TestOptions};
+use crate::device::{ComputeCapability, DeviceHandle, DeviceId, DeviceKind, TestOptions};
 use crate::memory::Pin;
 use crate::{Error, Result};
 
@@ -142,7 +144,7 @@ impl Gpu {
         // Opening the GPU has made its context current on the calling thread.
         let observer = Observer::named(observer, ordinal)?;
         let faults = Trigger::of(DeviceId { kind: DeviceKind::Cuda, index: ordinal });
-        let cache_bytes = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+        let cache_bytes = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
         let cache_bytes = cache_bytes.ok().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
         let gpu = Self {
             ordinal,
@@ -172,11 +174,6 @@ impl Gpu {
         self.check(kept, "setting up the memory pool")
     }
 
-    /// Returns the driver's name of the GPU, such as `NVIDIA H200`.
-    pub(super) fn name(&self) -> Result<String> {
-        self.answer(result::device::get_name(self.context.cu_device()), "reading the GPU's name")
-    }
-
     /// Returns the GPU's UUID in hexadecimal digits, or an empty string if the driver does not
     /// report it.
     pub(super) fn uuid(&self) -> String {
@@ -184,11 +181,26 @@ impl Gpu {
         bytes.into_iter().map(|byte| format!("{:02x}", byte as u8)).collect()
     }
 
-    /// Returns the number of multiprocessors.
+    /// Returns the GPU's name, such as `NVIDIA H200`, and its limits.
+    pub(super) fn limits(&self) -> Result<Limits> {
+        const ATTEMPT: &str = "reading the GPU's limits";
+        let (major, minor) = self.answer(self.context.compute_capability(), ATTEMPT)?;
+        let shared = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, ATTEMPT)?;
+        Ok(Limits {
+            name: self.answer(result::device::get_name(self.context.cu_device()), "reading the GPU's name")?,
+            capability: ComputeCapability { major: major.unsigned_abs(), minor: minor.unsigned_abs() },
+            block_shared_bytes: shared,
+        })
+    }
+
+    /// Returns the number of multiprocessors, at least 1.
     pub(super) fn multiprocessors(&self) -> Result<usize> {
-        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = self.answer(self.context.attribute(attribute), "reading the GPU's multiprocessors")?;
-        Ok(usize::try_from(count).unwrap_or(1))
+        let attribute = Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        Ok(self.attribute(attribute, "reading the GPU's multiprocessors")?.max(1) as usize)
+    }
+
+    fn attribute(&self, attribute: Attribute, attempt: &str) -> Result<u32> {
+        Ok(self.answer(self.context.attribute(attribute), attempt)?.unsigned_abs())
     }
 
     /// Returns the bytes of memory that are free now.

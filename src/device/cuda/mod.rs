@@ -3,6 +3,7 @@
 //! ```text
 //!   mod.rs              the device; passes each call to the file named for it
 //!   driver.rs           context, streams, events, and the meaning of errors
+//!   tuning.rs           sizes that a GPU works best with, by its architecture
 //!   buffer.rs           charged memory
 //!   abi.rs              the interface of the kernels (kernels/)
 //!   work.rs             all launches and fills
@@ -57,6 +58,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod tuning;
 mod values;
 mod work;
 
@@ -72,10 +74,10 @@ use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::{
-    BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceId,
-    DeviceInfo, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
-    Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, StringOps,
-    Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    BitSlice, BytesColumn, BytesPart, CacheOps, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer,
+    DeviceFacts, DeviceId, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField,
+    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted,
+    Stream, StringOps, Table, TimingOps, Tuning, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -100,7 +102,8 @@ const JOBS_MAX: usize = 4;
 #[derive(Debug)]
 pub struct CudaDevice {
     id: DeviceId,
-    info: DeviceInfo,
+    facts: DeviceFacts,
+    tuning: Tuning,
     memory: Budget,
     gpu: Arc<Gpu>,
     threads: CpuPool,
@@ -125,8 +128,9 @@ impl CudaDevice {
     /// makes the memory budget from the number of free bytes.
     ///
     /// # Errors
-    /// [`Unsupported`](crate::Error::Unsupported) if there is no such GPU or it cannot be used,
-    /// [`Exhausted`](crate::Error::Exhausted) if the system refuses threads.
+    /// [`Unsupported`](crate::Error::Unsupported) if there is no such GPU, it cannot be used, or
+    /// its limits are too small for the kernels, [`Exhausted`](crate::Error::Exhausted) if the
+    /// system refuses threads.
     pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         Self::open_observed(index, threads, &observe::asked_for(), budget)
     }
@@ -134,28 +138,15 @@ impl CudaDevice {
     /// Opens a GPU as [`Self::open`] does, with the observer of the given name.
     fn open_observed(index: u16, threads: usize, observer: &str, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(index, observer)?);
-        let info = DeviceInfo {
-            name: gpu.name()?,
+        let limits = gpu.limits()?;
+        limits.check()?;
+        let tuning = tuning::tuning_of(&limits);
+        let facts = DeviceFacts {
+            name: limits.name,
             uuid: gpu.uuid(),
+            compute_capability: Some(limits.capability),
             parallelism: gpu.multiprocessors()?,
             cpu_threads: threads,
-            // Joining 2^27 rows with 2^27 of 12 bytes by `hash` on an H200, with 1, 3, 5 and 8
-            // streams: more than 5 gained nothing (kernels/tuning.md).
-            streams: 5,
-            // A block takes several thousand rows. A call with too few rows for all blocks ends
-            // before the next call is made.
-            morsel_rows: 1,
-            gather_bytes: 64 << 20,
-            // Sorting needs images of keys and row numbers, twice each, and several copies of the
-            // bounds of partitions.
-            row_scratch_bytes: Some(40),
-            probe_batch_rows: 1 << 24,
-            // Half of the rows of a table in shared memory: partitions vary in size, and each that
-            // is too large costs one more round.
-            partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
-            pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
-            fuses_partition_join: true,
-            supports_text: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
@@ -163,8 +154,9 @@ impl CudaDevice {
             memory: budget(gpu.free_bytes()?),
             gpu,
             threads: CpuPools::new(id, threads).cpu_pool()?,
-            stream_threads: CpuPools::of_streams(id, info.streams),
-            info,
+            stream_threads: CpuPools::of_streams(id, tuning.streams),
+            facts,
+            tuning,
             kept: Default::default(),
         })
     }
@@ -205,20 +197,16 @@ impl Device for CudaDevice {
         self.id
     }
 
-    fn info(&self) -> &DeviceInfo {
-        &self.info
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     fn check(&self) -> Result<()> {
         self.gpu.check_not_lost()
-    }
-
-    fn add_up_times(&self, on: bool) -> Result<()> {
-        self.gpu.add_up_times(on)
-    }
-
-    fn take_times(&self) -> Vec<WorkTime> {
-        self.gpu.observer.take_times()
     }
 
     fn memory(&self) -> &Budget {
@@ -230,7 +218,7 @@ impl Device for CudaDevice {
     }
 
     fn on_stream_threads(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
-        assert!(threads <= self.info.streams, "at most one thread for each stream");
+        assert!(threads <= self.tuning.streams, "at most one thread for each stream");
         // Each thread of the pool runs the closure once, and the pool has no other work.
         self.stream_threads.cpu_pool()?.broadcast(|thread| {
             if thread.index() < threads {
@@ -250,8 +238,8 @@ impl Device for CudaDevice {
 
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
         let (gpu, kept, threads) = (self.gpu.clone(), self.kept.clone(), self.threads.another()?);
-        let (stream_threads, info) = (self.stream_threads.clone(), self.info.clone());
-        Ok(Arc::new(Self { id: self.id, info, memory, gpu, threads, stream_threads, kept }))
+        let (stream_threads, facts, tuning) = (self.stream_threads.clone(), self.facts.clone(), self.tuning);
+        Ok(Arc::new(Self { id: self.id, facts, tuning, memory, gpu, threads, stream_threads, kept }))
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
@@ -286,41 +274,6 @@ impl Device for CudaDevice {
 
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         transfer::copy_in(&self.work(stream)?, parts)
-    }
-
-    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        let bytes = bytes_of(parts);
-        let copy = |from: CopyFrom<'_>| {
-            let work = self.work(stream)?;
-            let charged = |memory: Option<&Budget>, copy: &dyn Fn(&Work<'_>) -> Result<DeviceBuffer>| match memory {
-                Some(memory) => copy(&Work { memory, ..work }),
-                None => copy(&work),
-            };
-            match from {
-                CopyFrom::Host(memory) => charged(memory, &|work| transfer::copy_in(work, parts)),
-                CopyFrom::Cached(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
-            }
-        };
-        let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };
-        stream.cancel.check()?;
-        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).record_stream(&kept.queue, None);
-        kept.cache.copy_in(rows, bytes, self, stream, copy, stays)
-    }
-
-    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
-        let queue = Arc::new(Queue::new(self.gpu.clone())?);
-        let gpu = self.gpu.clone();
-        let settle = Box::new(move || gpu.settle("dropping cached columns"));
-        self.kept.get_or_init(|| Cached { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
-        Ok(())
-    }
-
-    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
-        self.kept.get().map_or_else(Vec::new, |kept| kept.cache.cached_rows(table))
-    }
-
-    fn cache_stats(&self) -> Option<CacheStats> {
-        self.kept.get().map(|kept| kept.cache.stats())
     }
 
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {
@@ -478,6 +431,61 @@ impl Device for CudaDevice {
 
     fn strings(&self) -> Option<&dyn StringOps> {
         Some(self)
+    }
+
+    fn cache(&self) -> Option<&dyn CacheOps> {
+        Some(self)
+    }
+
+    fn timing(&self) -> Option<&dyn TimingOps> {
+        Some(self)
+    }
+}
+
+impl CacheOps for CudaDevice {
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        let bytes = bytes_of(parts);
+        let copy = |from: CopyFrom<'_>| {
+            let work = self.work(stream)?;
+            let charged = |memory: Option<&Budget>, copy: &dyn Fn(&Work<'_>) -> Result<DeviceBuffer>| match memory {
+                Some(memory) => copy(&Work { memory, ..work }),
+                None => copy(&work),
+            };
+            match from {
+                CopyFrom::Host(memory) => charged(memory, &|work| transfer::copy_in(work, parts)),
+                CopyFrom::Cached(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
+            }
+        };
+        let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };
+        stream.cancel.check()?;
+        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).record_stream(&kept.queue, None);
+        kept.cache.copy_in(rows, bytes, self, stream, copy, stays)
+    }
+
+    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
+        let queue = Arc::new(Queue::new(self.gpu.clone())?);
+        let gpu = self.gpu.clone();
+        let settle = Box::new(move || gpu.settle("dropping cached columns"));
+        self.kept.get_or_init(|| Cached { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
+        Ok(())
+    }
+
+    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        self.kept.get().map_or_else(Vec::new, |kept| kept.cache.cached_rows(table))
+    }
+
+    fn cache_stats(&self) -> Option<CacheStats> {
+        self.kept.get().map(|kept| kept.cache.stats())
+    }
+}
+
+impl TimingOps for CudaDevice {
+    fn add_up_times(&self, on: bool) -> Result<()> {
+        self.gpu.add_up_times(on)
+    }
+
+    fn take_times(&self) -> Vec<WorkTime> {
+        self.gpu.observer.take_times()
     }
 }
 

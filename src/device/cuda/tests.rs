@@ -1309,7 +1309,7 @@ fn large_passes_are_partitioned_as_on_the_host() {
     // Nine of the largest tiles for each block; two under sanitizers, which make everything slow
     // (`combined_tiles_min`).
     let tiles = if rows_max() < 100_000 { 2 } else { 9 };
-    let rows = gpu.device.info().parallelism * 2 * tiles * 6144 + 4321;
+    let rows = gpu.device.facts().parallelism * 2 * tiles * 6144 + 4321;
     let mut random = random(214);
     let few: Vec<u32> = (0..40).map(|_| random.random()).collect();
     let numbers: Vec<u32> = (0..rows as u32)
@@ -1661,8 +1661,7 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     device.gather_to_host(&column, &pairs.probe, arena, stream)?;
     let plain = Column { validity: None, ..column.clone() };
     device.gather_all_to_host(&[(&plain, &pairs.probe), (&plain, &pairs.build)], arena, stream)?;
-    assert_eq!(device.info().supports_text, device.strings().is_some());
-    if device.info().supports_text {
+    if device.strings().is_some() {
         let text = BytesPart { offsets: Buffer::from_vec(vec![0u32; rows + 1]), data: Buffer::from_vec(vec![0u8]) };
         let text = strings(&**device).copy_in_bytes(&[text], Width::W4, stream)?;
         strings(&**device).short_values(&text, 9, stream)?;
@@ -1717,7 +1716,7 @@ fn observers_are_notified_of_fills_and_copies() {
         work(&stream);
         // Times are known when the stream has ended.
         drop(stream);
-        device.take_times().iter().map(|time| time.work).collect::<BTreeSet<&str>>()
+        device.timing().unwrap().take_times().iter().map(|time| time.work).collect::<BTreeSet<&str>>()
     };
     let filled = told_of(&|stream| drop(device.new_flags(1000, stream).unwrap()));
     assert_eq!(filled, BTreeSet::from([FILL]));
@@ -1739,11 +1738,11 @@ fn kernel_times_are_added_up_only_while_timing_is_on() {
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
     let device = CudaDevice::open_observed(0, 2, "silent", budget).unwrap();
     for (on, expected) in [(false, 0), (true, 1), (false, 0), (true, 1)] {
-        device.add_up_times(on).unwrap();
+        device.timing().unwrap().add_up_times(on).unwrap();
         let stream = device.stream(CancelFlag::new()).unwrap();
         drop(device.new_flags(1000, &stream).unwrap());
         drop(stream);
-        assert_eq!(device.take_times().len(), expected, "adding up: {on}");
+        assert_eq!(device.timing().unwrap().take_times().len(), expected, "adding up: {on}");
     }
 }
 

@@ -131,7 +131,7 @@ pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Filter> {
     if run.threads == 1 || line_count <= REGION_LINES {
         enter(run, &mut lines, 0, line_count, values)?;
     } else {
-        let regions = line_count.div_ceil(REGION_LINES).min(1 << run.info.pass_bits_max);
+        let regions = line_count.div_ceil(REGION_LINES).min(1 << run.tuning.pass_bits_max);
         let region_lines = line_count.div_ceil(regions);
         let region = |key: K| line_of(hash(key), line_count) / region_lines;
         let by_region = scatter::<K>(run, keys, &[], regions, region)?;

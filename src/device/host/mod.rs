@@ -69,9 +69,10 @@ use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::fault::Trigger;
 use super::{
-    BitSlice, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo,
-    DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs,
-    PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted, Which,
+    BitSlice, CacheOps, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceFacts, DeviceHandle,
+    DeviceId, DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys,
+    Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, Table, Tuning, Unmatched,
+    Wanted, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -85,7 +86,8 @@ const MORSEL_ROWS: usize = 1 << 14;
 #[derive(Debug)]
 pub struct HostDevice {
     id: DeviceId,
-    info: DeviceInfo,
+    facts: DeviceFacts,
+    tuning: Tuning,
     pool: Pool,
     threads: CpuPool,
     route: Option<EmulatedRoute>,
@@ -120,7 +122,8 @@ impl HostDevice {
         Ok(Self {
             id,
             // A GPU behind such a link would also join partitions in one step.
-            info: DeviceInfo { fuses_partition_join: route.is_some(), ..info(threads) },
+            tuning: Tuning { fuses_partition_join: route.is_some(), ..tuning(threads) },
+            facts: facts(threads),
             pool: Pool::new(memory),
             threads: CpuPools::new(id, threads).cpu_pool()?,
             route,
@@ -134,7 +137,7 @@ impl HostDevice {
     /// such devices run.
     #[must_use]
     pub fn with_streams(mut self, streams: usize) -> Self {
-        self.info.streams = streams.max(1);
+        self.tuning.streams = streams.max(1);
         self
     }
 
@@ -143,7 +146,7 @@ impl HostDevice {
     /// the joins of other devices.
     #[must_use]
     pub fn joining_partitions(mut self, joins: bool) -> Self {
-        self.info.fuses_partition_join = joins;
+        self.tuning.fuses_partition_join = joins;
         self
     }
 
@@ -168,24 +171,30 @@ impl HostDevice {
         stream: &Stream,
         primitive: impl FnOnce(&Run<'_>) -> Result<R> + Send,
     ) -> Result<R> {
-        let run = Run { pool, cancel: &stream.cancel, threads: self.info.parallelism, info: &self.info };
+        let run = Run { pool, cancel: &stream.cancel, threads: self.facts.parallelism, tuning: &self.tuning };
         run.cancel.check()?;
         self.faults.before_primitive()?;
         self.threads.install(|| primitive(&run))
     }
 }
 
-/// Describes a host device. The sizes fit caches of today's servers: 1–2 MiB of second level per
-/// core, 32–48 KiB of first.
-fn info(threads: usize) -> DeviceInfo {
+fn facts(threads: usize) -> DeviceFacts {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
     let unit = if threads == 1 { "thread" } else { "threads" };
-    DeviceInfo {
+    DeviceFacts {
         name: format!("{threads} {unit} of {}", model.unwrap_or("a CPU").trim()),
         uuid: String::new(),
+        compute_capability: None,
         parallelism: threads,
         cpu_threads: threads,
+    }
+}
+
+/// Returns sizes that fit caches of today's servers: 1–2 MiB of second level per core, 32–48 KiB of
+/// first.
+fn tuning(threads: usize) -> Tuning {
+    Tuning {
         streams: 1,
         morsel_rows: MORSEL_ROWS,
         probe_batch_rows: (1 << 18) * threads.next_power_of_two().min(16),
@@ -194,7 +203,6 @@ fn info(threads: usize) -> DeviceInfo {
         partition_rows: 1 << 15,
         pass_bits_max: 11,
         fuses_partition_join: false,
-        supports_text: false,
     }
 }
 
@@ -203,7 +211,7 @@ struct Run<'a> {
     pool: &'a Pool,
     cancel: &'a CancelFlag,
     threads: usize,
-    info: &'a DeviceInfo,
+    tuning: &'a Tuning,
 }
 
 impl Run<'_> {
@@ -255,8 +263,12 @@ impl Device for HostDevice {
         self.id
     }
 
-    fn info(&self) -> &DeviceInfo {
-        &self.info
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     fn check(&self) -> Result<()> {
@@ -273,17 +285,18 @@ impl Device for HostDevice {
 
     /// Jobs take turns on the CPU. More jobs than threads would only wait for each other.
     fn jobs_max(&self) -> usize {
-        self.info.parallelism
+        self.facts.parallelism
     }
 
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
         Ok(Arc::new(Self {
             id: self.id,
-            info: self.info.clone(),
+            facts: self.facts.clone(),
+            tuning: self.tuning,
             pool: self.pool.charged_to(memory),
             // Streams have their own threads. A pool that includes the caller must not wait for
             // them.
-            threads: if self.info.streams == 1 { self.threads.of_caller()? } else { self.threads.another()? },
+            threads: if self.tuning.streams == 1 { self.threads.of_caller()? } else { self.threads.another()? },
             route: self.route.clone(),
             kept: self.kept.clone(),
             faults: self.faults.clone(),
@@ -312,38 +325,6 @@ impl Device for HostDevice {
 
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         self.copy_in_to(&self.pool, parts, stream)
-    }
-
-    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
-        let charged = |memory: Option<&Budget>| match memory {
-            Some(memory) => self.pool.charged_to(memory.clone()),
-            None => self.pool.clone(),
-        };
-        let copy = |from: CopyFrom<'_>| match from {
-            CopyFrom::Host(memory) => self.copy_in_to(&charged(memory), parts, stream),
-            CopyFrom::Cached(kept, memory) => {
-                self.run_in(&charged(memory), stream, |run| transfer::put_together(run, kept))
-            }
-        };
-        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
-        cache.copy_in(rows, bytes, self, stream, copy, |_| ())
-    }
-
-    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
-        if self.route.is_some() {
-            // Calls are finished when they return, so there is no work to wait for.
-            self.kept.get_or_init(|| ColumnCache::new(self.memory(), limit_bytes, Box::new(|| ())));
-        }
-        Ok(())
-    }
-
-    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
-        self.kept.get().map_or_else(Vec::new, |cache| cache.cached_rows(table))
-    }
-
-    fn cache_stats(&self) -> Option<CacheStats> {
-        self.kept.get().map(|cache| cache.stats())
     }
 
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {
@@ -487,6 +468,42 @@ impl Device for HostDevice {
     fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {
         let bytes = positions.len() * size_of::<u32>();
         self.pass_out(stream, bytes, || self.run(stream, |run| transfer::positions_to_host(run, positions, arena)))
+    }
+
+    fn cache(&self) -> Option<&dyn CacheOps> {
+        self.route.is_some().then_some(self)
+    }
+}
+
+impl CacheOps for HostDevice {
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
+        let charged = |memory: Option<&Budget>| match memory {
+            Some(memory) => self.pool.charged_to(memory.clone()),
+            None => self.pool.clone(),
+        };
+        let copy = |from: CopyFrom<'_>| match from {
+            CopyFrom::Host(memory) => self.copy_in_to(&charged(memory), parts, stream),
+            CopyFrom::Cached(kept, memory) => {
+                self.run_in(&charged(memory), stream, |run| transfer::put_together(run, kept))
+            }
+        };
+        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
+        cache.copy_in(rows, bytes, self, stream, copy, |_| ())
+    }
+
+    fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
+        // Calls are finished when they return, so there is no work to wait for.
+        self.kept.get_or_init(|| ColumnCache::new(self.memory(), limit_bytes, Box::new(|| ())));
+        Ok(())
+    }
+
+    fn cached_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        self.kept.get().map_or_else(Vec::new, |cache| cache.cached_rows(table))
+    }
+
+    fn cache_stats(&self) -> Option<CacheStats> {
+        self.kept.get().map(|cache| cache.stats())
     }
 }
 

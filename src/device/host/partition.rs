@@ -51,7 +51,7 @@ pub(super) fn partition<K: Key>(
             grouping: Grouping::Unknown,
         });
     }
-    if bits.bits > run.info.pass_bits_max {
+    if bits.bits > run.tuning.pass_bits_max {
         return partition_in_passes::<K>(run, keys, payload, bits);
     }
     let digit = digit_of::<K>(bits);

@@ -91,7 +91,7 @@ pub(super) fn sort<K: Key>(run: &Run<'_>, keys: &Keys, payload: &[Payload]) -> R
 /// Moves rows into ranges of ascending keys.
 fn divide<K: Key>(run: &Run<'_>, keys: &Keys, payload: &[Payload]) -> Result<Scattered<K>> {
     let values = values_of::<K>(&keys.data, keys.rows);
-    let bits = (keys.rows / RANGE_ROWS).next_power_of_two().trailing_zeros().min(run.info.pass_bits_max);
+    let bits = (keys.rows / RANGE_ROWS).next_power_of_two().trailing_zeros().min(run.tuning.pass_bits_max);
     let differing = run.map(0..keys.rows, |range| differing_bits(values[0], &values[range]))?;
     let differing = differing.into_iter().fold(K::default(), K::or);
     let bits_used = K::BITS - differing.leading_zeros();

@@ -91,7 +91,7 @@ impl<K: Key> DeviceMemory for HostTable<K> {
 
 pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Table> {
     let slots = slot_count(keys.rows);
-    let digits = (slots / REGION_SLOTS).clamp(1, 1 << run.info.pass_bits_max);
+    let digits = (slots / REGION_SLOTS).clamp(1, 1 << run.tuning.pass_bits_max);
     let regions = Regions::new::<K>(run, keys, slots, digits)?;
     if let Some(table) = regions.build::<K>(run, keys)? {
         return Ok(table);

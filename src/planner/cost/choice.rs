@@ -113,7 +113,7 @@ impl Choice<'_> {
 
     fn model<'a>(&'a self, inputs: &'a Inputs) -> Model<'a> {
         let Question { join, estimates, target, .. } = *self.question;
-        let passes = self.radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(target.pass_bits_max).max(1)));
+        let passes = self.radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(target.tuning.pass_bits_max).max(1)));
         let partitions = self.radix_bits.map_or(1.0, |bits| f64::from(1u32 << bits));
         let filter = self.filtered_rows.map(|rows| {
             let bytes = FilterBytes::new(inputs.key_width, inputs.build.rows as u64, target.parallelism);
@@ -190,10 +190,10 @@ fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Optio
     if !strategy.is_partitioned() {
         return vec![None];
     }
-    let partitions = (inputs.build.rows as u64).div_ceil(target.partition_rows.max(1) as u64).max(1);
+    let partitions = (inputs.build.rows as u64).div_ceil(target.tuning.partition_rows.max(1) as u64).max(1);
     let wanted = partitions.next_power_of_two().trailing_zeros();
-    let one_pass = wanted.min(target.pass_bits_max);
-    let two_passes = wanted.min(2 * target.pass_bits_max).min(8 * inputs.key_width.bytes() as u32);
+    let one_pass = wanted.min(target.tuning.pass_bits_max);
+    let two_passes = wanted.min(2 * target.tuning.pass_bits_max).min(8 * inputs.key_width.bytes() as u32);
     let mut bits = vec![Some(one_pass)];
     if two_passes > one_pass {
         bits.push(Some(two_passes));

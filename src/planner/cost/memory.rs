@@ -59,7 +59,7 @@ impl Chunks {
         let probe_rows = inputs.probe.rows;
         let streams_max = match transfer_order {
             TransferOrder::ProbeAtOnce => 1.0,
-            TransferOrder::Chunks | TransferOrder::DeferBuildPayload => target.streams as f64,
+            TransferOrder::Chunks | TransferOrder::DeferBuildPayload => target.tuning.streams as f64,
         };
         let streams = (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().clamp(1.0, streams_max);
         let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
@@ -104,7 +104,7 @@ impl Model<'_> {
         let least_rows = (CHUNK_ROWS_MIN as f64).min(probe.rows);
         // Text is stored twice: as it arrived, and as gathered.
         let text_max: f64 = probe.text_columns.iter().chain(&build.text_columns).map(|text| text.row_max()).sum();
-        let longest = (self.target.streams as f64).max(2.0) * (probe.values.row_max + 2.0 * text_max);
+        let longest = (self.target.tuning.streams as f64).max(2.0) * (probe.values.row_max + 2.0 * text_max);
         let smallest_chunk = least_rows * (2.0 * probe_row + longest);
         let whole_chunk = 2.0 * (probe.rows * probe_row + probe.values.arriving + probe.text_held_bytes());
 
@@ -199,7 +199,7 @@ impl Model<'_> {
     fn scratch(&self, input: &Input, rows: f64) -> f64 {
         /// Fixed scratch memory of some streams.
         const STREAMS_BYTES: f64 = (16 << 20) as f64;
-        match self.target.row_scratch_bytes {
+        match self.target.tuning.row_scratch_bytes {
             Some(bytes) => STREAMS_BYTES + rows * (bytes as f64 + self.inputs.key_bytes() + self.payload_bytes(input)),
             None => 0.0,
         }

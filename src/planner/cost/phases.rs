@@ -80,7 +80,7 @@ impl Model<'_> {
         }
         steps.push(self.gather(chunks));
         steps.retain(|step| !step.is_idle());
-        if self.target.morsel_rows > 1 {
+        if self.target.tuning.morsel_rows > 1 {
             steps.iter_mut().for_each(|step| *step = self.on_threads(*step));
         }
         steps
@@ -90,7 +90,7 @@ impl Model<'_> {
     /// together, and takes longer if its rows are fewer morsels than threads. Only threads that had
     /// a morsel during calibration count. Each call wakes the threads that have a morsel.
     fn on_threads(&self, step: Step) -> Step {
-        let (morsel_rows, threads) = (self.target.morsel_rows as f64, self.target.parallelism as f64);
+        let (morsel_rows, threads) = (self.target.tuning.morsel_rows as f64, self.target.parallelism as f64);
         let at_work = |rows: f64, threads: f64| (rows / morsel_rows).ceil().clamp(1.0, threads.max(1.0));
         let measured = threads.min(HOST_ROWS_MAX as f64 / morsel_rows).max(1.0);
         let slower = step.morsel_rows.map_or(1.0, |rows| measured / at_work(rows, measured));
@@ -108,7 +108,7 @@ impl Model<'_> {
 
     /// Probe batches of all chunks together.
     fn probe_batches(&self, chunks: Chunks) -> f64 {
-        let of_chunk = self.transformed(Role::Probe) / chunks.count / self.target.probe_batch_rows as f64;
+        let of_chunk = self.transformed(Role::Probe) / chunks.count / self.target.tuning.probe_batch_rows as f64;
         chunks.count * of_chunk.ceil().max(1.0)
     }
 

@@ -6,7 +6,7 @@ use arrow::array::{ArrayRef, Int32Array, RecordBatch, StringArray};
 
 use super::*;
 use crate::catalog::{Catalog, Upload, UploadOptions};
-use crate::device::Phase;
+use crate::device::{Capabilities, Phase};
 use crate::join::TaskSide;
 use crate::memory::{Arena, Budget, Interrupt};
 use crate::planner::{JoinSpec, KeyPair, bind};
@@ -25,9 +25,9 @@ fn text_is_gathered_by_the_faster_of_device_and_host() {
         upload.append(batch).unwrap();
         upload.commit().unwrap();
     }
-    let planned = |count: bool, supports_text: bool, rates: Rates, device_gathers_text: Option<bool>| {
+    let planned = |count: bool, strings: bool, rates: Rates, device_gathers_text: Option<bool>| {
         let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
-        let target = Target { supports_text, rates, ..a100() };
+        let target = Target { capabilities: Capabilities { strings }, rates, ..a100() };
         let overrides = PlanOverrides { device_gathers_text, ..PlanOverrides::default() };
         plan_with_overrides(bind(&spec, &catalog).unwrap(), &overrides, &target)
     };
@@ -44,10 +44,10 @@ fn text_is_gathered_by_the_faster_of_device_and_host() {
     assert!(by_host.task().unwrap().build.device_text.is_empty());
     assert!(!planned(false, true, slow_host(), Some(false)).unwrap().composition.device_gathers_text);
     assert!(planned(false, true, slow_link(), Some(true)).unwrap().composition.device_gathers_text);
-    for (count, supports_text) in [(true, true), (false, false)] {
-        let plan = planned(count, supports_text, slow_host(), None).unwrap();
+    for (count, strings) in [(true, true), (false, false)] {
+        let plan = planned(count, strings, slow_host(), None).unwrap();
         assert!(!plan.composition.device_gathers_text);
-        let refused = planned(count, supports_text, slow_host(), Some(true)).unwrap_err();
+        let refused = planned(count, strings, slow_host(), Some(true)).unwrap_err();
         assert!(matches!(&refused, Error::Unsupported(text) if text.contains("gathers text")), "{refused}");
     }
 }
@@ -302,16 +302,18 @@ fn a_second_pass_is_planned_if_partitions_exceed_the_cache() {
         let join = bound(&sparse(build_rows, 1), &sparse(2 * build_rows, 1), JoinKind::Inner);
         plan_on(join, Some(Strategy::RadixHash), target).unwrap().composition.radix_bits().unwrap()
     };
-    let target = Target { pass_bits_max: 8, ..Target::default() };
-    let rows = |bits: u32| (target.partition_rows as u64) << bits;
+    let mut target = Target::default();
+    target.tuning.pass_bits_max = 8;
+    let rows = |bits: u32| (target.tuning.partition_rows as u64) << bits;
     assert_eq!(bits(rows(7), &target), 7);
     assert_eq!(bits(rows(8), &target), 8);
     // Partitions of twice the preferred size do not justify moving everything once more.
     assert_eq!(bits(rows(9), &target), 8);
     assert_eq!(bits(rows(13), &target), 13);
     // Two passes give at most twice the bits of one.
-    let rates = Rates { partition: 30e9, ..target.rates.clone() };
-    assert_eq!(bits(rows(8), &Target { pass_bits_max: 2, rates, ..target.clone() }), 4);
+    let mut small = target.clone();
+    (small.tuning.pass_bits_max, small.rates.partition) = (2, 30e9);
+    assert_eq!(bits(rows(8), &small), 4);
 }
 
 #[test]

@@ -97,7 +97,8 @@ fn more_chunks_in_progress_overlap_copies_better_with_primitives() {
     // the probe side.
     join.result_is_stored = true;
     let planned = |streams| {
-        let mut target = Target { streams, ..two_pass(a100()) };
+        let mut target = two_pass(a100());
+        target.tuning.streams = streams;
         target.rates.copy_in = 1e9;
         target.rates.copy_out = 2e9;
         plan_on(join.clone(), Some(Strategy::Hash), &target).unwrap()
@@ -123,7 +124,8 @@ fn more_chunks_in_progress_overlap_copies_better_with_primitives() {
 fn each_chunk_is_priced_with_one_more_pass_over_partitions_and_sorted_rows() {
     let join = bound(&sparse(1 << 26, 1), &sparse(1 << 26, 1), JoinKind::Inner);
     let match_seconds = |strategy, streams| {
-        let mut target = Target { streams, ..two_pass(a100()) };
+        let mut target = two_pass(a100());
+        target.tuning.streams = streams;
         // Slow enough that overlapping copies outweighs everything else.
         (target.rates.copy_in, target.rates.copy_out) = (2e9, 2e9);
         let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
@@ -143,7 +145,8 @@ fn chunks_are_planned_if_their_overlap_saves_more_than_their_calls_cost() {
     let is_at_once = |rows, call_seconds| {
         let mut join = bound(&sparse(1 << 20, 1), &sparse(rows, 1), JoinKind::Inner);
         join.result_is_stored = true;
-        let mut target = Target { streams: 5, ..two_pass(a100()) };
+        let mut target = two_pass(a100());
+        target.tuning.streams = 5;
         (target.rates.copy_in, target.rates.copy_out) = (20e9, 20e9);
         target.rates.call_seconds = call_seconds;
         let overrides = PlanOverrides { build_side: Some(Side::Left), ..PlanOverrides::named(Some(Strategy::Hash)) };
@@ -164,7 +167,8 @@ fn host_memory_is_planned_for_the_host_made_keys_of_the_chunks_in_progress() {
     let keys = |rows: u64| 16 * rows + rows / 8;
     // Eight chunks, five of them in progress.
     for (call_seconds, is_at_once, probe_rows) in [(10e-3, true, ROWS), (1e-6, false, ROWS / 8 * 5)] {
-        let mut target = Target { streams: 5, ..two_pass(a100()) };
+        let mut target = two_pass(a100());
+        target.tuning.streams = 5;
         (target.rates.copy_in, target.rates.copy_out) = (1e9, 1e9);
         target.rates.call_seconds = call_seconds;
         let plan = plan_on(join.clone(), Some(Strategy::Hash), &target).unwrap();

@@ -15,6 +15,7 @@ use super::*;
 use crate::Error;
 use crate::catalog::{Catalog, ColumnStatistics, HeavyValue, Table, Value};
 use crate::device::host::{EmulatedLink, HostDevice};
+use crate::device::{Capabilities, Tuning};
 use crate::memory::{Arena, Budget};
 
 /// A table of `rows` rows whose first column is the key.
@@ -117,14 +118,16 @@ fn a100() -> Target {
         memory_bytes: 40 << 30,
         memory_setting: "--device-memory".into(),
         parallelism: 108,
-        morsel_rows: 1,
-        partition_rows: 4096,
-        pass_bits_max: 8,
-        // Tables and result are on the device in whole.
-        streams: 1,
-        probe_batch_rows: usize::MAX,
-        row_scratch_bytes: None,
-        supports_text: false,
+        tuning: Tuning {
+            // Tables and result are on the device in whole.
+            streams: 1,
+            morsel_rows: 1,
+            probe_batch_rows: usize::MAX,
+            partition_rows: 4096,
+            pass_bits_max: 8,
+            ..Target::default().tuning
+        },
+        capabilities: Capabilities { strings: false },
         rates,
         kept: Vec::new(),
     }

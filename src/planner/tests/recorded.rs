@@ -14,7 +14,7 @@ use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 
 use super::*;
-use crate::device::ColumnRows;
+use crate::device::{Capabilities, ColumnRows, Tuning};
 use crate::memory::Interrupt;
 use crate::planner::plan::propose_estimated;
 
@@ -192,13 +192,16 @@ impl RecordedTarget {
             memory_bytes,
             memory_setting: "--device-memory".into(),
             parallelism,
-            morsel_rows,
-            partition_rows,
-            pass_bits_max,
-            streams,
-            probe_batch_rows,
-            row_scratch_bytes,
-            supports_text,
+            tuning: Tuning {
+                streams,
+                morsel_rows,
+                probe_batch_rows,
+                row_scratch_bytes,
+                partition_rows,
+                pass_bits_max,
+                ..Target::default().tuning
+            },
+            capabilities: Capabilities { strings: supports_text },
             rates: self.rates.clone(),
             kept,
         }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::device::{Capabilities, Tuning};
 use crate::memory::Interrupt;
 
 /// Linear planning takes a second or two. A step that compares all columns with all others takes
@@ -48,7 +49,8 @@ fn gpu() -> Target {
     let mut target = a100();
     target.rates = Rates { copy_in: 50e9, copy_out: 50e9, ..target.rates };
     target.memory_bytes = u64::MAX;
-    Target { streams: 4, supports_text: true, probe_batch_rows: 1 << 22, ..target }
+    let tuning = Tuning { streams: 4, probe_batch_rows: 1 << 22, ..target.tuning };
+    Target { tuning, capabilities: Capabilities { strings: true }, ..target }
 }
 
 fn names(pairs: impl Iterator<Item = usize>) -> Vec<KeyPair> {

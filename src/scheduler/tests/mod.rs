@@ -25,7 +25,7 @@ use super::clock::ManualClock;
 use super::*;
 use crate::catalog::{Catalog, Editor, SpoolState, Table};
 use crate::device::host::HostDevice;
-use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind};
+use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo, DeviceKind};
 use crate::engine::{Engine, Grant, MemoryUse};
 use crate::join::{BatchSink, Monitor, Task};
 use crate::memory::{Arena, Budget, Interrupt};
@@ -169,7 +169,7 @@ impl Stage {
             orders.push(order);
             lost.push(Arc::new(AtomicBool::default()));
             has_cached.push(Arc::new(AtomicBool::default()));
-            let info = HostDevice::new(0, 1, budget.clone(), None).unwrap().info().clone();
+            let info = DeviceInfo::of(&HostDevice::new(0, 1, budget.clone(), None).unwrap());
             executors.push(Executor {
                 target: Target { name: id.to_string(), ..target },
                 engine: Arc::new(Puppet {

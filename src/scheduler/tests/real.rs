@@ -73,7 +73,7 @@ fn a_join_of_cached_columns_is_planned_without_copying_them() {
     let memory = Budget::new("memory of host:0", "--device-memory", 16 << 20);
     let link = EmulatedLink { to_device_bytes_per_second: 1e9, from_device_bytes_per_second: 1e9 };
     let device = HostDevice::new(0, 1, memory, Some(link)).unwrap();
-    device.enable_cache(1 << 20).unwrap();
+    device.cache().unwrap().enable_cache(1 << 20).unwrap();
     let scheduler = Scheduler::new(catalog.clone(), vec![Arc::new(device)]);
     let bytes = |explanation: Explanation, phase: Phase| {
         let phase = explanation.phases.iter().find(|found| found.phase == phase);

@@ -44,7 +44,7 @@ fn the_number_of_passes_does_not_change_the_partitions() {
     // Bits around the limits of one, two and three passes, with enough rows that most partitions
     // have some.
     let bench = Bench::new(2);
-    let max = bench.device.info().pass_bits_max;
+    let max = bench.device.tuning().pass_bits_max;
     let numbers: Vec<u32> = (0..100_003).map(|row: u32| row.wrapping_mul(0x9e37_79b9) >> 4).collect();
     let (keys, _) = bench.keys::<u64>(&numbers);
     let payload = [Payload::RowNumber, Payload::Column(keys.as_column())];
