@@ -246,9 +246,17 @@ impl Opening {
         open_device(self.id, self.threads, |free| self.budget(free))
     }
 
-    /// Returns a budget of `memory_bytes`, or else of the `free` bytes that the device reports.
+    /// Returns a budget of `memory_bytes`, or else of the `free` bytes that the device reports,
+    /// rounded down. The free bytes of equal GPUs differ a little. With equal budgets, these GPUs
+    /// share their plans.
     pub fn budget(&self, free: Option<u64>) -> Budget {
-        let bytes = self.memory_bytes.or(free).unwrap_or(0);
+        let bytes = self.memory_bytes.or(free.map(rounded_down)).unwrap_or(0);
         Budget::new(self.memory_name.clone(), self.memory_setting.clone(), bytes)
     }
+}
+
+/// Rounds a number of bytes down by less than a 128th: 80 GB to a multiple of 256 MiB.
+fn rounded_down(bytes: u64) -> u64 {
+    let step = (bytes.checked_next_power_of_two().unwrap_or(1 << 63) / 512).max(1);
+    bytes - bytes % step
 }

@@ -481,3 +481,14 @@ fn a_server_that_ends_does_not_wait_for_the_restart_delay() {
     std::thread::sleep(3 * supervised::LOOK_INTERVAL);
     drop(engine);
 }
+
+#[test]
+fn equal_gpus_get_equal_budgets_although_their_free_bytes_differ() {
+    let limit = |free: u64| Opening { memory_bytes: None, ..opening() }.budget(Some(free)).limit_bytes();
+    let free = (79 << 30) + (5 << 20);
+    assert_eq!((limit(free), limit(free + (100 << 20))), (79 << 30, 79 << 30));
+    for free in [0, 1, 511, 513, 1 << 30, (5 << 30) - 1, free, u64::MAX] {
+        assert!(limit(free) <= free && free - limit(free) <= free / 128, "{free} bytes become {}", limit(free));
+    }
+    assert_eq!(opening().budget(Some(1)).limit_bytes(), 64 << 20, "an operator's limit is taken as it is");
+}
