@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
-use super::plan::ValueSizes;
+use super::value_sizes::ValueSizes;
 use super::{Input, JoinSpec};
 use crate::catalog::{Catalog, Table};
 use crate::columns::{encoded_type, key_class, movable};

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
-use super::plan::result_row_bytes;
+use super::value_sizes::result_row_bytes;
 use super::{BoundJoin, JoinKey, OutputSource, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Table, Value};

@@ -32,6 +32,7 @@ mod target;
 mod task;
 #[cfg(test)]
 mod tests;
+mod value_sizes;
 
 pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};

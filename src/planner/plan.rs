@@ -4,9 +4,9 @@ use std::cmp::Ordering;
 
 use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
 use super::inputs::{Input, Inputs, TextWork};
-use super::{BoundJoin, Composition, Estimates, OutputSource, PlanOverrides, Side, Strategy, Target};
-use crate::catalog::Table;
-use crate::columns::{KeyLayout, Role, fixed_width};
+use super::value_sizes::result_row_bytes;
+use super::{BoundJoin, Composition, Estimates, PlanOverrides, Side, Strategy, Target};
+use crate::columns::{KeyLayout, Role};
 use crate::device::{Phase, ROWS_MAX};
 use crate::human;
 use crate::memory::{Interrupt, human_bytes};
@@ -381,39 +381,4 @@ fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 
     let strategy = costed.composition.strategy();
     let chunks = Chunks::new(strategy, &costed.memory, inputs, target, transfer_order);
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
-}
-
-/// Sizes of the values of a table's columns.
-pub(super) struct ValueSizes<'a> {
-    table: &'a Table,
-    /// Mean bytes of a value over all columns of variable width.
-    variable_bytes: f64,
-}
-
-impl<'a> ValueSizes<'a> {
-    pub(super) fn of(table: &'a Table) -> Self {
-        let widths =
-            table.schema.fields().iter().map(|field| fixed_width(field.data_type()).map(|width| width.bytes()));
-        let fixed: usize = widths.clone().flatten().sum();
-        let variable_columns = widths.filter(Option::is_none).count();
-        let row_bytes = table.bytes as f64 / table.rows.max(1) as f64;
-        Self { table, variable_bytes: (row_bytes - fixed as f64).max(1.0) / variable_columns.max(1) as f64 }
-    }
-
-    /// Mean bytes of a value of a column: its fixed width, or the table's average.
-    pub(super) fn mean_bytes(&self, column: usize) -> f64 {
-        let width = fixed_width(self.table.schema.field(column).data_type());
-        width.map_or(self.variable_bytes, |width| width.bytes() as f64)
-    }
-}
-
-/// Bytes per row of the result: fixed widths, and the table's averages for other columns.
-pub(super) fn result_row_bytes(join: &BoundJoin) -> f64 {
-    let (left, right) = (ValueSizes::of(&join.left), ValueSizes::of(&join.right));
-    let output = join.output.iter().map(|column| match column.source {
-        OutputSource::Column { side: Side::Left, index } => left.mean_bytes(index),
-        OutputSource::Column { side: Side::Right, index } => right.mean_bytes(index),
-        OutputSource::Key { index } => left.mean_bytes(join.keys[index].left),
-    });
-    output.sum()
 }
