@@ -5,7 +5,7 @@ use super::device_class::DeviceClass;
 use super::device_set::DeviceSet;
 use super::executor::Executor;
 use super::job_options::{DeviceRequest, JobOptions};
-use super::placing::Place;
+use super::placing::{HostNeed, Place};
 use crate::catalog::Catalog;
 use crate::human;
 use crate::memory::{Interrupt, human_bytes};
@@ -21,17 +21,6 @@ pub(super) struct Admitted {
     pub(super) fastest: usize,
     /// Devices that may run the join, each with the needs of its plan.
     pub(super) places: Vec<Place>,
-}
-
-/// Host memory that a job takes on a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HostNeed {
-    /// Predicted bytes. At most the bytes that tables leave, as far as could be told at admission.
-    pub(super) bytes: u64,
-    /// Fewest bytes to start with if no more will become free. Equal to `bytes`, unless the
-    /// prediction exceeds what tables leave. Such a job would wait for more in vain, and its
-    /// prediction may be wrong.
-    pub(super) least_bytes: u64,
 }
 
 /// Limits of jobs and results, and the interrupt of an admission.

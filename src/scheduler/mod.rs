@@ -61,6 +61,7 @@ mod executor;
 mod handle;
 mod job;
 mod job_options;
+mod options;
 mod placing;
 mod queue;
 mod state;
@@ -71,7 +72,8 @@ mod work;
 
 pub use clock::{Clock, SystemClock};
 pub use executor::Executor;
-pub use handle::{Scheduler, SchedulerOptions, Submission};
+pub use handle::{Scheduler, Submission};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use job_options::{DeviceRequest, JobOptions};
+pub use options::SchedulerOptions;
 pub use stats::{DeviceStats, SchedulerStats};

@@ -19,9 +19,7 @@
 use std::time::Duration;
 
 use super::JobId;
-use super::admission::HostNeed;
 use super::device_set::DeviceSet;
-use super::queue::Waiting;
 
 /// Time after which a job that has a slot, but lacks memory, is tried again.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
@@ -32,6 +30,32 @@ pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// the short joins that overtake the job. So a client's burst of short joins is mostly over by
 /// then.
 pub(super) const CLAIM_AFTER: Duration = Duration::from_secs(30);
+
+/// Host memory that a job takes on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostNeed {
+    /// Predicted bytes. At most the bytes that tables leave, as far as could be told at admission.
+    pub(super) bytes: u64,
+    /// Fewest bytes to start with if no more will become free. Equal to `bytes`, unless the
+    /// prediction exceeds what tables leave. Such a job would wait for more in vain, and its
+    /// prediction may be wrong.
+    pub(super) least_bytes: u64,
+}
+
+/// A job that waits.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) id: JobId,
+    pub(super) tenant: String,
+    pub(super) priority: i32,
+    pub(super) submitted: Duration,
+    /// Devices that may run the job.
+    pub(super) places: Vec<Place>,
+    /// Time at which the job began to lack only host memory.
+    pub(super) starved_since: Option<Duration>,
+    /// Time from which nothing is known to give that memory back.
+    pub(super) unsatisfiable_since: Option<Duration>,
+}
 
 /// Devices that a job may run on together.
 #[derive(Clone, Debug, PartialEq)]

@@ -19,25 +19,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::JobId;
-use super::placing::{HostMemory, Load, Place, ScheduledStart, Timeline};
+use super::placing::{HostMemory, Load, ScheduledStart, Timeline, Waiting};
 
 /// Seconds of waiting that are worth one point of priority.
 pub(super) const AGING_SECONDS: f64 = 1.0;
-
-/// A job that waits.
-#[derive(Clone, Debug)]
-pub(super) struct Waiting {
-    pub(super) id: JobId,
-    pub(super) tenant: String,
-    pub(super) priority: i32,
-    pub(super) submitted: Duration,
-    /// Devices that may run the job.
-    pub(super) places: Vec<Place>,
-    /// Time at which the job began to lack only host memory.
-    pub(super) starved_since: Option<Duration>,
-    /// Time from which nothing is known to give that memory back.
-    pub(super) unsatisfiable_since: Option<Duration>,
-}
 
 /// Durations for which a job has lacked only host memory.
 #[derive(Clone, Copy, Debug, PartialEq)]

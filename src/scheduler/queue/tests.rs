@@ -1,8 +1,8 @@
 //! Tests of the queue without threads: order and places of jobs.
 
-use super::super::admission::HostNeed;
 use super::super::device_set::DeviceSet;
 use super::super::placing::{CLAIM_AFTER, RETRY, RunningJob, Wait};
+use super::super::placing::{HostNeed, Place};
 use super::*;
 
 const IDLE: Load = Load::InService { slots: 1, free_bytes: 1 << 30, running: Vec::new() };

@@ -1,0 +1,54 @@
+//! Options of a scheduler.
+
+use std::time::Duration;
+
+use super::executor::Executor;
+
+/// Options of a scheduler.
+#[derive(Clone, Debug)]
+pub struct SchedulerOptions {
+    /// Jobs that may wait. More are refused.
+    pub queue_limit: usize,
+    /// Jobs that one tenant may have waiting or running, not counting stopped jobs. 0: no limit.
+    pub tenant_jobs: usize,
+    /// Most short jobs that a device runs at a time. A long job has the device alone.
+    pub jobs_per_device: usize,
+    /// Time that a job may wait only for host memory before it fails.
+    pub memory_wait: Duration,
+    /// Time that a result is kept, unless the join sets another.
+    pub retain: Duration,
+    /// Bytes that may accumulate of a result that is consumed as it is read. Then the join waits
+    /// for its reader.
+    pub window_bytes: u64,
+    /// Ended jobs that are remembered after their result was released.
+    pub history: usize,
+    /// True if a timer thread calls [`Scheduler::tick`](super::Scheduler::tick). Tests call it themselves.
+    pub timer: bool,
+}
+
+impl Default for SchedulerOptions {
+    fn default() -> Self {
+        Self {
+            queue_limit: 1000,
+            tenant_jobs: 0,
+            // A join alternates between phases: it copies in, matches, gathers on the host, waits
+            // for the result's memory. Four joins keep the device busy through these phases. More
+            // would not make it busier, and each leaves less memory to the others. A join whose
+            // part is too small takes the whole device instead.
+            jobs_per_device: 4,
+            // Equal to `retain`: by then every result without a renewed lease has freed its memory.
+            memory_wait: Duration::from_secs(300),
+            retain: Duration::from_secs(300),
+            window_bytes: 256 << 20,
+            history: 1000,
+            timer: true,
+        }
+    }
+}
+
+impl SchedulerOptions {
+    /// Returns the most jobs that a device runs at a time.
+    pub(super) fn slots(&self, executor: &Executor) -> usize {
+        executor.jobs_max().min(self.jobs_per_device).max(1)
+    }
+}
