@@ -14,12 +14,11 @@ mod body;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Request, Response};
-use parking_lot::Mutex;
 use tonic::body::Body;
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Code, Status};
@@ -27,7 +26,7 @@ use tower::{Layer, Service};
 
 use body::{CallBody, CallLimits, CountedBody, deadline_passed, server_ended};
 
-use super::describe::JobTimes;
+use super::call_record::{CallRecord, printable};
 use super::ingest::timeout;
 use super::metrics::code_name;
 use super::shared::Shared;
@@ -76,56 +75,6 @@ const STREAMED: [&str; 2] = ["DoPut", "DoExchange"];
 /// few hundred bytes. CancelFlightInfo sends back a schema and its endpoints, which take a few
 /// million bytes if the schema is large.
 const REQUEST_BYTES_MAX: u64 = 16 << 20;
-
-/// Prepares a client's text for a line of the log: on one line, and not too long.
-fn printable(text: &str) -> String {
-    const CHARACTERS_MAX: usize = 500;
-    let mut printable: String =
-        text.chars().take(CHARACTERS_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if printable.len() < text.len() && text.chars().nth(CHARACTERS_MAX).is_some() {
-        printable.push_str("...");
-    }
-    printable
-}
-
-/// Data from a handler for the access line of its call. Stored in the request's extensions.
-#[derive(Clone, Debug, Default)]
-pub struct CallRecord {
-    inner: Arc<Inner>,
-}
-
-#[derive(Debug, Default)]
-struct Inner {
-    command: Mutex<String>,
-    is_poll: AtomicBool,
-    rows: AtomicU64,
-    queue_micros: AtomicU64,
-    run_micros: AtomicU64,
-}
-
-impl CallRecord {
-    /// Sets a short form of the request: a table's name, `join orders lineitem`, an action.
-    pub fn set_command(&self, command: impl Into<String>) {
-        *self.inner.command.lock() = printable(&command.into());
-    }
-
-    /// Marks the call as one that only asks for the progress of a job. Clients do so several times
-    /// a second, and a reader of the log may want to see only the other calls.
-    pub fn set_poll(&self) {
-        self.inner.is_poll.store(true, Ordering::Relaxed);
-    }
-
-    /// Adds rows that were received or sent.
-    pub fn add_rows(&self, rows: u64) {
-        self.inner.rows.fetch_add(rows, Ordering::Relaxed);
-    }
-
-    /// Sets the times that the call's job waited and ran.
-    pub fn set_job_times(&self, times: JobTimes) {
-        self.inner.queue_micros.store(times.queued.as_micros() as u64, Ordering::Relaxed);
-        self.inner.run_micros.store(times.run.as_micros() as u64, Ordering::Relaxed);
-    }
-}
 
 /// Puts [`CallService`] around a service.
 #[derive(Clone, Debug)]
@@ -285,7 +234,7 @@ impl Call {
                 Some(Error::Invalid(format!("the request is not a message of {}: {why}", self.rpc)).into())
             }
             (Code::Unimplemented, _) if message.is_empty() && self.rpc == UNKNOWN_RPC => {
-                let path = self.record.inner.command.lock().clone();
+                let path = self.record.command();
                 Some(
                     Error::Unsupported(format!("there is no method {path:?}; the methods are those of {FLIGHT}"))
                         .into(),
@@ -308,8 +257,8 @@ impl Drop for Call {
         let duration = self.started.elapsed();
         let received = self.received.load(Ordering::Relaxed);
         self.shared.metrics.call_ended(self.rpc, code, duration, received, self.sent);
-        let record = &*self.record.inner;
-        let millis = |micros: &AtomicU64| micros.load(Ordering::Relaxed) as f64 / 1000.0;
+        let times = self.record.job_times();
+        let millis = |time: Duration| time.as_micros() as f64 / 1000.0;
         macro_rules! line {
             ($target:literal) => {
                 tracing::info!(
@@ -317,19 +266,19 @@ impl Drop for Call {
                     peer = self.peer,
                     tenant = self.tenant,
                     rpc = self.rpc,
-                    command = record.command.lock().as_str(),
-                    rows = record.rows.load(Ordering::Relaxed),
+                    command = self.record.command(),
+                    rows = self.record.rows(),
                     received_bytes = received,
                     sent_bytes = self.sent,
-                    queue_ms = millis(&record.queue_micros),
-                    exec_ms = millis(&record.run_micros),
-                    duration_ms = duration.as_micros() as f64 / 1000.0,
+                    queue_ms = millis(times.queued),
+                    exec_ms = millis(times.run),
+                    duration_ms = millis(duration),
                     status = code_name(code),
                     message,
                 )
             };
         }
-        let is_answered_poll = record.is_poll.load(Ordering::Relaxed) && code == Code::Ok;
+        let is_answered_poll = self.record.is_poll() && code == Code::Ok;
         match self.is_health || is_answered_poll {
             true => line!("dovetail::access::poll"),
             false => line!("dovetail::access"),

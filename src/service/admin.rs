@@ -13,7 +13,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::metrics;
+use super::gauges;
 use super::shared::Shared;
 
 /// Returns the routes: `/metrics`, `/healthz` (the process is alive), `/readyz` (traffic should
@@ -27,7 +27,7 @@ pub(super) fn routes(shared: Arc<Shared>) -> Router {
 }
 
 async fn serve_metrics(State(shared): State<Arc<Shared>>) -> Response {
-    match metrics::render(&shared) {
+    match gauges::render(&shared) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

@@ -16,13 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 use tokio::task::JoinError;
 
-use super::shared::Shared;
 use crate::memory::Interrupt;
 use crate::{Error, Result, panics};
-
-/// Maximum number of columns, jobs or arrays that are written or dropped inline: a tenth of a
-/// millisecond of work.
-const FEW: usize = 256;
 
 /// Slots for the CPU work of a server's calls, and counts of these calls.
 #[derive(Debug)]
@@ -89,37 +84,6 @@ impl CpuWork {
 impl Default for CpuWork {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl Shared {
-    /// Runs work like [`CpuWork::run`], with access to the state that the server's calls share.
-    ///
-    /// # Errors
-    /// As [`CpuWork::run`].
-    pub async fn work<T, W>(self: &Arc<Self>, work: W) -> Result<T>
-    where
-        T: Send + 'static,
-        W: FnOnce(&Self, &Interrupt) -> Result<T> + Send + 'static,
-    {
-        let shared = self.clone();
-        self.cpu_work.run(move |interrupt| work(&shared, interrupt)).await
-    }
-
-    /// Runs work like [`Shared::work`] on `count` columns, jobs or arrays. Work on few of them runs
-    /// inline.
-    ///
-    /// # Errors
-    /// As [`CpuWork::run`].
-    pub async fn work_on<T, W>(self: &Arc<Self>, count: usize, work: W) -> Result<T>
-    where
-        T: Send + 'static,
-        W: FnOnce(&Self) -> Result<T> + Send + 'static,
-    {
-        match count <= FEW {
-            true => work(self),
-            false => self.work(|shared, _| work(shared)).await,
-        }
     }
 }
 

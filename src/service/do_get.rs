@@ -23,8 +23,8 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::{Layer, Service};
 
-use super::access::CallRecord;
 use super::auth::Caller;
+use super::call_record::CallRecord;
 use super::encode::Message;
 use super::shared::Shared;
 use super::{flight, get_data};

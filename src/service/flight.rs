@@ -12,8 +12,8 @@ use futures::{Stream, StreamExt, TryStreamExt, stream};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::access::CallRecord;
 use super::auth::Caller;
+use super::call_record::CallRecord;
 use super::get_info::Asker;
 use super::ingest::{self, UploadHandler};
 use super::shared::Shared;

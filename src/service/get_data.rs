@@ -20,8 +20,8 @@ use arrow::datatypes::{DataType, SchemaRef};
 use futures::{FutureExt, Stream};
 use tokio::time::timeout;
 
-use super::access::CallRecord;
 use super::auth::Caller;
+use super::call_record::CallRecord;
 use super::commands;
 use super::deliveries::Share;
 use super::describe::JobTimes;

@@ -31,8 +31,8 @@ use bytes::Bytes;
 use prost_types::Timestamp;
 use uuid::Uuid;
 
-use super::access::CallRecord;
 use super::auth::{Caller, Role};
+use super::call_record::CallRecord;
 use super::commands::{self, JoinCommand};
 use super::describe;
 use super::shared::Shared;

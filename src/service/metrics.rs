@@ -1,21 +1,18 @@
 //! Metrics in the Prometheus text form: cost of calls, use of memory, state of jobs.
 //!
 //! Names start with `dovetail_`, units are seconds and bytes. Counters are updated where the events
-//! happen. Gauges are read from the other rooms at each scrape ([`render`]). Labels never carry
+//! happen. Gauges are read from the other rooms at each scrape (`gauges.rs`). Labels never carry
 //! names of tables or commands, because their number has no bound.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use prometheus::{
-    Counter, CounterVec, Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Counter, CounterVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 use tonic::Code;
 
-use super::shared::Shared;
-use crate::scheduler::{JobState, SchedulerStats};
-use crate::{Result, lines};
+use crate::scheduler::JobState;
 
 /// Upper bounds of the call duration histogram, in seconds: from a listing to a long join.
 const DURATION_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0];
@@ -23,41 +20,41 @@ const DURATION_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0,
 /// Counters and gauges of one server.
 #[derive(Debug)]
 pub struct Metrics {
-    registry: Registry,
-    calls: IntCounterVec,
-    call_seconds: HistogramVec,
-    calls_in_flight: IntGauge,
-    received_bytes: IntCounterVec,
-    sent_bytes: IntCounterVec,
+    pub(super) registry: Registry,
+    pub(super) calls: IntCounterVec,
+    pub(super) call_seconds: HistogramVec,
+    pub(super) calls_in_flight: IntGauge,
+    pub(super) received_bytes: IntCounterVec,
+    pub(super) sent_bytes: IntCounterVec,
     /// Rows of uploads, acknowledged or not.
     pub received_rows: IntCounter,
     /// Rows of tables and results that were sent.
     pub sent_rows: IntCounter,
-    arena_bytes: IntGaugeVec,
-    device_memory_bytes: IntGaugeVec,
-    jobs: IntGaugeVec,
-    jobs_total: IntCounterVec,
-    job_wait_seconds: Counter,
-    result_rows: IntCounter,
-    result_bytes: IntCounter,
-    queue_length: IntGauge,
-    device_up: IntGaugeVec,
-    device_restarts: IntCounterVec,
-    device_jobs: IntCounterVec,
-    device_cache: IntCounterVec,
-    device_cache_hit_bytes: IntCounterVec,
-    device_busy_seconds: CounterVec,
-    log_lines_dropped: IntCounterVec,
+    pub(super) arena_bytes: IntGaugeVec,
+    pub(super) device_memory_bytes: IntGaugeVec,
+    pub(super) jobs: IntGaugeVec,
+    pub(super) jobs_total: IntCounterVec,
+    pub(super) job_wait_seconds: Counter,
+    pub(super) result_rows: IntCounter,
+    pub(super) result_bytes: IntCounter,
+    pub(super) queue_length: IntGauge,
+    pub(super) device_up: IntGaugeVec,
+    pub(super) device_restarts: IntCounterVec,
+    pub(super) device_jobs: IntCounterVec,
+    pub(super) device_cache: IntCounterVec,
+    pub(super) device_cache_hit_bytes: IntCounterVec,
+    pub(super) device_busy_seconds: CounterVec,
+    pub(super) log_lines_dropped: IntCounterVec,
     /// Locked while counters of other components are copied. Otherwise two scrapes could add the
     /// same increment twice.
-    reading: Mutex<()>,
-    tables: IntGauge,
-    table_bytes: IntGauge,
-    sessions: IntGauge,
-    uploads: IntGauge,
-    cpu_work: IntGaugeVec,
-    cpu_work_interrupted: IntCounter,
-    tenant_bytes: IntGaugeVec,
+    pub(super) reading: Mutex<()>,
+    pub(super) tables: IntGauge,
+    pub(super) table_bytes: IntGauge,
+    pub(super) sessions: IntGauge,
+    pub(super) uploads: IntGauge,
+    pub(super) cpu_work: IntGaugeVec,
+    pub(super) cpu_work_interrupted: IntCounter,
+    pub(super) tenant_bytes: IntGaugeVec,
 }
 
 impl Metrics {
@@ -204,134 +201,12 @@ impl Metrics {
         self.received_bytes.with_label_values(&[rpc]).inc_by(received);
         self.sent_bytes.with_label_values(&[rpc]).inc_by(sent);
     }
-
-    fn read_gauges(&self, shared: &Shared) {
-        let set = |gauge: IntGauge, value: u64| gauge.set(value.try_into().unwrap_or(i64::MAX));
-        let arena = shared.catalog.arena();
-        let kinds = [
-            ("used", arena.budget().used_bytes()),
-            ("used_max", arena.budget().used_bytes_max()),
-            ("mapped", arena.mapped_bytes()),
-            ("limit", arena.budget().limit_bytes()),
-        ];
-        for (kind, bytes) in kinds {
-            set(self.arena_bytes.with_label_values(&[kind]), bytes);
-        }
-        for device in &shared.devices {
-            let (id, memory) = (device.id().to_string(), device.memory_use());
-            let cache = device.cache_stats().unwrap_or_default();
-            let kinds = [
-                ("used", memory.used_bytes.saturating_sub(cache.bytes)),
-                ("kept", cache.bytes),
-                ("used_max", memory.used_bytes_max),
-                ("limit", device.memory().limit_bytes()),
-            ];
-            for (kind, bytes) in kinds {
-                set(self.device_memory_bytes.with_label_values(&[&id, kind]), bytes);
-            }
-        }
-        self.read_devices(shared);
-        self.read_dropped_lines(shared);
-        let mut by_state = [("queued", 0), ("running", 0), ("complete", 0), ("failed", 0), ("cancelled", 0)];
-        for job in shared.scheduler.jobs() {
-            let state = state_name(&job.status().state);
-            if let Some((_, count)) = by_state.iter_mut().find(|(name, _)| *name == state) {
-                *count += 1;
-            }
-        }
-        for (state, count) in by_state {
-            self.jobs.with_label_values(&[state]).set(count);
-        }
-        self.read_scheduler(&shared.scheduler.stats());
-        let tables = shared.catalog.tables();
-        set(self.tables.clone(), tables.len() as u64);
-        set(self.table_bytes.clone(), tables.iter().map(|table| table.bytes).sum());
-        set(self.uploads.clone(), shared.uploads.under_way() as u64);
-        set(self.cpu_work.with_label_values(&["calls"]), shared.cpu_work.calls() as u64);
-        set(self.cpu_work.with_label_values(&["slots_taken"]), shared.cpu_work.slots_taken() as u64);
-        raise(&self.cpu_work_interrupted, shared.cpu_work.interrupted() as u64);
-        self.tenant_bytes.reset();
-        for (tenant, usage) in shared.catalog.usage_of_all() {
-            set(self.tenant_bytes.with_label_values(&[&tenant]), usage.bytes);
-        }
-        set(self.sessions.clone(), shared.sessions.count() as u64);
-    }
-}
-
-impl Metrics {
-    /// Copies the counters of devices.
-    fn read_devices(&self, shared: &Shared) {
-        let _reading = self.reading.lock();
-        for device in &shared.devices {
-            let id = device.id().to_string();
-            raise(&self.device_restarts.with_label_values(&[&id]), device.restarts());
-            let Some(cache) = device.cache_stats() else { continue };
-            for (outcome, total) in [("hit", cache.hits), ("miss", cache.misses), ("evicted", cache.evictions)] {
-                raise(&self.device_cache.with_label_values(&[&id, outcome]), total);
-            }
-            raise(&self.device_cache_hit_bytes.with_label_values(&[&id]), cache.hit_bytes);
-        }
-    }
-
-    /// Copies the counts of dropped log lines.
-    fn read_dropped_lines(&self, shared: &Shared) {
-        let _reading = self.reading.lock();
-        raise(&self.log_lines_dropped.with_label_values(&["server"]), lines::dropped());
-        for device in &shared.devices {
-            let Some(total) = device.dropped_lines() else { continue };
-            raise(&self.log_lines_dropped.with_label_values(&[&device.id().to_string()]), total);
-        }
-    }
-
-    /// Copies the counters of the scheduler.
-    fn read_scheduler(&self, stats: &SchedulerStats) {
-        let _reading = self.reading.lock();
-        let raise_seconds = |counter: &Counter, total: f64| counter.inc_by((total - counter.get()).max(0.0));
-        let outcomes = [
-            ("submitted", stats.submitted_total),
-            ("refused", stats.refused_total),
-            ("completed", stats.completed_total),
-            ("failed", stats.failed_total),
-            ("cancelled", stats.cancelled_total),
-        ];
-        for (outcome, total) in outcomes {
-            raise(&self.jobs_total.with_label_values(&[outcome]), total);
-        }
-        raise(&self.result_rows, stats.rows_total);
-        raise(&self.result_bytes, stats.bytes_total);
-        raise_seconds(&self.job_wait_seconds, stats.waited_seconds_total);
-        self.queue_length.set(stats.queued as i64);
-        for device in &stats.devices {
-            let id = device.id.to_string();
-            self.device_up.with_label_values(&[&id]).set(device.lost.is_none().into());
-            raise(&self.device_jobs.with_label_values(&[&id]), device.jobs_total);
-            raise_seconds(&self.device_busy_seconds.with_label_values(&[&id]), device.busy_seconds_total);
-        }
-    }
-}
-
-/// Raises a counter to a total that is counted elsewhere.
-fn raise(counter: &IntCounter, total: u64) {
-    counter.inc_by(total.saturating_sub(counter.get()));
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// Returns all metrics as text, read now.
-///
-/// # Errors
-/// [`Error::Internal`](crate::Error::Internal) when the text form cannot be written.
-pub fn render(shared: &Shared) -> Result<String> {
-    shared.metrics.read_gauges(shared);
-    let mut text = Vec::new();
-    TextEncoder::new()
-        .encode(&shared.metrics.registry.gather(), &mut text)
-        .map_err(|error| crate::Error::Internal(format!("writing the metrics: {error}")))?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Returns the state's name in metrics, JSON and logs.

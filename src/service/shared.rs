@@ -19,10 +19,14 @@ use crate::catalog::{Catalog, TenantLimits, Uploads};
 use crate::engine::DeviceRates;
 use crate::engine::Engine;
 use crate::human;
-use crate::memory::{check_at_least, parse_bytes};
+use crate::memory::{Interrupt, check_at_least, parse_bytes};
 use crate::scheduler::Scheduler;
 use crate::topology::Topology;
 use crate::{Context, Error, Result};
+
+/// Maximum number of columns, jobs or arrays that are written or dropped inline: a tenth of a
+/// millisecond of work.
+const FEW: usize = 256;
 
 /// State that all calls of a server share.
 #[derive(Debug)]
@@ -63,6 +67,37 @@ pub struct Shared {
     pub deliveries: Deliveries,
     /// Clients that wait for each job.
     pub readers: Readers,
+}
+
+impl Shared {
+    /// Runs work like [`CpuWork::run`], with access to the state that the server's calls share.
+    ///
+    /// # Errors
+    /// As [`CpuWork::run`].
+    pub async fn work<T, W>(self: &Arc<Self>, work: W) -> Result<T>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Self, &Interrupt) -> Result<T> + Send + 'static,
+    {
+        let shared = self.clone();
+        self.cpu_work.run(move |interrupt| work(&shared, interrupt)).await
+    }
+
+    /// Runs work like [`Shared::work`] on `count` columns, jobs or arrays. Work on few of them runs
+    /// inline.
+    ///
+    /// # Errors
+    /// As [`CpuWork::run`].
+    pub async fn work_on<T, W>(self: &Arc<Self>, count: usize, work: W) -> Result<T>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Self) -> Result<T> + Send + 'static,
+    {
+        match count <= FEW {
+            true => work(self),
+            false => self.work(|shared, _| work(shared)).await,
+        }
+    }
 }
 
 /// Parsed settings that calls use.

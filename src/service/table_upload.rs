@@ -9,8 +9,8 @@ use arrow_flight::flight_descriptor::DescriptorType;
 use bytes::Bytes;
 use http::{Extensions, HeaderMap};
 
-use super::access::CallRecord;
 use super::auth::{Caller, Role};
+use super::call_record::CallRecord;
 use super::commands;
 use super::get_info::table_name;
 use super::ingest::{Ack, UploadHandler, UploadSink};
