@@ -29,7 +29,7 @@ use body::{CallBody, CallLimits, CountedBody, deadline_passed, server_ended};
 use super::call_record::{CallRecord, printable};
 use super::ingest::timeout;
 use super::metrics::code_name;
-use super::shared::Shared;
+use super::shared::{Shared, shutting_down};
 use super::table_upload::OptionsHeader;
 use crate::Error;
 
@@ -62,11 +62,6 @@ const UNKNOWN_RPC: &str = "unknown";
 /// are polled, results are fetched, and uploads under way get their other streams. Only actions
 /// that do not begin new work are run.
 const SERVED_WHILE_DRAINING: [&str; 4] = ["PollFlightInfo", "DoGet", "DoPut", "DoAction"];
-
-/// Returns the error for new work while the server drains.
-pub(super) fn shutting_down() -> Error {
-    Error::Unavailable("the server is shutting down; call another server, or this one later".into())
-}
 
 /// RPCs whose requests are streams of data; the others send one message, or a few small ones.
 const STREAMED: [&str; 2] = ["DoPut", "DoExchange"];

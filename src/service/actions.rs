@@ -17,11 +17,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::access::shutting_down;
 use super::auth::Role;
 use super::get_info::{self, Asker};
 use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRequest};
-use super::shared::Shared;
+use super::shared::{Shared, shutting_down};
 use super::{commands, describe};
 use crate::human::asked;
 use crate::memory::Interrupt;

@@ -100,6 +100,11 @@ impl Shared {
     }
 }
 
+/// Returns the error for new work while the server drains.
+pub(super) fn shutting_down() -> Error {
+    Error::Unavailable("the server is shutting down; call another server, or this one later".into())
+}
+
 /// Parsed settings that calls use.
 #[derive(Clone, Debug)]
 pub struct Limits {

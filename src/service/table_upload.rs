@@ -14,7 +14,7 @@ use super::call_record::CallRecord;
 use super::commands;
 use super::get_info::table_name;
 use super::ingest::{Ack, UploadHandler, UploadSink};
-use super::shared::Shared;
+use super::shared::{Shared, shutting_down};
 use crate::catalog::{UploadOptions, UploadStream};
 use crate::human::asked;
 use crate::{Context, Error, Result};
@@ -65,7 +65,7 @@ impl UploadHandler for TableUploads {
             // needs.
             let is_under_way = |id: &String| shared.uploads.is_under_way(&caller.tenant, id);
             if shared.is_draining() && !options.upload.as_ref().is_some_and(is_under_way) {
-                return Err(super::access::shutting_down());
+                return Err(shutting_down());
             }
             let stream = shared.uploads.open(caller.editor(), &name, schema, options);
             Ok((stream.context(|| format!("uploading table {}", asked(&name)))?, name))
