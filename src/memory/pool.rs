@@ -1,5 +1,6 @@
 //! Pools: bytes of a budget that are promised to one user and drawn piece by piece.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -69,10 +70,12 @@ impl ReservedPool {
         Ok(Reservation { budget: self.inner.budget.clone(), bytes, drawn_bytes, pool })
     }
 
-    /// Draws promised bytes only. Returns `None` when fewer are left.
-    pub fn reserve_promised(&self, bytes: u64) -> Option<Reservation> {
+    /// Draws promised bytes only: as many of `bytes` as are left. Returns `None` when fewer than
+    /// its start are left.
+    pub fn reserve_promised(&self, bytes: RangeInclusive<u64>) -> Option<Reservation> {
         let mut free = self.inner.free.lock();
-        let free = free.as_mut().filter(|free| free.bytes >= bytes)?;
+        let free = free.as_mut().filter(|free| free.bytes >= *bytes.start())?;
+        let bytes = free.bytes.min(*bytes.end());
         free.bytes -= bytes;
         let (budget, pool) = (self.inner.budget.clone(), Some(self.clone()));
         Some(Reservation { budget, bytes, drawn_bytes: bytes, pool })
@@ -113,13 +116,16 @@ mod tests {
     #[test]
     fn only_reserved_bytes_are_available_without_the_budget() {
         let (budget, pool) = opened(100, 60);
-        let drawn = pool.reserve_promised(60).unwrap();
-        assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 0));
-        assert!(pool.reserve_promised(1).is_none(), "the budget has 40 that were not promised");
-        drop(drawn);
+        let first = pool.reserve_promised(10..=20).unwrap();
+        assert_eq!((first.bytes(), budget.used_bytes(), pool.free_bytes()), (20, 60, 40));
+        let rest = pool.reserve_promised(10..=60).unwrap();
+        assert_eq!((rest.bytes(), budget.used_bytes(), pool.free_bytes()), (40, 60, 0));
+        assert!(pool.reserve_promised(1..=1).is_none(), "the budget has 40 that were not promised");
+        drop((first, rest));
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 60));
+        assert!(pool.reserve_promised(61..=70).is_none());
         pool.close();
-        assert!(pool.reserve_promised(1).is_none());
+        assert!(pool.reserve_promised(1..=1).is_none());
     }
 
     #[test]
