@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use super::channel::{Receiver, Sender};
 use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, Opened, Run, State, ToChild};
 use super::{MemoryUse, Opening, run_within, spawn};
-use crate::catalog::Table;
+use crate::catalog::{Adopter, Table};
 use crate::device::{self, CancelFlag, Device};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Borrower, Budget, Lender, Reservation, SlabViews, Span};
@@ -225,7 +225,9 @@ impl Process {
         };
         let task = task.map_tables(find)?;
         let arena = Arena::borrowed(borrower.clone()).interrupted_by(monitor.cancel().interrupt());
-        let sink = JobSink { job, pushes: Arc::default(), line: &self.line, slabs: &self.slabs, borrower: &borrower };
+        let adopter = Mutex::new(Adopter::new(arena.clone()));
+        let (pushes, line, slabs) = (Arc::default(), &*self.line, &*self.slabs);
+        let sink = JobSink { job, pushes, line, slabs, borrower: &borrower, adopter };
         let promised = device_bytes.map(|bytes| self.promised(bytes, monitor.cancel())).transpose()?;
         run_within(promised.map(Budget::within), &*self.device, &task, &arena, &sink, monitor)
     }
@@ -452,33 +454,36 @@ struct JobSink<'a> {
     line: &'a ServerConnection,
     slabs: &'a SlabViews,
     borrower: &'a Borrower,
+    /// Copies columns that are in no slab.
+    adopter: Mutex<Adopter>,
 }
 
 impl JobSink<'_> {
-    /// Sends a batch. The caller keeps it meanwhile, so that its pieces go back only afterwards.
-    fn send(&self, batch: &RecordBatch, shared: Option<Vec<bool>>) -> Result<()> {
+    fn send(&self, batch: RecordBatch, shared: Option<Vec<bool>>) -> Result<()> {
+        // Dropped at the end, so that its pieces go back only after it was sent.
+        let batch = self.adopter.lock().adopt(batch)?;
         self.pushes.begin()?;
-        let batch = BatchParts::of(batch, &|buffer| self.slabs.place_of(buffer));
+        let parts = BatchParts::of(&batch, &|buffer| self.slabs.place_of(buffer));
         let mut places = Vec::new();
-        batch.each_place(&mut |place| places.push(place));
+        parts.each_place(&mut |place| places.push(place));
         let (pieces, unused) = self.borrower.pieces_of(places);
-        let push = HostRequest::Push { batch, pieces, shared };
+        let push = HostRequest::Push { batch: parts, pieces, shared };
         self.line.ask(self.job, unused, push, PendingReply::Pushes(self.pushes.clone()))
     }
 }
 
 impl BatchSink for JobSink<'_> {
     fn push(&self, batch: RecordBatch) -> Result<()> {
-        self.send(&batch, None)
+        self.send(batch, None)
     }
 
     fn push_sharing(&self, batch: RecordBatch, shared: &[bool]) -> Result<()> {
-        self.send(&batch, Some(shared.to_vec()))
+        self.send(batch, Some(shared.to_vec()))
     }
 
     fn wait_for_readers(&self, since: Instant) -> Result<bool> {
         let waited_seconds = since.elapsed().as_secs_f64();
-        match self.line.call(self.job, Vec::new(), HostRequest::ReadersMayHelp { waited_seconds })? {
+        match self.line.call(self.job, self.borrower.take_unused(), HostRequest::ReadersMayHelp { waited_seconds })? {
             HostResponse::ReadersMayHelp(may) => Ok(may),
             other => Err(unexpected(&other)),
         }

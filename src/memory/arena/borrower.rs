@@ -123,8 +123,7 @@ impl Borrower {
         if let Some(address) = self.take(size) {
             return Ok(address);
         }
-        let unused = self.borrowed.lock().take_unused();
-        let Span { address, len } = self.lender.lend(size, purpose, unused)?;
+        let Span { address, len } = self.lender.lend(size, purpose, self.take_unused())?;
         let mut borrowed = self.borrowed.lock();
         borrowed.last_region += 1;
         let region = borrowed.last_region;
@@ -138,8 +137,7 @@ impl Borrower {
     /// Reserves bytes, like [`Arena::reserve`](super::Arena::reserve).
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64, purpose: &str) -> Result<ArenaReservation> {
         let _asking = self.asking.lock();
-        let unused = self.borrowed.lock().take_unused();
-        let held = self.lender.reserve(bytes, purpose, unused)?;
+        let held = self.lender.reserve(bytes, purpose, self.take_unused())?;
         Ok(ArenaReservation { _from: HeldFrom::Owner { held, borrower: self.clone() } })
     }
 
@@ -180,9 +178,17 @@ impl Borrower {
         }
     }
 
-    /// Marks the pieces at the places of a batch, so that they are not used again. Returns them, for
-    /// [`Loans::cut_out`](super::Loans::cut_out). Also returns the pieces of earlier batches that
-    /// the job does not use any more. The caller keeps the batch until all are sent.
+    /// Returns all bytes that the job does not use. The caller sends them to the owner.
+    pub fn take_unused(&self) -> Vec<Span> {
+        let mut borrowed = self.borrowed.lock();
+        let mut unused = borrowed.take_unsent();
+        unused.extend(borrowed.free.take_all().map(|(_, address, len)| Span { address: address as u64, len }));
+        unused
+    }
+
+    /// Marks the pieces at the places of a batch, so that they are not used again. Returns them,
+    /// for [`Loans::cut_out`](super::Loans::cut_out). Also returns the pieces of earlier batches
+    /// that the job has dropped. The caller keeps the batch until all are sent.
     pub fn pieces_of<'a>(&self, places: impl IntoIterator<Item = &'a Place>) -> (Vec<Span>, Vec<Span>) {
         let mut borrowed = self.borrowed.lock();
         let mut pieces = BTreeMap::new();
@@ -201,13 +207,6 @@ impl Borrower {
 }
 
 impl Borrowed {
-    /// Takes all bytes that the job does not use.
-    fn take_unused(&mut self) -> Vec<Span> {
-        let mut unused = self.take_unsent();
-        unused.extend(self.free.take_all().map(|(_, address, len)| Span { address: address as u64, len }));
-        unused
-    }
-
     fn take_unsent(&mut self) -> Vec<Span> {
         self.unsent_bytes = 0;
         std::mem::take(&mut self.unsent)

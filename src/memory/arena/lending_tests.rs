@@ -163,7 +163,7 @@ fn a_job_can_use_all_that_it_was_promised() {
     arena.allocate(512 << 10, PURPOSE).unwrap();
 }
 
-/// The same sequence of allocations is made directly and by a borrower.
+/// Makes each allocation directly and by a borrower.
 #[test]
 fn a_borrower_is_refused_nothing_that_its_owner_would_be_given() {
     const PROMISED: u64 = 256 << 10;
@@ -288,8 +288,8 @@ fn bytes_that_are_not_lent_are_neither_cut_out_nor_taken_back() {
     assert_eq!(owner.used_bytes(), 1024);
 }
 
-/// Threads of a job allocate, write, push, check and free. Each byte tells the thread that wrote it,
-/// so shared bytes would be noticed.
+/// Threads of a job allocate, write, push, check and free. Each byte tells the thread that wrote
+/// it, so shared bytes would be noticed.
 #[test]
 fn pieces_of_the_threads_of_a_job_never_overlap_and_are_all_returned() {
     let seed = crate::testing::seed();
