@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -30,24 +31,33 @@ struct Inner {
     budget: Budget,
     /// Bytes that are promised and not drawn. `None` while the pool is closed.
     free: Mutex<Option<Reservation>>,
+    /// Bytes that are promised, drawn or not. Zero while the pool is closed.
+    promised_bytes: AtomicU64,
 }
 
 impl ReservedPool {
     /// Creates a closed pool, which takes reservations from the budget.
     pub fn new(budget: Budget) -> Self {
-        Self { inner: Arc::new(Inner { budget, free: Mutex::default() }) }
+        Self { inner: Arc::new(Inner { budget, free: Mutex::default(), promised_bytes: AtomicU64::new(0) }) }
     }
 
     /// Opens the pool with `reservation`, and gives back what is left of the previous promise.
     pub fn open(&self, reservation: Reservation) {
+        self.inner.promised_bytes.store(reservation.bytes, Ordering::Relaxed);
         let before = self.inner.free.lock().replace(reservation);
         drop(before);
     }
 
     /// Closes the pool, and gives back the bytes that are not drawn.
     pub fn close(&self) {
+        self.inner.promised_bytes.store(0, Ordering::Relaxed);
         let unused = self.inner.free.lock().take();
         drop(unused);
+    }
+
+    /// Bytes that are promised, drawn or not.
+    pub fn promised_bytes(&self) -> u64 {
+        self.inner.promised_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes that are promised and not drawn.
@@ -118,6 +128,7 @@ mod tests {
         let (budget, pool) = opened(100, 60);
         let first = pool.reserve_promised(10..=20).unwrap();
         assert_eq!((first.bytes(), budget.used_bytes(), pool.free_bytes()), (20, 60, 40));
+        assert_eq!(pool.promised_bytes(), 60);
         let rest = pool.reserve_promised(10..=60).unwrap();
         assert_eq!((rest.bytes(), budget.used_bytes(), pool.free_bytes()), (40, 60, 0));
         assert!(pool.reserve_promised(1..=1).is_none(), "the budget has 40 that were not promised");
@@ -125,6 +136,7 @@ mod tests {
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 60));
         assert!(pool.reserve_promised(61..=70).is_none());
         pool.close();
+        assert_eq!(pool.promised_bytes(), 0);
         assert!(pool.reserve_promised(1..=1).is_none());
     }
 
