@@ -282,9 +282,11 @@ impl Engine for ChildEngine {
         let job = self.number();
         let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
         let (messages, of_job) = mpsc::channel();
-        let listener = JobListener::begin(&self.link, job, JobChannel { arena, messages }, of_job)?;
+        let channel = JobChannel { arena: arena.clone(), messages };
+        let listener = JobListener::begin(&self.link, job, channel, of_job)?;
+        let loan = self.link.lend_first(job, &arena);
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
-        self.send(&ToChild::Run(Box::new(Run { job, task: numbered, device_bytes })))?;
+        self.send(&ToChild::Run(Box::new(Run { job, task: numbered, device_bytes, loan })))?;
         self.serve_job(&listener, task, sink, monitor)
     }
 

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! The reader waits only for the process, which always reads its socket. The reader lends memory
-//! that is available at once, and leaves the rest to the allocation workers. It also takes returned
-//! memory back, in the order of the messages, and may unmap a slab for that. A process gives the
-//! pieces of a batch back as soon as the batch is sent. So the link keeps those pieces until the
-//! job's thread has pushed the batch.
+//! that is available at once, and leaves the rest to the allocation workers. It also takes memory
+//! back, in the order of the messages, and may unmap a slab for that. A process gives the pieces of
+//! a batch back when the batch is sent. So the reader first hands those pieces to the job's thread,
+//! with the batch.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 
 use super::channel::{Receiver, Sender};
@@ -28,7 +27,7 @@ use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, State, T
 use super::restored::Pieces;
 use crate::catalog::Table;
 use crate::join::Report;
-use crate::memory::{Arena, ArenaBuffer, ArenaReservation, Pin, Place, holding};
+use crate::memory::{Arena, ArenaBuffer, ArenaReservation, Loans, Pin, Span};
 use crate::{Error, Result, panics};
 
 /// Slabs of an arena, for processes that come and go. Each process pins its own view, so this
@@ -37,6 +36,10 @@ use crate::{Error, Result, panics};
 pub struct SharedSlabs {
     inner: Mutex<ShownSlabs>,
 }
+
+/// Longest region that is lent if less is asked for. The process gives back what it does not use
+/// with its next request, so a long region keeps nothing from the job.
+const LOAN_BYTES_MAX: usize = 64 << 20;
 
 /// Length and file of each slab, by address.
 type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
@@ -133,35 +136,18 @@ pub(super) struct Link {
 /// Memory of the server that the process has borrowed.
 #[derive(Debug, Default)]
 struct LentMemory {
-    /// Pieces by address.
-    pieces: BTreeMap<u64, Loan>,
+    /// Memory of each job.
+    loans: HashMap<u64, Loans>,
     held: HashMap<u64, ArenaReservation>,
     last_held: u64,
     /// True if the process has ended, so that nothing more is lent to it.
     is_closed: bool,
 }
 
-#[derive(Debug)]
-enum Loan {
-    /// The process writes to the piece.
-    Open(ArenaBuffer),
-    /// The piece is part of a batch.
-    Written(Buffer),
-}
-
-impl Loan {
-    fn len(&self) -> usize {
-        match self {
-            Self::Open(open) => open.len(),
-            Self::Written(written) => written.len(),
-        }
-    }
-}
-
 /// Destination of a job's messages.
 #[derive(Clone, Debug)]
 pub(super) struct JobChannel {
-    /// Arena that the job's pieces come from.
+    /// Arena that the job's memory comes from.
     pub(super) arena: Arena,
     pub(super) messages: mpsc::Sender<JobEvent>,
 }
@@ -177,8 +163,9 @@ pub(super) enum JobEvent {
 
 /// Task for an allocation worker.
 pub(super) enum AllocRequest {
-    Allocate {
+    Lend {
         call: u64,
+        job: u64,
         arena: Arena,
         len: usize,
         purpose: String,
@@ -203,7 +190,7 @@ impl AllocRequest {
     /// Returns the call that made the request.
     fn call(&self) -> u64 {
         match self {
-            Self::Allocate { call, .. }
+            Self::Lend { call, .. }
             | Self::Reserve { call, .. }
             | Self::FreeBytes { call, .. }
             | Self::Refuse { call } => *call,
@@ -347,22 +334,24 @@ impl Link {
         let request = |request: AllocRequest| work.send(request).expect("allocation workers end after the reader");
         match message {
             FromChild::Opened(_) => {}
-            FromChild::Call { call, job, want } => {
+            FromChild::Call { call, job, unused, want } => {
+                self.take_back(job, &unused);
                 let Some(JobChannel { arena, messages }) = self.jobs.lock().get(&job).cloned() else {
                     return request(AllocRequest::Refuse { call });
                 };
                 let say = |said: JobEvent| drop(messages.send(said));
                 match want {
-                    HostRequest::Allocate { len, purpose } => match arena.allocate_at_once(len as usize) {
-                        Some(piece) => self.answer(call, self.lend(piece)),
-                        None => request(AllocRequest::Allocate { call, arena, len: len as usize, purpose }),
+                    HostRequest::Lend { len, purpose } => match arena.allocate_at_once(len..=len.max(LOAN_BYTES_MAX)) {
+                        Some(region) => self.answer(call, self.lend(job, region).map(HostResponse::Lent)),
+                        None => request(AllocRequest::Lend { call, job, arena, len, purpose }),
                     },
                     HostRequest::Reserve { bytes, purpose } => {
                         request(AllocRequest::Reserve { call, arena, bytes, purpose })
                     }
                     HostRequest::FreeBytes => request(AllocRequest::FreeBytes { call, arena }),
-                    HostRequest::Push { batch, shared } => {
-                        let pieces = self.lent.lock().pieces_of(&batch);
+                    HostRequest::Push { batch, pieces, shared } => {
+                        let cut_out = self.lent.lock().loans.get_mut(&job).map(|loans| loans.cut_out(&pieces));
+                        let pieces = cut_out.unwrap_or_default();
                         say(JobEvent::Push { call, batch, pieces, shared });
                     }
                     HostRequest::ReadersMayHelp { waited_seconds } => {
@@ -371,17 +360,12 @@ impl Link {
                     }
                 }
             }
-            // A shortened piece keeps its slab in use, so nothing is unmapped.
-            FromChild::Shorten { address, len } => {
-                if let Some(Loan::Open(piece)) = self.lent.lock().pieces.get_mut(&address) {
-                    piece.truncate(len as usize);
-                }
-            }
             // Freed by the reader, so that the next request of this job or the next job finds the
             // memory free.
-            FromChild::Free { address } => {
-                let piece = self.lent.lock().pieces.remove(&address);
-                drop(piece);
+            FromChild::GiveBack { job, unused } => self.take_back(job, &unused),
+            FromChild::EndLoans { job } => {
+                let loans = self.lent.lock().loans.remove(&job);
+                drop(loans);
             }
             FromChild::Release { reservation: held } => {
                 let held = self.lent.lock().held.remove(&held);
@@ -395,7 +379,10 @@ impl Link {
                     let _ = asker.send(message);
                 }
             }
-            FromChild::Ended { job, outcome, report, .. } => self.tell(job, JobEvent::Ended { outcome, report }),
+            FromChild::Ended { job, outcome, report, state, .. } => {
+                *self.state.lock() = state;
+                self.tell(job, JobEvent::Ended { outcome, report });
+            }
         }
     }
 
@@ -408,8 +395,9 @@ impl Link {
     /// Serves a request and answers its call.
     fn work(&self, request: AllocRequest) {
         let (call, answer) = match request {
-            AllocRequest::Allocate { call, arena, len, purpose } => {
-                (call, arena.allocate(len, &purpose).and_then(|piece| self.lend(piece)))
+            AllocRequest::Lend { call, job, arena, len, purpose } => {
+                let region = arena.allocate(len, &purpose).and_then(|region| self.lend(job, region));
+                (call, region.map(HostResponse::Lent))
             }
             AllocRequest::Reserve { call, arena, bytes, purpose } => {
                 let held = arena.reserve(bytes, &purpose).and_then(|reserved| {
@@ -427,10 +415,20 @@ impl Link {
         self.answer(call, answer);
     }
 
-    fn lend(&self, piece: ArenaBuffer) -> Result<HostResponse> {
-        let address = piece.as_ptr() as u64;
-        self.lent.lock().open()?.pieces.insert(address, Loan::Open(piece));
-        Ok(HostResponse::Allocated { address })
+    /// Lends a job its first region, if promised memory is available at once.
+    pub(super) fn lend_first(&self, job: u64, arena: &Arena) -> Option<Span> {
+        let region = arena.allocate_at_once(1..=LOAN_BYTES_MAX)?;
+        self.lend(job, region).ok()
+    }
+
+    fn lend(&self, job: u64, region: ArenaBuffer) -> Result<Span> {
+        Ok(self.lent.lock().open()?.loans.entry(job).or_default().lend(region))
+    }
+
+    fn take_back(&self, job: u64, unused: &[Span]) {
+        let freed = self.lent.lock().loans.get_mut(&job).map(|loans| loans.take_back(unused));
+        // Freed without the lock, because a slab may be unmapped.
+        drop(freed);
     }
 
     fn answer(&self, call: u64, answer: Result<HostResponse>) {
@@ -458,22 +456,5 @@ impl LentMemory {
             true => Err(Error::Cancelled("the process has ended".into())),
             false => Ok(self),
         }
-    }
-
-    /// Returns the pieces of a batch, and freezes them against further writes.
-    fn pieces_of(&mut self, batch: &BatchParts) -> Pieces {
-        let mut found = Pieces::new();
-        batch.each_place(&mut |place| {
-            let Place::Slab { address, len } = place else { return };
-            let Some((start, _)) = holding(&self.pieces, *address, *len as usize, Loan::len) else { return };
-            let Some(piece) = self.pieces.remove(&start) else { return };
-            let written = match piece {
-                Loan::Open(open) => open.freeze(),
-                Loan::Written(written) => written,
-            };
-            found.insert(start, written.clone());
-            self.pieces.insert(start, Loan::Written(written));
-        });
-        found
     }
 }

@@ -4,9 +4,9 @@
 //!   server                                        process of a device
 //!   Open, slabs as they come and go ────────────► opens the device          ──► Opened
 //!   tables, each once ──────────────────────────► keeps them until told to forget them
-//!   Run ────────────────────────────────────────► runs the task
-//!         ◄── Call: allocate memory, push a batch, ... ──── answered by HostResponse
-//!         ◄── Progress, and at the end Ended
+//!   Run, with a first loan of memory ───────────► runs the task
+//!         ◄── Call: push a batch, lend more memory, ... ─── answered by HostResponse
+//!         ◄── Progress, and at the end EndLoans and Ended
 //!   CachedRows, MeasureRates ───────────────────► answered by CachedRows, Rates
 //! ```
 //!
@@ -24,7 +24,7 @@ use super::{MemoryUse, Opening};
 use crate::catalog::Table;
 use crate::device::{CacheStats, DeviceInfo};
 use crate::join::{Report, Task};
-use crate::memory::{ArrayParts, Place, describe, restore};
+use crate::memory::{ArrayParts, Place, Span, describe, restore};
 use crate::planner::Rates;
 use crate::{Error, Result};
 
@@ -62,6 +62,8 @@ pub(super) struct Run {
     pub(super) task: Task<u64>,
     /// The job's part of the device's memory. `None`: the job runs alone.
     pub(super) device_bytes: Option<u64>,
+    /// First loan of host memory, if some is available at once.
+    pub(super) loan: Option<Span>,
 }
 
 /// Message from the process of a device to the server.
@@ -70,12 +72,13 @@ pub(super) enum FromChild {
     /// Answers [`ToChild::Open`].
     Opened(Result<Opened>),
     /// Asks for something on behalf of a job. The job waits for the answer, except to a push. After
-    /// a push, the job may send more messages before the server has pushed the batch.
-    Call { call: u64, job: u64, want: HostRequest },
-    /// Shortens a piece to its first `len` bytes.
-    Shorten { address: u64, len: u64 },
-    /// Frees a piece.
-    Free { address: u64 },
+    /// a push, the job may send more messages before the server has pushed the batch. First, the
+    /// job gives back lent bytes that it does not use.
+    Call { call: u64, job: u64, unused: Vec<Span>, want: HostRequest },
+    /// Gives back lent bytes that a job does not use.
+    GiveBack { job: u64, unused: Vec<Span> },
+    /// Gives back all that is lent to a job.
+    EndLoans { job: u64 },
     /// Releases a reservation.
     Release { reservation: u64 },
     /// Reports the progress of a job.
@@ -86,8 +89,8 @@ pub(super) enum FromChild {
     CachedRows { question: u64, kept: Vec<(usize, Range<u64>)> },
     /// Answers [`ToChild::MeasureRates`].
     Rates { question: u64, rates: Option<Box<Rates>> },
-    /// Reports the end of a job, which holds no memory any more.
-    Ended { job: u64, outcome: Result<()>, report: Report, lost: Option<Error> },
+    /// Reports the end of a job, and the state of the device.
+    Ended { job: u64, outcome: Result<()>, report: Report, state: State, lost: Option<Error> },
 }
 
 /// Properties of a device that was opened.
@@ -110,17 +113,32 @@ pub(super) struct State {
 /// Request of a job to the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HostRequest {
-    Allocate { len: u64, purpose: String },
-    Reserve { bytes: u64, purpose: String },
+    /// Lends a region of at least `len` bytes.
+    Lend {
+        len: usize,
+        purpose: String,
+    },
+    Reserve {
+        bytes: u64,
+        purpose: String,
+    },
     FreeBytes,
-    Push { batch: BatchParts, shared: Option<Vec<bool>> },
-    ReadersMayHelp { waited_seconds: f64 },
+    /// Pushes a batch. `pieces` are the lent bytes that it refers to, and the job does not write to
+    /// them any more.
+    Push {
+        batch: BatchParts,
+        pieces: Vec<Span>,
+        shared: Option<Vec<bool>>,
+    },
+    ReadersMayHelp {
+        waited_seconds: f64,
+    },
 }
 
 /// Answer of the server to a [`HostRequest`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HostResponse {
-    Allocated { address: u64 },
+    Lent(Span),
     Reserved { reservation: u64 },
     FreeBytes(u64),
     Pushed,
@@ -165,7 +183,7 @@ impl BatchParts {
     }
 
     /// Calls `show` with every place of the batch.
-    pub(super) fn each_place(&self, show: &mut dyn FnMut(&Place)) {
+    pub(super) fn each_place<'a>(&'a self, show: &mut dyn FnMut(&'a Place)) {
         self.columns.iter().for_each(|column| column.each_place(show));
     }
 

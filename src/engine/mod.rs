@@ -14,11 +14,26 @@
 //!
 //! The two processes exchange messages (`messages`, over `channel`), and no bytes of columns. The
 //! server describes each table once, by the addresses of its buffers. The device's process
-//! describes each batch of a result in the same way. Memory for results belongs to the server: the
-//! device's process borrows each piece ([`Lender`](crate::memory::Lender)). So budgets, promises to
-//! jobs and cancellation work as they do for a device in the server's process. After the device's
-//! process has ended, the server takes borrowed memory back and starts another process. It waits
-//! until the system reports the end, because the GPU may write to that memory until then.
+//! describes each batch of a result in the same way. After the device's process has ended, the
+//! server starts another process.
+//!
+//! # Memory
+//! Host memory belongs to the server, and jobs of a device's process borrow it
+//! ([`Borrower`](crate::memory::Borrower), [`Loans`](crate::memory::Loans)):
+//!
+//! ```text
+//!   Run ───── with a first region, of the bytes that the job was promised
+//!   pieces    allocated, freed and used again in the region, without a message
+//!   Lend ──── another region, when none has room; all unused bytes go back with the request
+//!   Push ──── names the pieces of a batch: the server cuts them out, and they belong to the result
+//!   EndLoans  the rest goes back when the job has dropped its last piece
+//! ```
+//!
+//! A region beyond the length asked for consists of promised bytes only. What a job does not use
+//! goes back before it asks for more. So budgets, promises to jobs and cancellation work as they do
+//! for a device in the server's process. If the device's process ends, the server takes all
+//! regions back. It waits until the system reports the end, because the GPU may write there until
+//! then.
 //!
 //! This room knows tasks, devices, their rates and memory. It knows nothing of queues or the wire.
 

@@ -15,10 +15,10 @@ use parking_lot::{Condvar, Mutex};
 use super::channel::{Receiver, Sender};
 use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, Opened, Run, State, ToChild};
 use super::{MemoryUse, Opening, run_within, spawn};
-use crate::catalog::Table;
+use crate::catalog::{Adopter, Table};
 use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo};
 use crate::join::{BatchSink, Monitor};
-use crate::memory::{Arena, Budget, Lender, LentPiece, Reservation, SlabViews};
+use crate::memory::{Arena, Borrower, Budget, Lender, Reservation, SlabViews, Span};
 use crate::planner::{Target, measure_rates};
 use crate::{Error, Result, lines, panics};
 
@@ -212,20 +212,23 @@ impl Process {
         });
         self.jobs.lock().remove(&job);
         let (report, lost) = (monitor.report(), self.device.check().err());
-        self.line.send(&FromChild::State(self.state()));
-        self.line.send(&FromChild::Ended { job, outcome, report, lost });
+        self.line.send(&FromChild::Ended { job, outcome, report, state: self.state(), lost });
     }
 
     fn join(&self, run: Run, monitor: &Monitor) -> Result<()> {
-        let Run { job, task, device_bytes } = run;
+        let Run { job, task, device_bytes, loan } = run;
+        // Created first, so that the loan goes back whatever happens.
+        let lender = Box::new(JobLender { job, line: self.line.clone() });
+        let borrower = Arc::new(Borrower::new(lender, self.slabs.clone(), loan));
         let find = |number: u64| -> Result<Arc<Table>> {
             let known = self.tables.lock().get(&number).cloned();
             known.unwrap_or_else(|| Err(Error::Internal(format!("a task names table {number}, which was not sent"))))
         };
         let task = task.map_tables(find)?;
-        let lender = JobLender { job, line: self.line.clone(), slabs: self.slabs.clone() };
-        let arena = Arena::lent(Arc::new(lender)).interrupted_by(monitor.cancel().interrupt());
-        let sink = JobSink { job, pushes: Arc::default(), line: &self.line, slabs: &self.slabs };
+        let arena = Arena::borrowed(borrower.clone()).interrupted_by(monitor.cancel().interrupt());
+        let adopter = Mutex::new(Adopter::new(arena.clone()));
+        let (pushes, line, slabs) = (Arc::default(), &*self.line, &*self.slabs);
+        let sink = JobSink { job, pushes, line, slabs, borrower: &borrower, adopter };
         let promised = device_bytes.map(|bytes| self.promised(bytes, monitor.cancel())).transpose()?;
         run_within(promised.map(Budget::within), &*self.device, &task, &arena, &sink, monitor)
     }
@@ -311,21 +314,21 @@ impl ServerConnection {
         }
     }
 
-    /// Makes a request and waits for its answer.
-    fn call(&self, job: u64, want: HostRequest) -> Result<HostResponse> {
+    /// Gives back `unused`, makes a request and waits for its answer.
+    fn call(&self, job: u64, unused: Vec<Span>, want: HostRequest) -> Result<HostResponse> {
         let (answer, answered) = mpsc::sync_channel(1);
-        self.ask(job, want, PendingReply::Caller(answer))?;
+        self.ask(job, unused, want, PendingReply::Caller(answer))?;
         answered.recv().unwrap_or_else(|_| Err(hung_up()))
     }
 
     /// Makes a request whose answer goes to `waiting`.
-    fn ask(&self, job: u64, want: HostRequest, waiting: PendingReply) -> Result<()> {
+    fn ask(&self, job: u64, unused: Vec<Span>, want: HostRequest, waiting: PendingReply) -> Result<()> {
         let call = self.last_call.fetch_add(1, Ordering::Relaxed) + 1;
         self.waiting.lock().insert(call, waiting);
         if self.is_cut.load(Ordering::Acquire) {
             self.cut();
         }
-        Ok(self.sender.send(&FromChild::Call { call, job, want }, None)?)
+        Ok(self.sender.send(&FromChild::Call { call, job, unused, want }, None)?)
     }
 
     fn answered(&self, call: u64, answer: Result<HostResponse>) {
@@ -406,30 +409,25 @@ fn unexpected(answer: &HostResponse) -> Error {
 struct JobLender {
     job: u64,
     line: Arc<ServerConnection>,
-    slabs: Arc<SlabViews>,
 }
 
 impl Lender for JobLender {
-    fn lend(&self, len: usize, purpose: &str) -> Result<LentPiece> {
-        match self.line.call(self.job, HostRequest::Allocate { len: len as u64, purpose: purpose.into() })? {
-            HostResponse::Allocated { address } => self.slabs.borrow(address, len),
+    fn lend(&self, len: usize, purpose: &str, unused: Vec<Span>) -> Result<Span> {
+        match self.line.call(self.job, unused, HostRequest::Lend { len, purpose: purpose.into() })? {
+            HostResponse::Lent(region) => Ok(region),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn reserve(&self, bytes: u64, purpose: &str) -> Result<u64> {
-        match self.line.call(self.job, HostRequest::Reserve { bytes, purpose: purpose.into() })? {
+    fn reserve(&self, bytes: u64, purpose: &str, unused: Vec<Span>) -> Result<u64> {
+        match self.line.call(self.job, unused, HostRequest::Reserve { bytes, purpose: purpose.into() })? {
             HostResponse::Reserved { reservation } => Ok(reservation),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn shorten(&self, address: u64, len: usize) {
-        self.line.send(&FromChild::Shorten { address, len: len as u64 });
-    }
-
-    fn give_back(&self, address: u64) {
-        self.line.send(&FromChild::Free { address });
+    fn take_back(&self, unused: Vec<Span>) {
+        self.line.send(&FromChild::GiveBack { job: self.job, unused });
     }
 
     fn release(&self, held: u64) {
@@ -437,10 +435,16 @@ impl Lender for JobLender {
     }
 
     fn free_bytes(&self) -> u64 {
-        match self.line.call(self.job, HostRequest::FreeBytes) {
+        match self.line.call(self.job, Vec::new(), HostRequest::FreeBytes) {
             Ok(HostResponse::FreeBytes(bytes)) => bytes,
             _ => 0,
         }
+    }
+}
+
+impl Drop for JobLender {
+    fn drop(&mut self) {
+        self.line.send(&FromChild::EndLoans { job: self.job });
     }
 }
 
@@ -450,28 +454,37 @@ struct JobSink<'a> {
     pushes: Arc<Pushes>,
     line: &'a ServerConnection,
     slabs: &'a SlabViews,
+    borrower: &'a Borrower,
+    /// Copies columns that are in no slab.
+    adopter: Mutex<Adopter>,
 }
 
 impl JobSink<'_> {
-    fn send(&self, batch: &RecordBatch, shared: Option<Vec<bool>>) -> Result<()> {
+    fn send(&self, batch: RecordBatch, shared: Option<Vec<bool>>) -> Result<()> {
+        // Dropped at the end, so that its pieces go back only after it was sent.
+        let batch = self.adopter.lock().adopt(batch)?;
         self.pushes.begin()?;
-        let batch = BatchParts::of(batch, &|buffer| self.slabs.place_of(buffer));
-        self.line.ask(self.job, HostRequest::Push { batch, shared }, PendingReply::Pushes(self.pushes.clone()))
+        let parts = BatchParts::of(&batch, &|buffer| self.slabs.place_of(buffer));
+        let mut places = Vec::new();
+        parts.each_place(&mut |place| places.push(place));
+        let (pieces, unused) = self.borrower.pieces_of(places);
+        let push = HostRequest::Push { batch: parts, pieces, shared };
+        self.line.ask(self.job, unused, push, PendingReply::Pushes(self.pushes.clone()))
     }
 }
 
 impl BatchSink for JobSink<'_> {
     fn push(&self, batch: RecordBatch) -> Result<()> {
-        self.send(&batch, None)
+        self.send(batch, None)
     }
 
     fn push_sharing(&self, batch: RecordBatch, shared: &[bool]) -> Result<()> {
-        self.send(&batch, Some(shared.to_vec()))
+        self.send(batch, Some(shared.to_vec()))
     }
 
     fn wait_for_readers(&self, since: Instant) -> Result<bool> {
         let waited_seconds = since.elapsed().as_secs_f64();
-        match self.line.call(self.job, HostRequest::ReadersMayHelp { waited_seconds })? {
+        match self.line.call(self.job, self.borrower.take_unused(), HostRequest::ReadersMayHelp { waited_seconds })? {
             HostResponse::ReadersMayHelp(may) => Ok(may),
             other => Err(unexpected(&other)),
         }

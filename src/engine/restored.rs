@@ -12,7 +12,7 @@ use crate::join::Task;
 use crate::memory::{Place, holding};
 use crate::{Error, Result};
 
-/// Pieces that are not written any more, by start address.
+/// Lent pieces that are not written any more, by start address.
 pub(super) type Pieces = BTreeMap<u64, Buffer>;
 
 /// Restores a batch of a task's result from lent pieces and the buffers of both tables.

@@ -157,17 +157,21 @@ fn joins_in_a_child_process_give_the_same_rows_and_return_all_memory() {
 }
 
 #[test]
-fn buffers_of_a_batch_in_the_arena_are_not_sent() {
+fn no_buffer_of_a_batch_is_sent() {
     let stage = Stage::new();
-    let batches = stage.run(&stage.engine, &stage.task(JoinKind::Inner, Strategy::Hash)).unwrap();
-    let arena = stage.catalog.arena();
-    for batch in &batches {
-        for column in batch.columns() {
-            for buffer in column.to_data().buffers() {
-                assert!(arena.owns(buffer.as_ptr()), "{} bytes came over the socket", buffer.len());
+    // A left join shares columns with the table that is outside the arena.
+    for how in [JoinKind::Inner, JoinKind::Left, JoinKind::Right] {
+        let task = stage.task(how, Strategy::Hash);
+        let batches = stage.run(&stage.engine, &task).unwrap();
+        for column in batches.iter().flat_map(|batch| batch.columns()) {
+            let data = column.to_data();
+            for buffer in data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer())) {
+                let is_in_arena = buffer.is_empty() || stage.catalog.arena().owns(buffer.as_ptr());
+                assert!(is_in_arena, "{} bytes came over the socket ({how})", buffer.len());
             }
         }
-        assert!(batch.column(1).as_string::<i32>().iter().flatten().all(|word| word.starts_with("r ")));
+        let words = batches.iter().flat_map(|batch| batch.column(1).as_string::<i32>());
+        assert!(words.flatten().all(|word| word.starts_with("r ")));
     }
 }
 
@@ -252,6 +256,91 @@ fn batches_in_a_slow_sink_are_not_overwritten() {
     let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
     let expected = stage.run(&here, &task).unwrap();
     assert_eq!(sorted(&task, &sink.0.0.into_inner()), sorted(&task, &expected));
+}
+
+#[test]
+fn a_kept_result_keeps_only_its_own_bytes_in_use() {
+    let stage = Stage::new();
+    let budget = stage.catalog.arena().budget();
+    let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
+    let before = budget.used_bytes();
+    let task = Task { batch_rows: Some(1000), ..stage.task(JoinKind::Inner, Strategy::RadixHash) };
+    let kept_bytes = |engine: &dyn Engine| {
+        let (grant, sink) = (stage.grant(), Batches::default());
+        grant.host_memory.open(budget.reserve(64 << 20, "a job").unwrap());
+        engine.run(&task, &grant, &sink, &Monitor::default()).unwrap();
+        grant.host_memory.close();
+        assert!(sink.0.lock().len() > 5);
+        budget.used_bytes() - before
+    };
+    let (there, here) = (kept_bytes(&stage.engine), kept_bytes(&here));
+    assert!(here > 0 && there <= here + here / 10, "{there} bytes are in use, and {here} of a result made here");
+    assert_eq!(budget.used_bytes(), before);
+}
+
+#[test]
+fn a_job_that_fits_in_its_promise_here_fits_in_it_there() {
+    let stage = Stage::new();
+    let budget = stage.catalog.arena().budget();
+    let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
+    let task = Task { batch_rows: Some(1000), ..stage.task(JoinKind::Inner, Strategy::Hash) };
+    let run = |engine: &dyn Engine, promised: u64| {
+        let grant = stage.grant();
+        grant.host_memory.open(budget.reserve(promised, "a job").unwrap());
+        let others = budget.reserve(budget.unused_bytes(), "others").unwrap();
+        let sink = Batches::default();
+        let outcome = engine.run(&task, &grant, &sink, &Monitor::default());
+        drop(others);
+        grant.host_memory.close();
+        outcome.map(|()| sink.0.into_inner())
+    };
+    let before = budget.used_bytes();
+    let kept = run(&here, 8 << 20).unwrap();
+    let result_bytes = budget.used_bytes() - before;
+    drop(kept);
+    // The result, and a quarter of it for keys and positions.
+    let promised = result_bytes / 4 * 5;
+    let expected = sorted(&task, &run(&here, promised).unwrap());
+    for _ in 0..5 {
+        assert_eq!(sorted(&task, &run(&stage.engine, promised).unwrap()), expected);
+    }
+    for engine in [&here as &dyn Engine, &stage.engine] {
+        let refused = run(engine, result_bytes / 2).unwrap_err();
+        assert!(matches!(refused, Error::Exhausted(_)), "{refused:?}");
+    }
+    assert_eq!(budget.used_bytes(), before);
+}
+
+#[test]
+fn a_batch_outlives_the_process_that_made_it() {
+    struct KeepsFirst<'a>(&'a UnixStream, Batches);
+    impl BatchSink for KeepsFirst<'_> {
+        fn push(&self, batch: RecordBatch) -> Result<()> {
+            self.1.push(batch)?;
+            self.0.shutdown(Shutdown::Both).unwrap();
+            Ok(())
+        }
+    }
+    let stage = Stage::new();
+    let budget = stage.catalog.arena().budget();
+    let before = budget.used_bytes();
+    let task = Task { batch_rows: Some(10), ..stage.task(JoinKind::Inner, Strategy::Hash) };
+    let (grant, sink) = (stage.grant(), KeepsFirst(&stage.line, Batches::default()));
+    grant.host_memory.open(budget.reserve(64 << 20, "a job").unwrap());
+    stage.engine.run(&task, &grant, &sink, &Monitor::default()).unwrap_err();
+    grant.host_memory.close();
+    wait_until("the loss", || stage.engine.has_ended());
+    let kept = sink.1.0.into_inner();
+    let used = budget.used_bytes() - before;
+    assert!(used > 0 && used < 1 << 20, "{used} bytes are in use for {} batches of 10 rows", kept.len());
+    // Memory of the process that is free again is overwritten.
+    let mut others = stage.catalog.arena().allocate(64 << 20, "others").unwrap();
+    others.fill(0xff);
+    let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
+    let all = sorted(&task, &stage.run(&here, &task).unwrap());
+    assert!(sorted(&task, &kept).iter().all(|row| all.binary_search(row).is_ok()));
+    drop((kept, others));
+    assert_eq!(budget.used_bytes(), before);
 }
 
 #[test]

@@ -42,7 +42,15 @@ impl FreeList {
         Some((slab, offset))
     }
 
-    /// Frees a range that was taken. True if its slab is now wholly free.
+    /// Takes all free ranges. Returns their slabs, offsets and lengths.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = (SlabId, usize, usize)> + use<> {
+        self.by_len.clear();
+        self.free_bytes = 0;
+        std::mem::take(&mut self.by_place).into_iter().map(|((slab, offset), len)| (slab, offset, len))
+    }
+
+    /// Frees a range that was taken, or a range of a slab that was never added. True if its slab is
+    /// now wholly free, which a slab that was never added is not.
     pub(super) fn give_back(&mut self, slab: SlabId, mut offset: usize, mut len: usize) -> bool {
         if let Some(&after) = self.by_place.get(&(slab, offset + len)) {
             self.remove(slab, offset + len, after);
@@ -56,7 +64,7 @@ impl FreeList {
             len += before_len;
         }
         self.insert(slab, offset, len);
-        self.slab_len[&slab] == len
+        self.slab_len.get(&slab) == Some(&len)
     }
 
     /// Bytes in all free ranges.
@@ -163,5 +171,17 @@ mod tests {
         assert!(!list.give_back(second.0, second.1, 30));
         list.remove_slab(1);
         assert_eq!(list.take(100), None);
+    }
+
+    #[test]
+    fn all_ranges_are_taken_at_once_and_can_be_freed_again() {
+        let mut list = FreeList::default();
+        assert!(!list.give_back(7, 10, 30));
+        assert!(!list.give_back(8, 40, 5), "ranges of two slabs are not adjacent");
+        assert_eq!(list.take(20), Some((7, 10)));
+        assert_eq!(list.take_all().collect::<Vec<_>>(), [(7, 30, 10), (8, 40, 5)]);
+        assert_eq!((list.free_bytes(), list.longest(), list.take(1)), (0, 0, None));
+        list.give_back(7, 10, 20);
+        assert_eq!((list.free_bytes(), list.longest()), (20, 20));
     }
 }

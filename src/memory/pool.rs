@@ -1,6 +1,8 @@
 //! Pools: bytes of a budget that are promised to one user and drawn piece by piece.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -29,24 +31,33 @@ struct Inner {
     budget: Budget,
     /// Bytes that are promised and not drawn. `None` while the pool is closed.
     free: Mutex<Option<Reservation>>,
+    /// Bytes that are promised, drawn or not. Zero while the pool is closed.
+    promised_bytes: AtomicU64,
 }
 
 impl ReservedPool {
     /// Creates a closed pool, which takes reservations from the budget.
     pub fn new(budget: Budget) -> Self {
-        Self { inner: Arc::new(Inner { budget, free: Mutex::default() }) }
+        Self { inner: Arc::new(Inner { budget, free: Mutex::default(), promised_bytes: AtomicU64::new(0) }) }
     }
 
     /// Opens the pool with `reservation`, and gives back what is left of the previous promise.
     pub fn open(&self, reservation: Reservation) {
+        self.inner.promised_bytes.store(reservation.bytes, Ordering::Relaxed);
         let before = self.inner.free.lock().replace(reservation);
         drop(before);
     }
 
     /// Closes the pool, and gives back the bytes that are not drawn.
     pub fn close(&self) {
+        self.inner.promised_bytes.store(0, Ordering::Relaxed);
         let unused = self.inner.free.lock().take();
         drop(unused);
+    }
+
+    /// Bytes that are promised, drawn or not.
+    pub fn promised_bytes(&self) -> u64 {
+        self.inner.promised_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes that are promised and not drawn.
@@ -69,10 +80,12 @@ impl ReservedPool {
         Ok(Reservation { budget: self.inner.budget.clone(), bytes, drawn_bytes, pool })
     }
 
-    /// Draws promised bytes only. Returns `None` when fewer are left.
-    pub fn reserve_promised(&self, bytes: u64) -> Option<Reservation> {
+    /// Draws promised bytes only: as many of `bytes` as are left. Returns `None` when fewer than
+    /// its start are left.
+    pub fn reserve_promised(&self, bytes: RangeInclusive<u64>) -> Option<Reservation> {
         let mut free = self.inner.free.lock();
-        let free = free.as_mut().filter(|free| free.bytes >= bytes)?;
+        let free = free.as_mut().filter(|free| free.bytes >= *bytes.start())?;
+        let bytes = free.bytes.min(*bytes.end());
         free.bytes -= bytes;
         let (budget, pool) = (self.inner.budget.clone(), Some(self.clone()));
         Some(Reservation { budget, bytes, drawn_bytes: bytes, pool })
@@ -113,13 +126,18 @@ mod tests {
     #[test]
     fn only_reserved_bytes_are_available_without_the_budget() {
         let (budget, pool) = opened(100, 60);
-        let drawn = pool.reserve_promised(60).unwrap();
-        assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 0));
-        assert!(pool.reserve_promised(1).is_none(), "the budget has 40 that were not promised");
-        drop(drawn);
+        let first = pool.reserve_promised(10..=20).unwrap();
+        assert_eq!((first.bytes(), budget.used_bytes(), pool.free_bytes()), (20, 60, 40));
+        assert_eq!(pool.promised_bytes(), 60);
+        let rest = pool.reserve_promised(10..=60).unwrap();
+        assert_eq!((rest.bytes(), budget.used_bytes(), pool.free_bytes()), (40, 60, 0));
+        assert!(pool.reserve_promised(1..=1).is_none(), "the budget has 40 that were not promised");
+        drop((first, rest));
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 60));
+        assert!(pool.reserve_promised(61..=70).is_none());
         pool.close();
-        assert!(pool.reserve_promised(1).is_none());
+        assert_eq!(pool.promised_bytes(), 0);
+        assert!(pool.reserve_promised(1..=1).is_none());
     }
 
     #[test]

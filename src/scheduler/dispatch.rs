@@ -301,9 +301,12 @@ impl Shared {
         let returns = state.live.values().filter_map(|job| {
             let is_queued = job.life.lock().state == JobState::Queued;
             let becomes_table = job.options.into.is_some();
+            let result_bytes = job.result.returning_bytes();
             // A result that can be evicted counts as free already.
-            let held = if becomes_table || job.result.is_evictable() { 0 } else { job.result.returning_bytes() };
-            let bytes = held.saturating_add(job.host_memory.free_bytes());
+            let held = if becomes_table || job.result.is_evictable() { 0 } else { result_bytes };
+            // A running job returns what it has drawn for anything except its result.
+            let drawn = job.host_memory.promised_bytes().saturating_sub(result_bytes);
+            let bytes = held.saturating_add(drawn.max(job.host_memory.free_bytes()));
             // A running job is given a lease at its end. The time to its end is short compared with
             // a lease.
             let lease = match job.result.expires() {

@@ -33,7 +33,7 @@ impl ArrayParts {
     }
 
     /// Calls `show` with every place of the array.
-    pub fn each_place(&self, show: &mut dyn FnMut(&Place)) {
+    pub fn each_place<'a>(&'a self, show: &mut dyn FnMut(&'a Place)) {
         if let Some(nulls) = &self.nulls {
             show(&nulls.place);
         }

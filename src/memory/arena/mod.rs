@@ -19,18 +19,20 @@
 //! are unavailable, mapping the slab is an error. No later touch raises a signal.
 //!
 //! # More than one process
-//! Another Dovetail process can map slabs of a `memfd`. That process has an arena without slabs,
-//! whose pieces are lent to it (`lent`). It reports where columns are stored in the slabs instead
-//! of sending their bytes (`arrays`).
+//! Another Dovetail process can map slabs of a `memfd`. That process has an arena without slabs. It
+//! borrows regions of them (`loans`) and hands out pieces there (`borrower`). It reports where
+//! columns are stored in the slabs instead of sending their bytes (`arrays`).
 //!
 //! `mapping` says what slabs are made of. Only this room and the device room may use `unsafe`.
 
 mod arrays;
-mod lent;
+mod borrower;
+mod loans;
 mod mapping;
+mod views;
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -39,10 +41,13 @@ use std::time::{Duration, Instant};
 pub(crate) use arrays::of_whole_values;
 pub use arrays::{ArrayParts, describe, restore};
 use arrow::buffer::Buffer;
-pub use lent::{ArenaReservation, Lender, LentPiece, Place, SlabViews, holding};
+pub use borrower::{ArenaReservation, Borrower, Lender};
+pub use loans::{Loans, Span};
 pub use mapping::Backing;
 use mapping::{HUGE_PAGE_BYTES, Mapping};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use views::ViewedPlace;
+pub use views::{Place, SlabViews, holding};
 
 use super::free_list::{FreeList, SlabId};
 use super::{Budget, Interrupt, Reservation, ReservedPool, human_bytes};
@@ -100,8 +105,8 @@ pub struct Arena {
     pool: Option<ReservedPool>,
     /// Ends an allocation that has to wait for a slab.
     interrupt: Interrupt,
-    /// Lends the pieces, if the slabs belong to another process.
-    lender: Option<Arc<dyn Lender>>,
+    /// Hands out the pieces, if the slabs belong to another process.
+    borrower: Option<Arc<Borrower>>,
 }
 
 #[derive(Debug)]
@@ -151,13 +156,13 @@ impl Arena {
             ranges: RwLock::default(),
             pin: OnceLock::new(),
         };
-        Self { inner: Arc::new(inner), pool: None, interrupt: Interrupt::default(), lender: None }
+        Self { inner: Arc::new(inner), pool: None, interrupt: Interrupt::default(), borrower: None }
     }
 
-    /// Creates an arena without slabs, whose pieces `lender` lends from another process.
-    pub fn lent(lender: Arc<dyn Lender>) -> Self {
+    /// Creates an arena without slabs. `borrower` hands out pieces of another process's slabs.
+    pub fn borrowed(borrower: Arc<Borrower>) -> Self {
         let none = Budget::new("host memory of this process", "the server's --host-memory", 0);
-        Self { lender: Some(lender), ..Self::with_backing(none, Backing::Anonymous) }
+        Self { borrower: Some(borrower), ..Self::with_backing(none, Backing::Anonymous) }
     }
 
     /// Returns the same arena drawing pieces from `pool`, and from the budget when the pool is
@@ -178,19 +183,21 @@ impl Arena {
     /// [`Error::Exhausted`] when the budget refuses, when holes between pieces take too much of it,
     /// or when the system has no memory to map.
     pub fn allocate(&self, len: usize, purpose: &str) -> Result<ArenaBuffer> {
-        match &self.lender {
-            Some(lender) => Ok(ArenaBuffer::borrowed(lender.lend(len, purpose)?, len, lender.clone())),
+        match &self.borrower {
+            Some(borrower) => borrower.allocate(len, purpose),
             None => self.allocate_reserved(len, self.draw(size_of_piece(len) as u64, purpose)?),
         }
     }
 
-    /// Allocates a piece from promised bytes, in a slab that has room. Returns `None` if that would
-    /// need waiting or mapping.
-    pub fn allocate_at_once(&self, len: usize) -> Option<ArenaBuffer> {
-        let size = size_of_piece(len);
-        let reservation = self.pool.as_ref()?.reserve_promised(size as u64)?;
-        let place = self.inner.slabs.lock().take(size, &self.inner.growth_wanted)?;
-        Some(self.inner.piece_at(place, len, reservation))
+    /// Allocates as long a piece as promised bytes and a slab allow, in the range of `lens`.
+    /// Returns `None` if that would need waiting or mapping.
+    pub fn allocate_at_once(&self, lens: RangeInclusive<usize>) -> Option<ArenaBuffer> {
+        let (size, size_max) = (size_of_piece(*lens.start()), size_of_piece(*lens.end()));
+        let mut reservation = self.pool.as_ref()?.reserve_promised(size as u64..=size_max as u64)?;
+        let size_max = reservation.bytes() as usize / ALIGNMENT * ALIGNMENT;
+        let (size, place) = self.inner.slabs.lock().take_longest(size..=size_max, &self.inner.growth_wanted)?;
+        reservation.shrink_to(size as u64);
+        Some(self.inner.piece_at(place, size.min(*lens.end()), reservation))
     }
 
     /// Reserves bytes for memory outside the arena. They come from the pool and the budget, as the
@@ -199,8 +206,8 @@ impl Arena {
     /// # Errors
     /// [`Error::Exhausted`] when the budget refuses.
     pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<ArenaReservation> {
-        match &self.lender {
-            Some(lender) => Ok(ArenaReservation::lent(lender.reserve(bytes, purpose)?, lender.clone())),
+        match &self.borrower {
+            Some(borrower) => borrower.reserve(bytes, purpose),
             None => self.draw(bytes, purpose).map(ArenaReservation::reserved),
         }
     }
@@ -235,8 +242,8 @@ impl Arena {
 
     /// Bytes that pieces can still take, from the pool and from the budget.
     pub fn free_bytes(&self) -> u64 {
-        if let Some(lender) = &self.lender {
-            return lender.free_bytes();
+        if let Some(borrower) = &self.borrower {
+            return borrower.free_bytes();
         }
         self.pool.as_ref().map_or(0, ReservedPool::free_bytes) + self.inner.budget.free_bytes()
     }
@@ -268,6 +275,9 @@ impl Arena {
 
     /// True if the address is in a slab.
     pub fn owns(&self, address: *const u8) -> bool {
+        if let Some(borrower) = &self.borrower {
+            return borrower.owns(address);
+        }
         let address = address as usize;
         self.inner.ranges.read().range(..=address).next_back().is_some_and(|(_, &end)| address < end)
     }
@@ -296,7 +306,7 @@ impl Inner {
         // SAFETY: places are inside the mapping, which is never at address zero.
         let start = unsafe { NonNull::new_unchecked(memory.start.as_ptr().add(offset)) };
         let owned = Owned { size: size_of_piece(len), slab, offset, arena: self.clone(), reservation };
-        ArenaBuffer { start, len, home: Home::Owned(owned), _memory: memory }
+        ArenaBuffer { start, len, home: Home::Owned(owned), memory }
     }
 
     /// Finds room of `size` bytes, in a slab that has it or in a new one.
@@ -449,13 +459,20 @@ impl Slabs {
         self.mappings.insert(id, memory);
     }
 
-    fn take(&mut self, size: usize, growth_wanted: &Condvar) -> Option<(SlabId, usize, Arc<Mapping>)> {
+    fn take(&mut self, size: usize, growth_wanted: &Condvar) -> Option<Room> {
         let place = self.free.take(size);
         self.free_bytes_min = self.free_bytes_min.min(self.free.free_bytes());
         if self.free.free_bytes() < self.free_bytes_wanted {
             growth_wanted.notify_one();
         }
         place.map(|(slab, offset)| (slab, offset, self.mappings[&slab].clone()))
+    }
+
+    /// Takes the longest range with a size in `sizes`. Returns its size and place.
+    fn take_longest(&mut self, sizes: RangeInclusive<usize>, growth_wanted: &Condvar) -> Option<(usize, Room)> {
+        let size = self.free.longest().min(*sizes.end());
+        let place = if size < *sizes.start() { None } else { self.take(size, growth_wanted) };
+        Some((size, place?))
     }
 
     fn wants_growth(&self, inner: &Inner) -> bool {
@@ -494,14 +511,14 @@ pub struct ArenaBuffer {
     len: usize,
     home: Home,
     /// Keeps the slab mapped.
-    _memory: Arc<Mapping>,
+    memory: Arc<Mapping>,
 }
 
 /// Owner that a piece goes back to.
 enum Home {
     Owned(Owned),
-    /// Another process lent the piece: its address there, and the lender.
-    Lent(u64, Arc<dyn Lender>),
+    /// The slab belongs to another process: the address there, and the borrower of the memory.
+    Borrowed(u64, Arc<Borrower>),
 }
 
 /// Place in a slab of this process.
@@ -527,24 +544,41 @@ impl ArenaBuffer {
 
     /// Shortens the piece to its first `len` bytes, and gives the rest back.
     pub fn truncate(&mut self, len: usize) {
-        let before = size_of_piece(self.len);
-        self.len = self.len.min(len);
-        let size = size_of_piece(self.len);
-        match &mut self.home {
-            Home::Owned(owned) if size < owned.size => {
-                // Set first, so that a panic gives no bytes back twice.
-                let before = std::mem::replace(&mut owned.size, size);
-                owned.arena.give_back(owned.slab, owned.offset + size, before - size);
-                owned.reservation.shrink_to(size as u64);
-            }
-            Home::Lent(address, lender) if size < before => lender.shorten(*address, self.len),
-            _ => {}
+        let (len, size) = (self.len.min(len), size_of_piece(self.len.min(len)));
+        if size < size_of_piece(self.len) {
+            drop(self.split_off(size));
         }
+        self.len = len;
     }
 
-    /// Creates a piece from a lent one.
-    fn borrowed(piece: LentPiece, len: usize, lender: Arc<dyn Lender>) -> Self {
-        Self { start: piece.start, len, home: Home::Lent(piece.address, lender), _memory: piece.memory }
+    /// Splits the piece: keeps the first `at` bytes, and returns the others. Each part has its
+    /// share of the reservation, and goes back by itself.
+    ///
+    /// # Panics
+    /// Unless `at` is a multiple of [`ALIGNMENT`] inside the piece.
+    pub(super) fn split_off(&mut self, at: usize) -> Self {
+        let is_inside = 0 < at && at < self.len;
+        assert!(is_inside && at.is_multiple_of(ALIGNMENT), "a piece of {} bytes is split at {at}", self.len);
+        let home = match &mut self.home {
+            Home::Owned(owned) => Home::Owned(owned.split_off(at)),
+            Home::Borrowed(address, borrower) => {
+                borrower.split(*address, at);
+                Home::Borrowed(*address + at as u64, borrower.clone())
+            }
+        };
+        // SAFETY: `at` was just found to be inside the piece.
+        let start = unsafe { self.start.add(at) };
+        let len = std::mem::replace(&mut self.len, at) - at;
+        Self { start, len, home, memory: self.memory.clone() }
+    }
+}
+
+impl Owned {
+    fn split_off(&mut self, at: usize) -> Self {
+        let size = self.size - at;
+        let reservation = self.reservation.split(size as u64);
+        self.size = at;
+        Self { size, slab: self.slab, offset: self.offset + at, arena: self.arena.clone(), reservation }
     }
 }
 
@@ -569,7 +603,7 @@ impl Drop for ArenaBuffer {
     fn drop(&mut self) {
         match &self.home {
             Home::Owned(owned) => owned.arena.give_back(owned.slab, owned.offset, owned.size),
-            Home::Lent(address, lender) => lender.give_back(*address),
+            Home::Borrowed(address, borrower) => borrower.give_back(*address),
         }
     }
 }
@@ -585,10 +619,12 @@ unsafe impl Send for ArenaBuffer {}
 // SAFETY: `&ArenaBuffer` only reads.
 unsafe impl Sync for ArenaBuffer {}
 
-// A panic cannot leave a piece half changed: a shorter size is set before bytes are given back, and
-// bytes have no invariants.
+// A panic cannot leave a piece half changed: a part is split off before it is given back, and bytes
+// have no invariants.
 impl std::panic::RefUnwindSafe for ArenaBuffer {}
 impl std::panic::UnwindSafe for ArenaBuffer {}
 
+#[cfg(test)]
+mod lending_tests;
 #[cfg(test)]
 mod tests;

@@ -113,6 +113,25 @@ fn a_truncated_piece_returns_its_end() {
 }
 
 #[test]
+fn each_part_of_a_piece_returns_its_own_bytes() {
+    let arena = arena(1 << 20);
+    let mut first = arena.allocate(1000, "test").unwrap();
+    first.fill(1);
+    let mut second = first.split_off(512);
+    assert_eq!((first.len(), second.len(), arena.budget().used_bytes()), (512, 488, 1024));
+    second.fill(2);
+    assert!(first.iter().all(|&byte| byte == 1));
+    drop(first);
+    assert_eq!(arena.budget().used_bytes(), 512);
+    assert!(second.iter().all(|&byte| byte == 2));
+    second.truncate(10);
+    assert_eq!(arena.budget().used_bytes(), 256);
+    drop(second);
+    assert_eq!(arena.budget().used_bytes(), 0);
+    assert_eq!(arena.longest_free_bytes(), arena.mapped_bytes());
+}
+
+#[test]
 fn a_piece_takes_no_more_of_a_reservation_than_it_needs() {
     let arena = arena(1 << 20);
     let reservation = arena.budget().reserve(100_000, "a join").unwrap();
@@ -127,15 +146,35 @@ fn an_immediate_allocation_takes_only_reserved_bytes_and_no_new_slab() {
     let pool = ReservedPool::new(arena.budget().clone());
     let drawing = arena.drawing_on(pool.clone());
     pool.open(arena.budget().reserve(1 << 20, "a job").unwrap());
-    assert!(arena.allocate_at_once(64).is_none(), "nothing was promised to callers that draw on the budget");
-    assert!(drawing.allocate_at_once(64).is_none(), "no slab is mapped");
+    assert!(arena.allocate_at_once(64..=64).is_none(), "nothing was promised to callers that draw on the budget");
+    assert!(drawing.allocate_at_once(64..=64).is_none(), "no slab is mapped");
     assert_eq!(pool.free_bytes(), 1 << 20, "the bytes drawn for it are back");
     let first = drawing.allocate(64, "a piece").unwrap();
-    let second = drawing.allocate_at_once(100).unwrap();
+    let second = drawing.allocate_at_once(100..=100).unwrap();
     assert_eq!((second.len(), pool.free_bytes()), (100, (1 << 20) - 2 * ALIGNMENT as u64));
-    assert!(drawing.allocate_at_once(1 << 20).is_none(), "more than is left of the promise");
+    assert!(drawing.allocate_at_once(1 << 20..=1 << 20).is_none(), "more than is left of the promise");
+    let rest = drawing.allocate_at_once(1..=1 << 20).unwrap();
+    assert_eq!((rest.len() as u64, pool.free_bytes()), ((1 << 20) - 2 * ALIGNMENT as u64, 0));
+    drop(rest);
     drop((first, second));
     assert_eq!((pool.free_bytes(), arena.budget().used_bytes()), (1 << 20, 1 << 20));
+}
+
+#[test]
+fn an_immediate_allocation_takes_the_longest_range_of_a_slab() {
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", 64 << 20));
+    let pool = ReservedPool::new(arena.budget().clone());
+    let drawing = arena.drawing_on(pool.clone());
+    let thirds: Vec<_> = (0..3).map(|_| arena.allocate(20 << 20, "others").unwrap()).collect();
+    let [_first, second, _third] = <[_; 3]>::try_from(thirds).unwrap();
+    drop(second);
+    pool.open(arena.budget().reserve(24 << 20, "a job").unwrap());
+    assert!(drawing.allocate_at_once(22 << 20..=24 << 20).is_none(), "no range is that long");
+    assert_eq!(pool.free_bytes(), 24 << 20);
+    let longest = drawing.allocate_at_once(1..=usize::MAX / 2).unwrap();
+    assert_eq!((longest.len(), pool.free_bytes()), (20 << 20, 4 << 20));
+    let exact = drawing.allocate_at_once(1000..=1000).unwrap();
+    assert_eq!((exact.len(), pool.free_bytes()), (1000, (4 << 20) - 1024));
 }
 
 #[test]

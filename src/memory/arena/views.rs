@@ -1,15 +1,7 @@
-//! Pieces that another process lends: an arena without its own slabs.
-//!
-//! ```text
-//!   owner: Arena ── slabs of memfds ──────────► borrower: SlabViews, same pages, other addresses
-//!          piece at address A, len ── lend ───► ArenaBuffer over its view of A
-//!          the piece goes back  ◄── give back ─ when it and all its Arrow buffers are dropped
-//! ```
-//!
-//! Addresses in messages between the two processes are the owner's.
+//! Places in slabs that two processes see, at different addresses. Addresses in messages between
+//! the two are those of the process that owns the slabs.
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,80 +10,8 @@ use arrow::buffer::{Buffer, MutableBuffer};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use super::{Arena, Mapping, Pin, Reservation};
+use super::{Arena, Mapping, Pin};
 use crate::{Error, Result};
-
-/// Lends pieces of an arena that belongs to another process.
-pub trait Lender: Send + Sync + Debug {
-    /// Lends a piece of `len` bytes.
-    ///
-    /// # Errors
-    /// The errors of [`Arena::allocate`].
-    fn lend(&self, len: usize, purpose: &str) -> Result<LentPiece>;
-
-    /// Reserves bytes for memory outside the arena. Returns the id that [`Lender::release`] takes.
-    ///
-    /// # Errors
-    /// The errors of [`Arena::reserve`].
-    fn reserve(&self, bytes: u64, purpose: &str) -> Result<u64>;
-
-    /// Takes back all bytes of the piece at `address` except the first `len`.
-    fn shorten(&self, address: u64, len: usize);
-
-    /// Takes back the piece at `address`.
-    fn give_back(&self, address: u64);
-
-    /// Takes back the bytes that [`Lender::reserve`] reserved.
-    fn release(&self, held: u64);
-
-    /// Bytes that pieces can still take, like [`Arena::free_bytes`].
-    fn free_bytes(&self) -> u64;
-}
-
-/// Piece that was lent.
-#[derive(Debug)]
-pub struct LentPiece {
-    /// Address in the owner.
-    pub(super) address: u64,
-    /// Address in this process.
-    pub(super) start: NonNull<u8>,
-    pub(super) memory: Arc<Mapping>,
-}
-
-// SAFETY: the piece names a place and keeps it mapped; only the buffer made from it reads and
-// writes there.
-unsafe impl Send for LentPiece {}
-
-/// Bytes reserved like a piece, for memory outside the arena. They go back when this value is
-/// dropped.
-#[derive(Debug)]
-pub struct ArenaReservation {
-    _from: HeldFrom,
-}
-
-#[derive(Debug)]
-enum HeldFrom {
-    Budget { _reservation: Reservation },
-    Lender { held: u64, lender: Arc<dyn Lender> },
-}
-
-impl ArenaReservation {
-    pub(super) fn reserved(reservation: Reservation) -> Self {
-        Self { _from: HeldFrom::Budget { _reservation: reservation } }
-    }
-
-    pub(super) fn lent(held: u64, lender: Arc<dyn Lender>) -> Self {
-        Self { _from: HeldFrom::Lender { held, lender } }
-    }
-}
-
-impl Drop for HeldFrom {
-    fn drop(&mut self) {
-        if let Self::Lender { held, lender } = self {
-            lender.release(*held);
-        }
-    }
-}
 
 /// Place of bytes, for another process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,6 +44,12 @@ impl Arena {
             false => Place::Bytes(buffer.to_vec()),
         }
     }
+}
+
+/// Place in this process.
+pub(super) struct ViewedPlace {
+    pub(super) start: NonNull<u8>,
+    pub(super) memory: Arc<Mapping>,
 }
 
 /// Slabs of another process's arena, mapped in this process.
@@ -190,7 +116,7 @@ impl SlabViews {
     ///
     /// # Errors
     /// [`Error::Internal`] when no slab known here contains the bytes.
-    pub fn borrow(&self, address: u64, len: usize) -> Result<LentPiece> {
+    pub(super) fn view(&self, address: u64, len: usize) -> Result<ViewedPlace> {
         let views = self.views.read();
         let Some((start, offset)) = holding(&views.by_owner, address, len, |memory| memory.len) else {
             return Err(Error::Internal(format!(
@@ -200,18 +126,24 @@ impl SlabViews {
         let memory = views.by_owner[&start].clone();
         // SAFETY: the offset was just found to be in the mapping.
         let start = unsafe { memory.start.add(offset) };
-        Ok(LentPiece { address, start, memory })
+        Ok(ViewedPlace { start, memory })
+    }
+
+    /// True if the address of this process is in a slab.
+    pub(super) fn contain(&self, address: *const u8) -> bool {
+        let views = self.views.read();
+        holding(&views.by_view, address as u64, 1, |owner| views.by_owner[owner].len).is_some()
     }
 
     /// Returns the bytes at a place.
     ///
     /// # Errors
-    /// The errors of [`SlabViews::borrow`].
+    /// [`Error::Internal`] when no slab known here contains the place.
     pub fn buffer(&self, place: &Place) -> Result<Buffer> {
         match place {
             Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
             Place::Slab { address, len } => {
-                let LentPiece { start, memory, .. } = self.borrow(*address, *len as usize)?;
+                let ViewedPlace { start, memory } = self.view(*address, *len as usize)?;
                 // SAFETY: the bytes stay mapped while the mapping lives. Their owner lets no other
                 // code write to them while a job reads them.
                 Ok(unsafe { Buffer::from_custom_allocation(start, *len as usize, memory) })
