@@ -276,7 +276,7 @@ impl Engine for ChildEngine {
         self.jobs_max
     }
 
-    fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         self.check()?;
         let numbered = task.clone().map_tables(|table| self.table(&table))?;
         let job = self.number();
@@ -287,7 +287,7 @@ impl Engine for ChildEngine {
         let loan = self.link.lend_first(job, &arena);
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
         self.send(&ToChild::Run(Box::new(Run { job, task: numbered, device_bytes, loan })))?;
-        self.serve_job(&listener, task, sink, monitor)
+        self.serve_job(&listener, &task, sink, monitor)
     }
 
     fn check(&self) -> Result<()> {

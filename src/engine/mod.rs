@@ -118,7 +118,7 @@ pub trait Engine: Send + Sync + Debug {
     /// Returns the errors of [`join::run`], and
     /// [`Unavailable`](crate::Error::Unavailable) if the device is lost. [`Engine::check`] reports
     /// a lost device too.
-    fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
+    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
 
     /// Checks that the device can still work, as far as is known without a request to it.
     ///
@@ -189,7 +189,7 @@ impl Engine for InProcess {
         self.device.jobs_max()
     }
 
-    fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
         run_within(grant.device_memory.clone(), &*self.device, task, &arena, sink, monitor)
     }
@@ -220,13 +220,13 @@ impl Engine for InProcess {
 fn run_within(
     memory: Option<Budget>,
     device: &dyn Device,
-    task: &Task,
+    task: Task,
     arena: &Arena,
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
     let memory = memory.unwrap_or_else(|| device.memory().clone());
-    join::run(&Arc::new(task.clone()), &*device.for_job(memory)?, arena, sink, monitor)
+    join::run(&Arc::new(task), &*device.for_job(memory)?, arena, sink, monitor)
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

@@ -230,7 +230,7 @@ impl Process {
         let (pushes, line, slabs) = (Arc::default(), &*self.line, &*self.slabs);
         let sink = JobSink { job, pushes, line, slabs, borrower: &borrower, adopter };
         let promised = device_bytes.map(|bytes| self.promised(bytes, monitor.cancel())).transpose()?;
-        run_within(promised.map(Budget::within), &*self.device, &task, &arena, &sink, monitor)
+        run_within(promised.map(Budget::within), &*self.device, task, &arena, &sink, monitor)
     }
 
     /// Reserves the device memory that the server has promised to a job. The promises fit in the

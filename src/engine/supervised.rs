@@ -165,7 +165,7 @@ impl Engine for SupervisedEngine {
         self.jobs_max
     }
 
-    fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         self.process().run(task, grant, sink, monitor)
     }
 

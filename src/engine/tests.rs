@@ -73,7 +73,7 @@ fn grant_of(catalog: &Catalog) -> Grant {
 
 fn run_on(engine: &dyn Engine, catalog: &Catalog, task: &Task) -> Result<Vec<RecordBatch>> {
     let sink = Batches::default();
-    engine.run(task, &grant_of(catalog), &sink, &Monitor::default())?;
+    engine.run(task.clone(), &grant_of(catalog), &sink, &Monitor::default())?;
     Ok(sink.0.into_inner())
 }
 
@@ -180,17 +180,17 @@ fn a_job_reports_its_progress_and_stops_when_it_is_cancelled() {
     let stage = Stage::new();
     let task = stage.task(JoinKind::Inner, Strategy::RadixHash);
     let monitor = Monitor::default();
-    stage.engine.run(&task, &stage.grant(), &Batches::default(), &monitor).unwrap();
+    stage.engine.run(task.clone(), &stage.grant(), &Batches::default(), &monitor).unwrap();
     assert!(monitor.phases().iter().any(|phase| phase.phase == Phase::Gather), "{:?}", monitor.phases());
     assert!((monitor.progress() - 1.0).abs() < 1e-9, "{}", monitor.progress());
 
     let cancel = CancelFlag::new();
     cancel.raise();
-    let outcome = stage.engine.run(&task, &stage.grant(), &Batches::default(), &Monitor::new(cancel));
+    let outcome = stage.engine.run(task.clone(), &stage.grant(), &Batches::default(), &Monitor::new(cancel));
     assert!(matches!(outcome, Err(Error::Cancelled(_))), "{outcome:?}");
     // The next job is not affected.
     let (again, first) = (stage.run(&stage.engine, &task).unwrap(), Batches::default());
-    stage.engine.run(&task, &stage.grant(), &first, &Monitor::default()).unwrap();
+    stage.engine.run(task.clone(), &stage.grant(), &first, &Monitor::default()).unwrap();
     assert_eq!(sorted(&task, &again), sorted(&task, &first.0.into_inner()));
 }
 
@@ -204,7 +204,7 @@ fn errors_of_the_sink_and_of_memory_reach_the_job_unchanged() {
     }
     let stage = Stage::new();
     let task = stage.task(JoinKind::Inner, Strategy::Hash);
-    let refused = stage.engine.run(&task, &stage.grant(), &Refuses, &Monitor::default()).unwrap_err();
+    let refused = stage.engine.run(task.clone(), &stage.grant(), &Refuses, &Monitor::default()).unwrap_err();
     assert_eq!(refused, Error::Precondition("no reader wants it".into()));
 
     let budget = stage.catalog.arena().budget();
@@ -229,7 +229,7 @@ fn no_batch_is_pushed_after_a_refused_batch() {
     let stage = Stage::new();
     let task = Task { batch_rows: Some(10), ..stage.task(JoinKind::Inner, Strategy::Hash) };
     let sink = Takes(Mutex::new(0));
-    let refused = stage.engine.run(&task, &stage.grant(), &sink, &Monitor::default()).unwrap_err();
+    let refused = stage.engine.run(task.clone(), &stage.grant(), &sink, &Monitor::default()).unwrap_err();
     assert_eq!(refused, Error::Precondition("number 3 is too many".into()));
     assert_eq!(*sink.0.lock(), 3);
     stage.run(&stage.engine, &task).unwrap();
@@ -252,7 +252,7 @@ fn batches_in_a_slow_sink_are_not_overwritten() {
     // With a promise, pieces are lent without waiting.
     let grant = stage.grant();
     grant.host_memory.open(stage.catalog.arena().budget().reserve(8 << 20, "a job").unwrap());
-    stage.engine.run(&task, &grant, &sink, &Monitor::default()).unwrap();
+    stage.engine.run(task.clone(), &grant, &sink, &Monitor::default()).unwrap();
     let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
     let expected = stage.run(&here, &task).unwrap();
     assert_eq!(sorted(&task, &sink.0.0.into_inner()), sorted(&task, &expected));
@@ -268,7 +268,7 @@ fn a_kept_result_keeps_only_its_own_bytes_in_use() {
     let kept_bytes = |engine: &dyn Engine| {
         let (grant, sink) = (stage.grant(), Batches::default());
         grant.host_memory.open(budget.reserve(64 << 20, "a job").unwrap());
-        engine.run(&task, &grant, &sink, &Monitor::default()).unwrap();
+        engine.run(task.clone(), &grant, &sink, &Monitor::default()).unwrap();
         grant.host_memory.close();
         assert!(sink.0.lock().len() > 5);
         budget.used_bytes() - before
@@ -289,7 +289,7 @@ fn a_job_that_fits_in_its_promise_here_fits_in_it_there() {
         grant.host_memory.open(budget.reserve(promised, "a job").unwrap());
         let others = budget.reserve(budget.unused_bytes(), "others").unwrap();
         let sink = Batches::default();
-        let outcome = engine.run(&task, &grant, &sink, &Monitor::default());
+        let outcome = engine.run(task.clone(), &grant, &sink, &Monitor::default());
         drop(others);
         grant.host_memory.close();
         outcome.map(|()| sink.0.into_inner())
@@ -327,7 +327,7 @@ fn a_batch_outlives_the_process_that_made_it() {
     let task = Task { batch_rows: Some(10), ..stage.task(JoinKind::Inner, Strategy::Hash) };
     let (grant, sink) = (stage.grant(), KeepsFirst(&stage.line, Batches::default()));
     grant.host_memory.open(budget.reserve(64 << 20, "a job").unwrap());
-    stage.engine.run(&task, &grant, &sink, &Monitor::default()).unwrap_err();
+    stage.engine.run(task.clone(), &grant, &sink, &Monitor::default()).unwrap_err();
     grant.host_memory.close();
     wait_until("the loss", || stage.engine.has_ended());
     let kept = sink.1.0.into_inner();
@@ -355,7 +355,7 @@ fn a_process_that_ends_fails_its_jobs_and_returns_its_memory() {
     let stage = Stage::new();
     let before = stage.catalog.arena().budget().used_bytes();
     let task = stage.task(JoinKind::Inner, Strategy::Hash);
-    let outcome = stage.engine.run(&task, &stage.grant(), &Cuts(&stage.line), &Monitor::default());
+    let outcome = stage.engine.run(task.clone(), &stage.grant(), &Cuts(&stage.line), &Monitor::default());
     assert!(
         matches!(&outcome, Err(Error::Unavailable(why)) if why.contains("the process of host:0 has ended")),
         "{outcome:?}"
@@ -398,7 +398,7 @@ fn a_panic_of_a_sink_fails_only_its_own_job() {
     }
     let stage = Stage::new();
     let task = stage.task(JoinKind::Inner, Strategy::Hash);
-    let failed = stage.engine.run(&task, &stage.grant(), &Panics, &Monitor::default()).unwrap_err();
+    let failed = stage.engine.run(task.clone(), &stage.grant(), &Panics, &Monitor::default()).unwrap_err();
     assert!(matches!(&failed, Error::Internal(message) if message.contains("on purpose")), "{failed:?}");
     stage.run(&stage.engine, &task).unwrap();
 }
@@ -416,7 +416,7 @@ fn a_running_job_is_stopped() {
     let before = stage.catalog.arena().budget().used_bytes();
     let task = Task { batch_rows: Some(10), ..stage.task(JoinKind::Inner, Strategy::Hash) };
     let cancel = CancelFlag::new();
-    let outcome = stage.engine.run(&task, &stage.grant(), &Stops(&cancel), &Monitor::new(cancel.clone()));
+    let outcome = stage.engine.run(task.clone(), &stage.grant(), &Stops(&cancel), &Monitor::new(cancel.clone()));
     assert!(matches!(outcome, Err(Error::Cancelled(_))), "{outcome:?}");
     assert_eq!(
         stage.catalog.arena().budget().used_bytes(),

@@ -114,7 +114,7 @@ impl Shared {
         let work =
             job.runnable().ok_or_else(|| Error::Internal(format!("job {} has no tables for {device_id}", job.id)))?;
         let engine = &self.executors[device].engine;
-        let caught = catch_unwind(AssertUnwindSafe(|| engine.run(&work.task()?, grant, &job.result, &monitor)));
+        let caught = catch_unwind(AssertUnwindSafe(|| engine.run(work.task()?, grant, &job.result, &monitor)));
         let outcome = caught.unwrap_or_else(|panic| {
             let message = panics::message(&*panic);
             tracing::error!(job = job.id.0, device = %self.executors[device].id(), message, "a job panicked");

@@ -92,7 +92,7 @@ impl Engine for Puppet {
         None
     }
 
-    fn run(&self, task: &Task, _grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    fn run(&self, task: Task, _grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         assert!(!task.build.table.batches.is_empty(), "a job that runs has its tables");
         let label = task.output.last().unwrap().name.clone();
         let own = self.own_orders.lock().remove(&label);
