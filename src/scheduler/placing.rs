@@ -36,7 +36,6 @@ pub(super) const CLAIM_AFTER: Duration = Duration::from_secs(30);
 /// Devices that a job may run on together.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Place {
-    /// The devices.
     pub(super) devices: DeviceSet,
     /// Index of their plan among the job's.
     pub(super) plan: usize,
@@ -60,16 +59,12 @@ impl Place {
 /// Load of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Load {
-    /// The device serves.
     InService {
         /// Most jobs that the device runs at a time.
         slots: usize,
-        /// Free bytes of the device's memory.
         free_bytes: u64,
-        /// Jobs on the device.
         running: Vec<RunningJob>,
     },
-    /// The device is out of service.
     Lost,
 }
 
@@ -78,14 +73,12 @@ pub(super) enum Load {
 pub(super) struct RunningJob {
     /// Predicted end.
     pub(super) until: Duration,
-    /// True if the job has the device alone.
     pub(super) alone: bool,
 }
 
 /// Host memory, now and as predicted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct HostMemory {
-    /// Bytes that are free now.
     pub(super) free_bytes: u64,
     /// Times and bytes of memory that becomes free on its own: jobs end, leases end.
     pub(super) returns: Vec<(Duration, u64)>,
@@ -122,7 +115,6 @@ pub(super) struct ScheduledStart {
     pub(super) place: Place,
     /// Bytes of host memory that the job starts with.
     pub(super) host_bytes: u64,
-    /// Time of the start.
     pub(super) start: Duration,
     /// Reason to wait; `None` if the job starts right now.
     pub(super) wait: Option<Wait>,

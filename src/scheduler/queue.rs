@@ -31,7 +31,6 @@ pub(super) struct Waiting {
     pub(super) tenant: String,
     pub(super) priority: i32,
     pub(super) submitted: Duration,
-    /// Devices that may run the job.
     pub(super) places: Vec<Place>,
     /// Time at which the job began to lack only host memory.
     pub(super) starved_since: Option<Duration>,
