@@ -31,7 +31,6 @@ pub struct Metrics {
     sent_bytes: IntCounterVec,
     /// Rows of uploads, acknowledged or not.
     pub received_rows: IntCounter,
-    /// Rows of tables and results that were sent.
     pub sent_rows: IntCounter,
     arena_bytes: IntGaugeVec,
     device_memory_bytes: IntGaugeVec,
