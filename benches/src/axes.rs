@@ -41,18 +41,15 @@ pub enum ProbeKeys {
 /// Rows of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// Rows of the build side.
     pub build: u64,
-    /// Rows of the probe side. `None`: a multiple of the build side's.
+    /// `None`: a multiple of the build side's.
     pub probe: Option<u64>,
 }
 
 /// Payload columns of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Payloads {
-    /// Columns of the build side.
     pub build: Columns,
-    /// Columns of the probe side.
     pub probe: Columns,
 }
 
@@ -61,9 +58,7 @@ pub struct Payloads {
 pub struct Columns {
     /// Columns as wide as a key column.
     pub as_key: usize,
-    /// Columns of 4 bytes.
     pub of_4: usize,
-    /// Columns of 8 bytes.
     pub of_8: usize,
 }
 

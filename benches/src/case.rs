@@ -11,11 +11,8 @@ use dovetail::Result;
 /// One case of a suite.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Case {
-    /// A synthetic join.
     Synthetic(Workload),
-    /// Several joins in sequence.
     Sequence(Sequence),
-    /// A join of a standard benchmark.
     Tpc(TpcJoin),
 }
 

@@ -15,9 +15,8 @@ use dovetail::{Error, Result};
 /// The tables of a case, the joins to run, and the expected result of the last join.
 #[derive(Debug)]
 pub struct Prepared {
-    /// Tables by name.
     pub tables: Vec<(String, Vec<RecordBatch>)>,
-    /// Joins in the order of execution.
+    /// In the order of execution.
     pub joins: Vec<Join>,
     /// Terms of the checksum.
     pub products: Vec<Product>,
@@ -28,13 +27,10 @@ pub struct Prepared {
 /// An inner join of two tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
-    /// Name of the left table.
     pub left: String,
-    /// Name of the right table.
     pub right: String,
-    /// Pairs of columns that must be equal.
     pub on: Vec<(String, String)>,
-    /// Columns of the result. Empty: all.
+    /// Empty: all.
     pub columns: Vec<String>,
     /// Name of the table that stores the result for a later join.
     pub into: Option<String>,
@@ -43,7 +39,6 @@ pub struct Join {
 /// One term of the checksum: a column's values, or the products of two columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// A column of the result.
     pub column: String,
     /// A second column, the other factor. `None`: the first column alone.
     pub by: Option<String>,
@@ -52,7 +47,6 @@ pub struct Product {
 /// The compared properties of a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Rows.
     pub rows: u64,
     /// The sum of all products over all rows, modulo 2^64.
     pub checksum: u64,
@@ -139,7 +133,6 @@ fn values(column: &ArrayRef) -> Option<Vec<u64>> {
 /// A term of a case's checksum before columns have names. Every column of the result is in a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// A key column.
     pub key: Option<usize>,
     /// A payload column of the build side.
     pub build: Option<usize>,

@@ -22,33 +22,25 @@ use dovetail::{Context, Error, Result};
 /// The resources of the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// Device that runs the joins.
     pub device: DeviceId,
-    /// CPU threads.
     pub threads: usize,
     /// Maximum bytes of device memory. `None`: all free memory of a GPU, or half of `host_memory`.
     pub device_memory: Option<u64>,
-    /// Bytes for tables and results.
+    /// For tables and results, in bytes.
     pub host_memory: u64,
 }
 
 /// A machine whose device was opened and measured once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurable {
-    /// Resources of the engine.
     pub machine: Machine,
-    /// The device's name.
     pub device_name: String,
-    /// Bytes of device memory.
     pub device_memory_bytes: u64,
-    /// Measured rates of the device's primitives.
     pub rates: Rates,
-    /// Peak rates of memory and link.
     pub boundaries: Boundaries,
     /// True if results may share columns with the tables, as in a server. Published experiments
     /// write every column.
     pub shares: bool,
-    /// Number of runs timed at once.
     pub at_once: usize,
 }
 
@@ -78,19 +70,14 @@ pub struct Measured {
     /// Seconds of the runs timed again in turn with the alternative, ascending. Empty if not
     /// needed.
     pub seconds_again: Vec<f64>,
-    /// Rows of the result.
     pub rows: u64,
-    /// Bytes of all input tables.
     pub bytes_in: u64,
-    /// Bytes of all results.
     pub bytes_out: u64,
     /// Strategies of the joins, in order.
     pub strategy: String,
     /// Composition of the plans. Joins with the same composition do the same work.
     pub plan: String,
-    /// Predicted rows of the result.
     pub predicted_rows: f64,
-    /// Predicted seconds.
     pub predicted_seconds: f64,
     /// Predicted seconds per phase name.
     pub predicted_phases: BTreeMap<&'static str, f64>,
@@ -108,9 +95,7 @@ pub struct Measured {
 /// The planner's view of a join on a device.
 #[derive(Debug)]
 pub struct PlannedJoin<'a> {
-    /// The requested join.
     pub join: &'a Join,
-    /// The planner's choice.
     pub plan: Plan,
     /// The device, with its cached columns.
     pub target: &'a Target,
@@ -119,9 +104,7 @@ pub struct PlannedJoin<'a> {
 /// One timed run.
 #[derive(Clone, Debug)]
 pub struct Timed {
-    /// Seconds of the run.
     pub seconds: f64,
-    /// Phases of the run.
     pub phases: Vec<PhaseRecord>,
     /// Work times by the device's own clock.
     pub times: Vec<WorkTime>,

@@ -318,7 +318,6 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
 struct Asking<'a> {
     /// `None`: the planner's choice.
     strategies: &'a [Option<Strategy>],
-    /// Timed runs of each strategy.
     runs: u32,
     /// True if every way to compose a join is measured, also with columns on the device.
     exhaustive: bool,
@@ -329,7 +328,6 @@ struct Asking<'a> {
 /// The measurements of one case.
 #[derive(Debug, Default)]
 struct OfCase {
-    /// Rows of both sides.
     rows: [u64; 2],
     measured: Vec<Measured>,
     /// The planner's inputs, with the times of every way to compose the join: a line for columns

@@ -31,7 +31,6 @@ pub struct Report {
     out: Option<File>,
     /// True if results also go to stdout.
     on_stdout: bool,
-    /// Width of the table's first column.
     label_width: usize,
     /// True if the heading of the table is written.
     begun: bool,

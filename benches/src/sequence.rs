@@ -27,13 +27,10 @@ const WIDTH: usize = 4;
 /// One sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
-    /// Number of joins.
     pub joins: usize,
-    /// Rows of the fact table.
     pub fact_rows: u64,
     /// Rows of each dimension.
     pub dimension_rows: u64,
-    /// Seed of all random values.
     pub seed: u64,
 }
 

@@ -67,7 +67,6 @@ pub struct AxisArgs {
 pub struct Size {
     /// Fraction of the suite's sizes.
     pub scale: f64,
-    /// Seed of all random values.
     pub seed: u64,
     /// Number of cases, for a suite that draws them.
     pub cases: usize,
@@ -78,11 +77,9 @@ pub struct Size {
 pub struct Suite {
     /// Name on the command line.
     pub name: &'static str,
-    /// One line about what the suite reproduces or varies.
     pub about: &'static str,
-    /// Horizontal axis of the suite's figure.
     pub axis: Axis,
-    /// Device memory at full size. `None`: as given by the command line or the machine.
+    /// At full size. `None`: as given by the command line or the machine.
     pub device_memory: Option<u64>,
     /// Source of the cases.
     pub kind: Kind,
@@ -93,7 +90,6 @@ pub struct Suite {
 pub struct Axis {
     /// Field of a line of results.
     pub field: &'static str,
-    /// Text at the axis.
     pub label: &'static str,
 }
 
@@ -102,7 +98,6 @@ pub struct Axis {
 pub enum Kind {
     /// All combinations of axes.
     Synthetic(Axes),
-    /// Sequences of joins.
     Sequences {
         /// Number of joins of each case.
         joins: &'static [usize],
@@ -112,12 +107,7 @@ pub enum Kind {
         dimension: u64,
     },
     /// Joins of TPC-H and TPC-DS, with keys of each of these widths.
-    Tpc {
-        /// The joins.
-        queries: &'static [Query],
-        /// Bytes of keys.
-        key_bytes: &'static [usize],
-    },
+    Tpc { queries: &'static [Query], key_bytes: &'static [usize] },
     /// Synthetic joins drawn at random.
     Choices,
 }

@@ -76,7 +76,6 @@ pub enum Query {
 /// One join on data of a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TpcJoin {
-    /// The join.
     pub query: Query,
     /// Bytes of keys; other columns have 8.
     pub key_bytes: usize,

@@ -38,27 +38,20 @@ const STRANGERS_MAX: f64 = 15.0;
 /// One synthetic join.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Distribution of the keys.
     pub keys: Keys,
-    /// Columns that make up the key.
     pub key_columns: usize,
     /// Bytes of each key column: 4 or 8.
     pub key_bytes: usize,
-    /// Rows of the build side.
     pub build_rows: u64,
-    /// Rows of the probe side.
     pub probe_rows: u64,
-    /// Payload columns of both sides.
     pub payloads: Payloads,
     /// The share of probe rows that have a partner, 0 to 1.
     pub match_ratio: f64,
     /// Build rows with the same key.
     pub copies: u64,
-    /// Distribution by which the probe side draws its keys.
     pub probe_keys: ProbeKeys,
     /// The share of rows, on both sides, whose key is null, 0 to 1.
     pub nulls: f64,
-    /// Seed of all random values.
     pub seed: u64,
 }
 

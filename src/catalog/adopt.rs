@@ -205,15 +205,14 @@ struct Outline {
 /// A buffer to be written.
 #[derive(Debug)]
 enum Part {
-    /// Bytes to copy unchanged.
     Bytes(Buffer),
     /// Bytes to copy unchanged, to which other batches may refer as well.
     Shared(Buffer),
     /// Bits, which may start inside a byte.
     Bits(BooleanBuffer),
-    /// 32-bit offsets. [`Outline::write`] subtracts the first offset from each.
+    /// The first offset is subtracted from each when they are written.
     Offsets32(Buffer),
-    /// 64-bit offsets. [`Outline::write`] subtracts the first offset from each.
+    /// The first offset is subtracted from each when they are written.
     Offsets64(Buffer),
 }
 

@@ -22,7 +22,6 @@ pub enum IntoMode {
     /// The existing table stays, and the name is refused.
     #[default]
     Create,
-    /// The result replaces the existing table.
     Replace,
 }
 

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 pub struct TenantLimits {
     /// Bytes of tables, uploads under way and results; `None` for no limit.
     pub bytes: Option<u64>,
-    /// Tables; `None` for no limit.
+    /// `None` for no limit.
     pub tables: Option<usize>,
 }
 
@@ -24,7 +24,6 @@ pub struct TenantUsage {
     /// Bytes of tables, uploads under way and results. A table that was dropped or replaced counts
     /// until its last reader is done with it.
     pub bytes: u64,
-    /// Tables in the catalog.
     pub tables: usize,
 }
 

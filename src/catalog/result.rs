@@ -60,11 +60,9 @@ const ROOM_LEFT_SHARE: u64 = 4;
 /// State of a result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SpoolState {
-    /// More batches may come.
     Open,
-    /// All batches were pushed.
     Complete,
-    /// The join failed; readers see this error.
+    /// Readers see this error.
     Failed(Error),
     /// The batches are gone: the result was released, at the end of its lease or earlier.
     Released,
@@ -112,7 +110,6 @@ pub struct SpoolOptions {
     pub when_wanted: Option<BackpressureLimits>,
     /// Arena into which batches from elsewhere are copied; `None` leaves batches where they are.
     pub arena: Option<Arena>,
-    /// The charge to which the result's bytes are added.
     pub charge: Option<Charge>,
     /// The tables from which the result is made. Its batches may share memory with them.
     pub tables: Vec<Weak<Table>>,
@@ -154,7 +151,6 @@ struct Inner {
     wait_max: Duration,
     when_wanted: Option<BackpressureLimits>,
     tables: Vec<Weak<Table>>,
-    /// Budget of the result's arena.
     budget: Option<Budget>,
     interrupt: Interrupt,
     eviction: Option<EvictionPermit>,
@@ -186,7 +182,6 @@ struct SpoolContents {
     charge: Option<Charge>,
     /// Charges of the tables whose memory is shared, each once.
     shared: Vec<SharedRows>,
-    /// Time at which a reader last took a batch.
     last_taken: Option<Instant>,
     /// Time that the writer has waited for readers.
     waited: Duration,

@@ -70,29 +70,25 @@ pub(super) struct Combinations(Mutex<HashMap<CombinedColumns, Arc<Combination>>>
 /// An immutable table whose buffers live in the arena.
 #[derive(Debug)]
 pub struct Table {
-    /// The table's name in the catalog.
     pub name: String,
     /// The tenant that created the table; empty for anonymous.
     pub owner: String,
-    /// Columns and their types.
     pub schema: SchemaRef,
-    /// The rows, in upload order; every batch has this schema.
+    /// In the order of their upload. Every batch has this schema.
     pub batches: Vec<RecordBatch>,
-    /// Number of rows.
     pub rows: u64,
     /// Bytes of the parts of all buffers that the rows refer to. A dictionary that several batches
     /// share counts once.
     pub bytes: u64,
-    /// Statistics of each column, in schema order.
+    /// In the order of the schema.
     pub statistics: Vec<ColumnStatistics>,
     /// Columns by which the rows are sorted, ascending; empty if no order is known.
     pub sorted_by: Vec<usize>,
     /// Sets of columns whose values the uploader declared distinct. Only planning uses them.
     pub unique: Vec<Vec<usize>>,
-    /// Time at which the table appeared.
     pub created: SystemTime,
     pub(super) collectors: Vec<StatisticsCollector>,
-    /// Facts computed on request, one entry per column.
+    /// One entry per column, computed on request.
     pub(super) lazy: Vec<LazyFacts>,
     pub(super) combinations: Combinations,
     /// Charges for the rows. Tables that share batches share them.

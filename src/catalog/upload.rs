@@ -22,7 +22,6 @@ use crate::{Context, Error, Result};
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub struct UploadOptions {
-    /// Handling of an existing table of that name.
     pub mode: UploadMode,
     /// Columns by which the rows of this upload are sorted, ascending, nulls first. The commit
     /// checks the order.

@@ -97,7 +97,6 @@ const FIRST: Place = Place::Numbered(0);
 enum Ended {
     Committed(Weak<Table>),
     Aborted,
-    /// The rows could not become a table, for this reason.
     Refused(String),
     Forgotten(Duration),
 }
@@ -108,10 +107,7 @@ pub enum Finished {
     /// The stream was a whole upload: this table has appeared.
     Table(Arc<Table>),
     /// The stream was one of several: its rows wait for the commit.
-    Part {
-        /// Rows of this stream.
-        rows: u64,
-    },
+    Part { rows: u64 },
 }
 
 impl Uploads {

@@ -116,13 +116,11 @@ impl OutputArgs {
 /// Amount of data received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Received {
-    /// Number of rows.
     pub rows: u64,
     /// Bytes of Arrow buffers.
     pub bytes: u64,
     /// Time from the first request to the last row.
     pub seconds: f64,
-    /// True if all rows were received.
     pub whole: bool,
 }
 

@@ -123,13 +123,10 @@ fn kind(error: &Error) -> &'static str {
 /// Style of a piece of text on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Headings.
     Heading,
     /// Side information.
     Dim,
-    /// Success.
     Good,
-    /// Failure.
     Error,
 }
 
@@ -170,9 +167,7 @@ pub fn short(number: f64) -> String {
 /// Alignment of a column's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Alignment of words.
     Left,
-    /// Alignment of numbers.
     Right,
 }
 

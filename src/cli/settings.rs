@@ -36,7 +36,6 @@ const PREFIX: &str = "DOVETAIL_";
 /// Settings, with the origin of each.
 #[derive(Clone, Debug)]
 pub struct Layered {
-    /// Values in effect.
     pub settings: Settings,
     entries: Vec<Entry>,
 }

@@ -19,25 +19,19 @@ pub enum KeyClass {
     },
     /// Decimals of one scale other than 0, of any precision.
     Decimal {
-        /// Digits after the point.
         scale: i8,
     },
-    /// Booleans.
     Boolean,
     /// Days since the epoch.
     Date32,
     /// Milliseconds since the epoch.
     Date64,
-    /// Time of day.
     Time(TimeUnit),
     /// Instants, with or without a zone. A zone does not change an instant.
     Timestamp {
-        /// Unit of the stored number.
         unit: TimeUnit,
-        /// True if the type names a zone.
         zoned: bool,
     },
-    /// Elapsed time.
     Duration(TimeUnit),
     /// UTF-8 strings of any layout.
     String,

@@ -45,17 +45,13 @@ use crate::memory::Arena;
 /// Facts about one pair of key columns that are known before any value is read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeyFacts {
-    /// Class of both columns.
     pub class: KeyClass,
-    /// Type on the build side.
     pub build_type: DataType,
-    /// Type on the probe side.
     pub probe_type: DataType,
     /// Smallest and largest value of both sides, for types that are stored as integers.
     pub range: Option<(i128, i128)>,
     /// Length in bytes of the longest value of both sides, for strings and binaries.
     pub bytes_max: Option<usize>,
-    /// True if null matches null.
     pub nulls_equal: bool,
     /// True if the rows of a side are sorted by the join's keys, so that keeping their order is
     /// worth a pass.
@@ -65,9 +61,7 @@ pub struct KeyFacts {
 /// Role of a side in a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Hash tables are built on this side.
     Build,
-    /// The rows of this side look for matches.
     Probe,
 }
 
@@ -81,9 +75,7 @@ pub struct KeyLayout {
 
 #[derive(Clone, Debug)]
 enum Form {
-    /// All values exactly, in a key of `width`.
     Packed { width: KeyWidth, fields: Vec<Field> },
-    /// A hash of all values.
     Hashed(Hashing),
 }
 
@@ -102,7 +94,6 @@ pub const DEVICE_BYTES_MAX: usize = 4096;
 /// Keys of some rows of one side.
 #[derive(Debug)]
 pub struct SideKeys {
-    /// Keys on the device.
     pub packed: PackedKeys,
     values: Values,
 }
@@ -110,9 +101,7 @@ pub struct SideKeys {
 /// Columns that were copied to the device for their keys, by their index in the table.
 #[derive(Debug, Default)]
 pub struct CopiedColumns {
-    /// Columns of fixed width, unchanged.
     pub fixed: BTreeMap<usize, Column>,
-    /// Columns of variable length.
     pub bytes: BTreeMap<usize, BytesColumn>,
 }
 

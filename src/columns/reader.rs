@@ -48,7 +48,6 @@ enum Part {
     LargeBinary(LargeBinaryArray),
     BinaryView(BinaryViewArray),
     FixedBinary(FixedSizeBinaryArray),
-    /// 256-bit decimals as bytes.
     Decimal256(ArrayRef, Vec<[u8; 32]>),
     /// Index into the values of a dictionary, per row.
     Dictionary {

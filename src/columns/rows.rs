@@ -182,7 +182,6 @@ impl Rows {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSlice {
     batch: usize,
-    /// Rows of the batch.
     pub rows: Range<usize>,
 }
 

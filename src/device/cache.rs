@@ -30,28 +30,21 @@ use crate::{Error, Result};
 /// before.
 #[derive(Clone, Debug)]
 pub struct ColumnRows {
-    /// The table. Its address is not reused while this handle lives.
+    /// Its address is not reused while this handle lives.
     pub table: Weak<dyn Any + Send + Sync>,
-    /// Number of the column.
     pub column: usize,
-    /// Range of rows.
     pub rows: Range<u64>,
 }
 
 /// Counters and sizes of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStats {
-    /// Maximum bytes that the cache may hold.
     pub limit_bytes: u64,
-    /// Bytes that the cache holds.
     pub bytes: u64,
     /// Requests for a column, or a range of it, that were served from the cache.
     pub hits: u64,
-    /// Bytes of the hits, which did not have to be copied.
     pub hit_bytes: u64,
-    /// Requests that had to be copied.
     pub misses: u64,
-    /// Entries that were evicted.
     pub evictions: u64,
 }
 

@@ -9,11 +9,8 @@ use super::Device;
 /// Facts, tuning and capabilities of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfo {
-    /// Hardware of the device.
     pub facts: DeviceFacts,
-    /// Sizes that the device works best with.
     pub tuning: Tuning,
-    /// Optional work that the device does.
     pub capabilities: Capabilities,
 }
 
@@ -29,9 +26,9 @@ impl DeviceInfo {
 pub struct DeviceFacts {
     /// Name for the operator: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
     pub name: String,
-    /// A GPU's UUID. Empty if the device reports none.
+    /// Empty if the device reports none.
     pub uuid: String,
-    /// A GPU's compute capability. `None` for a host device.
+    /// `None` for a host device.
     pub compute_capability: Option<ComputeCapability>,
     /// CPU threads, or multiprocessors. At least 1.
     pub parallelism: usize,
@@ -43,9 +40,7 @@ pub struct DeviceFacts {
 /// NVIDIA's number of a GPU architecture: 9.0 for H100 and H200.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ComputeCapability {
-    /// Generation of the architecture.
     pub major: u32,
-    /// Variant of the generation.
     pub minor: u32,
 }
 

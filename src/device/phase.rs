@@ -16,33 +16,23 @@ pub enum Phase {
     PackKeys,
     /// Builds the filter of the build keys, and tests probe keys.
     Filter,
-    /// Copies columns to the device.
     CopyIn,
-    /// Partitions the build side.
     PartitionBuild,
-    /// Partitions the probe side.
     PartitionProbe,
-    /// Checks if the build keys are sorted already.
     CheckBuildOrder,
-    /// Checks if the probe keys are sorted already.
     CheckProbeOrder,
-    /// Sorts the build side.
     SortBuild,
-    /// Sorts the probe side.
     SortProbe,
     /// Makes equal keys adjacent in each partition of the build side.
     GroupBuild,
     /// Builds the hash table, or the array of dense keys.
     BuildTable,
-    /// Matches probe rows with build rows.
     Match,
     /// Joins partitions in one step: match, expand and gather.
     Join,
-    /// Expands matches to pairs of rows.
     Expand,
     /// Compares the values behind hashed keys.
     CompareKeys,
-    /// Gathers columns of the result.
     Gather,
 }
 

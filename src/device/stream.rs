@@ -12,9 +12,7 @@ use crate::Result;
 /// A queue of work on a device, for one job.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// The device's own handle.
     pub handle: Arc<dyn DeviceHandle>,
-    /// Raised when the job should stop.
     pub cancel: CancelFlag,
     /// Bytes that callers asked this stream to copy, and that did not have to be moved.
     pub savings: Arc<TransferSavingsCounter>,
@@ -78,7 +76,6 @@ impl Stream {
 /// A mark in a stream.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// The device's own handle.
     pub handle: Arc<dyn DeviceHandle>,
 }
 
@@ -91,7 +88,7 @@ pub trait DeviceHandle: Any + Send + Sync + fmt::Debug {
 /// Time that work of one name took in one phase of joins, by the device's own clock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkTime {
-    /// The phase of the join. `None`: the work belongs to none.
+    /// `None`: the work belongs to no phase.
     pub phase: Option<Phase>,
     /// A kernel or a copy.
     pub work: &'static str,

@@ -26,7 +26,6 @@ pub const PARTS_MAX: usize = 32;
 /// Identity of a device: its kind and its number within the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeviceId {
-    /// CPU or GPU.
     pub kind: DeviceKind,
     /// From 0, within the kind.
     pub index: u16,
@@ -43,7 +42,6 @@ impl fmt::Display for DeviceId {
 pub enum DeviceKind {
     /// A slice of the CPU's threads with a memory budget.
     Host,
-    /// An NVIDIA GPU.
     Cuda,
 }
 
@@ -75,17 +73,12 @@ pub type DeviceBuffer = Arc<dyn DeviceMemory>;
 /// Bytes per value of a fixed-width column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Width {
-    /// 8 bits.
     W1,
-    /// 16 bits.
     W2,
-    /// 32 bits.
     W4,
-    /// 64 bits.
     W8,
-    /// 128 bits.
     W16,
-    /// 256 bits (wide decimals). Payload only.
+    /// Wide decimals. Payload only.
     W32,
 }
 
@@ -121,9 +114,7 @@ impl Width {
 pub struct Column {
     /// `rows` values of `width` bytes.
     pub data: DeviceBuffer,
-    /// Bytes per value.
     pub width: Width,
-    /// Number of values.
     pub rows: usize,
     /// A bit per row, 1 for a value; `None` when there are no nulls. The value under a null is
     /// unspecified.
@@ -137,7 +128,6 @@ pub struct HostColumn {
     pub data: Buffer,
     /// A bit per row, 1 for a value, and the number of nulls; `None` when there are none.
     pub validity: Option<(Buffer, usize)>,
-    /// Number of values.
     pub rows: usize,
 }
 
@@ -145,19 +135,9 @@ pub struct HostColumn {
 #[derive(Clone, Debug)]
 pub enum BitSlice {
     /// `len` bits of `buffer` from bit `offset`.
-    Bits {
-        /// The buffer with the bits.
-        buffer: Buffer,
-        /// First bit.
-        offset: usize,
-        /// Number of bits.
-        len: usize,
-    },
+    Bits { buffer: Buffer, offset: usize, len: usize },
     /// `len` bits that are all one: a chunk without nulls.
-    Ones {
-        /// Number of bits.
-        len: usize,
-    },
+    Ones { len: usize },
 }
 
 impl BitSlice {
@@ -177,11 +157,8 @@ impl BitSlice {
 /// Bytes per packed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KeyWidth {
-    /// 32 bits.
     W4,
-    /// 64 bits.
     W8,
-    /// 128 bits.
     W16,
 }
 
@@ -209,13 +186,10 @@ impl KeyWidth {
 /// One key column and its place in the packed key.
 #[derive(Clone, Debug)]
 pub struct KeyField {
-    /// The values.
     pub column: Column,
-    /// Encoding of a value in bits.
     pub encoding: KeyEncoding,
     /// Position of the field's lowest bit in the packed key.
     pub shift: u32,
-    /// Number of bits of the encoded value.
     pub bits: u32,
     /// `Some(bit)`: nulls match nulls. A null row has this bit of the packed key set, and zeros for
     /// the value. `None`: a row that is null here has no key.
@@ -250,9 +224,8 @@ pub enum KeyEncoding {
 pub struct Keys {
     /// `rows` unsigned integers.
     pub data: DeviceBuffer,
-    /// Bytes per key.
     pub width: KeyWidth,
-    /// Number of keys; at most [`ROWS_MAX`].
+    /// At most [`ROWS_MAX`].
     pub rows: usize,
 }
 
@@ -300,13 +273,10 @@ pub struct RadixBits {
 pub struct Partitions {
     /// The keys, partition after partition.
     pub keys: Keys,
-    /// The payload columns, in the order in which they were given.
+    /// In the order in which they were given.
     pub payload: Vec<Column>,
-    /// Start of each partition.
     pub bounds: Bounds,
-    /// The bits that chose the partition.
     pub bits: RadixBits,
-    /// Knowledge about equal keys.
     pub grouping: Grouping,
 }
 
@@ -415,9 +385,7 @@ impl From<Vec<usize>> for Bounds {
 /// Knowledge about equal keys within partitions.
 #[derive(Clone, Debug)]
 pub enum Grouping {
-    /// Equal keys may be apart.
     Unknown,
-    /// Equal keys are adjacent.
     Adjacent {
         /// Their runs, from a device that matches by runs.
         runs: Option<Runs>,
@@ -429,7 +397,6 @@ pub enum Grouping {
 pub struct Runs {
     /// Start of each run and, at the end, the number of rows: 32-bit positions.
     pub heads: DeviceBuffer,
-    /// Number of runs.
     pub count: usize,
     /// Number of runs before each partition and, at the end, of all runs: 32-bit numbers.
     pub before: DeviceBuffer,
@@ -440,25 +407,22 @@ pub struct Runs {
 pub struct Sorted {
     /// Keys in ascending order.
     pub keys: Keys,
-    /// The payload columns, in the order in which they were given.
+    /// In the order in which they were given.
     pub payload: Vec<Column>,
 }
 
 /// A table over build keys, in the device's own form.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// The device's own state.
     pub state: Arc<dyn DeviceMemory>,
     /// Build rows with equal keys adjacent, when keys repeat: matches are positions in this list.
     pub order: Option<Positions>,
-    /// Build rows in the table.
     pub rows: usize,
 }
 
 /// A compact summary of a set of build keys, in the device's own form.
 #[derive(Clone, Debug)]
 pub struct Filter {
-    /// The device's own state.
     pub state: Arc<dyn DeviceMemory>,
     /// Number of keys that the filter was built from.
     pub rows: usize,
@@ -473,7 +437,6 @@ pub struct Matches {
     pub count: Option<DeviceBuffer>,
     /// The probe positions that were matched.
     pub rows: Range<usize>,
-    /// Number of these probe rows that have a match.
     pub matched_rows: usize,
     /// The sum of all run lengths.
     pub total: u64,
@@ -492,7 +455,6 @@ impl Matches {
 /// Result of [`match_partitions`](super::Device::match_partitions).
 #[derive(Clone, Debug)]
 pub enum PartitionMatches {
-    /// The matches of the probe rows of the given partitions.
     Matched(Matches),
     /// A build key repeats, and equal keys are not adjacent. Group the partitions, then call again.
     RepeatedBuildKeys,
@@ -501,7 +463,6 @@ pub enum PartitionMatches {
 /// Result of [`join_partitions`](super::Device::join_partitions).
 #[derive(Clone, Debug)]
 pub struct JoinedPartitions {
-    /// Number of pairs of rows with equal keys.
     pub pairs: u64,
     /// Each pair once, in no order. `None` if there was no room for all.
     pub rows: Option<JoinedRows>,
@@ -514,20 +475,16 @@ pub struct JoinedRows {
     pub keys: Option<Keys>,
     /// The columns that the build side moved, in the order in which they were given.
     pub build: Vec<Column>,
-    /// The columns that the probe side moved.
     pub probe: Vec<Column>,
 }
 
 /// Requested result of joined partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The number of rows.
     Count,
     /// The rows, if there are at most `room`, with their keys or without.
     Rows {
-        /// Maximum number of rows to allocate memory for.
         room: usize,
-        /// True if the keys are included.
         keys: bool,
     },
 }
@@ -535,7 +492,6 @@ pub enum Wanted {
 /// Treatment of probe rows without a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmatched {
-    /// Rows without a match are passed over.
     Skip,
     /// Rows without a match give one pair without a build row.
     Emit,
@@ -544,9 +500,7 @@ pub enum Unmatched {
 /// Selection of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// Rows with a match.
     Matched,
-    /// Rows without a match.
     Unmatched,
 }
 
@@ -555,11 +509,9 @@ pub enum Which {
 pub enum Positions {
     /// Consecutive positions; nothing is stored.
     Range(Range<usize>),
-    /// 32-bit positions.
     List {
         /// `rows` unsigned integers of 32 bits.
         data: DeviceBuffer,
-        /// Number of positions.
         rows: usize,
         /// True if [`NO_ROW`] may be among the positions.
         nullable: bool,
@@ -586,6 +538,5 @@ impl Positions {
 pub struct Pairs {
     /// Build positions; [`NO_ROW`] for an unmatched probe row.
     pub build: Positions,
-    /// Probe positions.
     pub probe: Positions,
 }

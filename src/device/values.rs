@@ -32,7 +32,6 @@ pub struct BytesColumn {
     pub data: DeviceBuffer,
     /// Start of each value, and the end of the last value: one 64-bit number more than rows.
     pub begins: DeviceBuffer,
-    /// Number of values.
     pub rows: usize,
     /// A bit per row, 1 for a value; `None` when there are no nulls.
     pub validity: Option<DeviceBuffer>,
@@ -47,16 +46,14 @@ pub struct HostBytes {
     pub data: Buffer,
     /// A bit per row, 1 for a value, and the number of nulls; `None` when there are none.
     pub validity: Option<(Buffer, usize)>,
-    /// Number of values.
     pub rows: usize,
 }
 
 /// The values of one key column.
 #[derive(Clone, Debug)]
 pub struct ValueField {
-    /// The values themselves.
     pub values: KeyValues,
-    /// True if null matches null. Otherwise a row that is null here has no key.
+    /// False: a row that is null here has no key.
     pub nulls_equal: bool,
 }
 
@@ -64,14 +61,11 @@ pub struct ValueField {
 /// of variable length are equal exactly when their bytes are.
 #[derive(Clone, Debug)]
 pub enum KeyValues {
-    /// Values of fixed width.
     Fixed {
-        /// The values.
         column: Column,
         /// Encoding of the values, with no minimum subtracted.
         encoding: KeyEncoding,
     },
-    /// Values of variable length.
     Bytes(BytesColumn),
 }
 

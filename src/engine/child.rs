@@ -21,7 +21,6 @@ pub(super) struct ChildGuard {
     pub(super) id: DeviceId,
     pub(super) socket: UnixStream,
     child: Option<Child>,
-    /// Exit status, once the child has ended.
     status: Option<ExitStatus>,
 }
 

@@ -13,7 +13,6 @@ use crate::topology::{Hop, Topology};
 /// Rates that the planner uses for a device.
 #[derive(Clone, Debug)]
 pub struct DeviceRates {
-    /// Values of the rates.
     pub rates: Rates,
     /// Time of the measurement; `None`: the rates could not be measured, and are assumed.
     pub measured: Option<SystemTime>,

@@ -46,9 +46,7 @@ pub struct DeviceSettings {
     pub recalibrate: bool,
     /// Log filter of child processes.
     pub log: String,
-    /// Log format of child processes.
     pub log_format: String,
-    /// Options of all processes, for tests.
     pub test_options: TestOptions,
 }
 

@@ -83,9 +83,7 @@ pub struct Grant {
 /// Memory of a device that is in use, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
-    /// Bytes in use now.
     pub used_bytes: u64,
-    /// Largest number of bytes in use at any time.
     pub used_bytes_max: u64,
 }
 
@@ -237,17 +235,13 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandl
 /// Parameters to open a device, in this process or in a process of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
-    /// Device to open.
     pub id: DeviceId,
-    /// CPU threads of the device.
     pub threads: usize,
     /// Bytes of device memory for joins. `None`: all free memory of a GPU.
     pub memory_bytes: Option<u64>,
-    /// Name of that memory.
     pub memory_name: String,
     /// Setting by which the operator sizes that memory.
     pub memory_setting: String,
-    /// Options of the process that opens the device.
     pub test_options: TestOptions,
 }
 

@@ -14,7 +14,6 @@ pub(crate) struct BatchSizes {
     pub(super) batch_rows: usize,
     /// Rows gathered at once: as many whole batches as fit in `gather_bytes`, but at least one.
     pub(super) gather_rows: usize,
-    /// Bytes that a device gathers at once.
     gather_bytes: usize,
     /// Rows of one array, at most.
     rows_max: usize,

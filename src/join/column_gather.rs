@@ -30,7 +30,6 @@ pub(super) enum SideRows<'a> {
     Transformed(&'a TransformedSide, Positions),
     /// Rows by row number.
     Numbered(&'a TransformedSide, Positions),
-    /// No rows of this side: nulls.
     Missing,
 }
 

@@ -23,11 +23,10 @@ use crate::device::RadixBits;
 /// Decisions about the way a join runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Composition {
-    /// Side that is indexed. Any kind of join may build on either side.
+    /// Any kind of join may build on either side.
     pub build_side: Side,
-    /// Layout of the rows of both sides.
     pub row_layout: RowLayout,
-    /// Columns that move with the keys, for layouts that move rows.
+    /// Only for layouts that move rows.
     pub moved_payload: MovedPayload,
     /// True if the build keys look distinct and dense, so that an array over their extent replaces
     /// the hash table. Only for rows that stay in table order.
@@ -35,7 +34,6 @@ pub struct Composition {
     /// True if a filter of the build keys drops probe rows after their keys are made and before
     /// anything is moved. A kind of join that keeps probe rows without a match uses no filter.
     pub filter: bool,
-    /// Order in which columns of both sides cross the link.
     pub transfer_order: TransferOrder,
     /// True if the device makes keys of text, and hashes and compares keys too wide to be packed.
     /// Otherwise the host does so, and also if the device cannot, or cannot read the key columns.
@@ -49,9 +47,7 @@ pub struct Composition {
 pub enum RowLayout {
     /// In table order.
     Original,
-    /// By partition.
     Partitioned(RadixBits),
-    /// By key.
     Sorted,
 }
 
@@ -65,12 +61,7 @@ pub enum MovedPayload {
     /// No column: row numbers move instead.
     Nothing,
     /// The given columns of each table, by index; the others are gathered by row number.
-    Columns {
-        /// Columns of the left table.
-        left: BTreeSet<usize>,
-        /// Columns of the right table.
-        right: BTreeSet<usize>,
-    },
+    Columns { left: BTreeSet<usize>, right: BTreeSet<usize> },
 }
 
 /// Order in which columns of both sides cross the link to the device.

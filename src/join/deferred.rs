@@ -67,7 +67,6 @@ pub(super) struct DeferredPayload<'a> {
     columns: Vec<usize>,
     /// Columns of text that the device gathers.
     text: Vec<usize>,
-    /// Bytes of the text columns on the device.
     text_bytes: u64,
     /// Base-2 logarithm of the rows of each part except the last.
     part_bits: u32,

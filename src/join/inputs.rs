@@ -26,7 +26,6 @@ pub(super) struct SideInput {
     pub(super) output_columns: Vec<usize>,
     /// True if the result may share columns with the table.
     pub(super) shares: bool,
-    /// Columns of the result that are to move with the keys.
     pub(super) moved_columns: BTreeSet<usize>,
     /// Description of how devices move each column of the result. A column without an entry here or
     /// in `text` is gathered on the host.
@@ -40,7 +39,6 @@ pub(super) struct SideInput {
 /// Column of values of variable length that the device gathers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TextColumn {
-    /// Width of the offsets stored with the values.
     pub(super) offset_width: Width,
     /// Bytes of a value and its offset, on average.
     pub(super) mean_bytes: u64,

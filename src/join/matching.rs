@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Transformed and indexed build side.
 #[derive(Debug)]
 pub(super) struct BuildSide {
-    /// Transformed rows. Build positions of matches are transformed positions in these rows.
+    /// Build positions of matches are transformed positions in these rows.
     pub(super) transformed: TransformedSide,
     /// Table of the `hash` strategy. The other strategies need only the layout.
     table: Option<Table>,

@@ -76,7 +76,6 @@ pub(super) struct Group<'a> {
     pub(super) partial: &'a StoredPartialBatch,
     /// Row numbers of all rows of the partial batch, each within its part of the build side.
     pub(super) build: &'a Positions,
-    /// Number of the part.
     pub(super) part: usize,
     /// Rows of the partial batch that belong to this part.
     pub(super) range: Range<usize>,
@@ -88,7 +87,6 @@ struct InFlight {
     /// Lengths of the consecutive slices that make up the rows.
     slices: Vec<usize>,
     columns: Vec<PendingColumn>,
-    /// Marks when the columns are complete.
     complete: Event,
 }
 

@@ -12,7 +12,6 @@ use crate::device::{CancelFlag, Phase, in_phase};
 /// Record of one phase of a join.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseRecord {
-    /// The phase.
     pub phase: Phase,
     /// Wall-clock seconds, all probe batches together.
     pub seconds: f64,
@@ -27,24 +26,18 @@ pub struct PhaseRecord {
 /// Progress and phases that a join has reported.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Work done, in the unit of `work_total`.
     pub work_done: u64,
-    /// All work of the join.
     pub work_total: u64,
-    /// Probe rows that are joined.
     pub probed_rows: u64,
-    /// The phases so far, in the order they first ran.
+    /// In the order in which they first ran.
     pub phases: Vec<PhaseRecord>,
 }
 
 /// Bytes moved by a piece of a phase that counts its own bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
-    /// Part of [`PhaseRecord::bytes`].
     pub(super) bytes: u64,
-    /// Part of [`PhaseRecord::kept_bytes`].
     pub(super) kept_bytes: u64,
-    /// Part of [`PhaseRecord::in_place_bytes`].
     pub(super) in_place_bytes: u64,
 }
 
@@ -53,7 +46,6 @@ pub(super) struct Moved {
 #[derive(Debug, Default)]
 pub struct Monitor {
     cancel: CancelFlag,
-    /// Work done, in the unit of `work_total`.
     work_done: AtomicU64,
     work_total: AtomicU64,
     probed_rows: AtomicU64,

@@ -41,10 +41,9 @@ const SEEDS_MAX: usize = 8;
 /// Build side of a join, ready to be probed.
 pub struct PreparedJoin {
     pub(super) task: Arc<Task>,
-    /// Layout of the build keys and of the probe keys.
     pub(super) layout: KeyLayout,
     pub(super) build: Arc<SideInput>,
-    /// Columns and keys of the probe side. The rows that are probed may be those of other tables.
+    /// The rows that are probed may be those of other tables.
     pub(super) probe_shape: Arc<SideInput>,
     pub(super) semantics: JoinSemantics,
     pub(super) sizes: BatchSizes,
@@ -60,13 +59,11 @@ pub struct PreparedJoin {
 /// Inputs of a join that is to be prepared.
 pub(super) struct Preparation {
     pub(super) task: Arc<Task>,
-    /// Layout to make keys with. Its seed may be replaced.
+    /// Its seed may be replaced.
     pub(super) layout: KeyLayout,
     pub(super) build: Arc<SideInput>,
-    /// Columns and keys of the probe side.
     pub(super) probe_shape: Arc<SideInput>,
     pub(super) sizes: BatchSizes,
-    /// True if the build side's payload comes in later.
     pub(super) defers_payload: bool,
 }
 

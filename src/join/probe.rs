@@ -65,7 +65,6 @@ pub(super) struct Probing<'a> {
     join: &'a PreparedJoin,
     rows: ProbeRows<'a>,
     sink: &'a dyn BatchSink,
-    /// Deferred columns of the build side, if any.
     deferred: Option<DeferredPayload<'a>>,
     /// Chunks that were queued before the build side was ready.
     prefetch: Prefetch,

@@ -7,7 +7,6 @@ use super::monitor::Monitor;
 /// each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Copies in and transforms the build side.
     TransformBuild,
     /// Builds tables on the build side, or groups and compares its keys.
     IndexBuild,
@@ -26,7 +25,6 @@ const STAGES: usize = 5;
 #[derive(Debug)]
 pub(super) struct Progress<'a> {
     monitor: &'a Monitor,
-    /// Steps of each stage.
     steps: [u64; STAGES],
     /// Steps reported to the monitor.
     told: [u64; STAGES],

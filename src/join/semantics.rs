@@ -46,7 +46,6 @@ pub(super) struct JoinSemantics {
     keeps_unmatched_probe: bool,
     /// Selects the build rows that are emitted at the end.
     pub(super) build_rows_kept: Option<Which>,
-    /// State of the fused join, if partitions are joined in one go.
     fused: Option<Fused>,
 }
 

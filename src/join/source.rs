@@ -1,12 +1,13 @@
 //! Row sources: the rows of one side of a join, from a table or as they arrive.
 //!
 //! ```text
-//!   TableRows        a table ─────────────────────────────────────────► one segment
-//!   IncomingBatches  push(batch), may wait ─► queue, bounded in bytes ─► segments of what has arrived
+//!   TableRows        a table ────────────────────────────────► one segment
+//!   IncomingBatches  push(batch) ─► queue, bounded in bytes ─► segments of what has arrived
 //! ```
 //!
-//! A source gives its rows in segments, each a table. `probe.rs` cuts segments into chunks that suit the
-//! device. Any number of threads may take segments at once.
+//! A source gives its rows in segments, each a table. `probe.rs` cuts segments into chunks that
+//! suit the device. Any number of threads may take segments at once. A push waits while the queue
+//! is full.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ pub trait RowSource: Send + Sync {
     /// their columns.
     fn is_stored(&self) -> bool;
 
-    /// Takes the next segment, which has rows. Waits until rows arrive. Returns `None` after the last
-    /// row.
+    /// Takes the next segment, which has rows. Waits until rows arrive. Returns `None` after the
+    /// last row.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled) once `cancel` is raised, the error that the writer

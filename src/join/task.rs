@@ -18,24 +18,18 @@ use crate::columns::KeyFacts;
 /// by which another process knows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task<T = Arc<Table>> {
-    /// Kind of the join, which selects the rows that survive.
     pub how: JoinKind,
-    /// Side that is indexed. Any kind of join may build on either side.
     pub build: TaskSide<T>,
-    /// Side whose rows look for matches.
     pub probe: TaskSide<T>,
-    /// Pairs of columns that must be equal.
     pub keys: Vec<JoinKey>,
     /// Facts about each pair of key columns, so that both sides make the same keys.
     pub key_facts: Vec<KeyFacts>,
-    /// Columns of the result, none if rows are counted.
+    /// Empty if rows are counted.
     pub output: Vec<OutputColumn>,
     /// True if the result is the number of rows instead of the rows: one row with one column of 64
     /// bits.
     pub counts_rows: bool,
-    /// Schema of the result.
     pub schema: SchemaRef,
-    /// Decisions about the way the join runs.
     pub composition: Composition,
     /// Smallest and largest build key, if the keys are worth an array of that extent. The keys must
     /// be one column of raw, unsigned integers. Only for rows that stay in table order.
@@ -46,7 +40,6 @@ pub struct Task<T = Arc<Table>> {
     /// of a part of a build side whose payload is deferred. `None`: as many as make the cost of
     /// launching work small.
     pub chunk_rows_min: Option<u64>,
-    /// Expectations from statistics.
     pub expected: Expected,
 }
 
@@ -89,11 +82,9 @@ impl<T> Task<T> {
 /// One side of a task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TaskSide<T = Arc<Table>> {
-    /// Side of the join.
     pub side: Side,
-    /// Table with the rows of this side.
     pub table: T,
-    /// Key columns, in the order of [`Task::keys`].
+    /// In the order of [`Task::keys`].
     pub key_columns: Vec<usize>,
     /// Columns that the result takes from this side, each once, ascending.
     pub output_columns: Vec<usize>,
@@ -125,7 +116,6 @@ pub struct JoinKey {
     pub left: usize,
     /// Index in the right table.
     pub right: usize,
-    /// True if null matches null.
     pub nulls_equal: bool,
     /// True if equal values have the same type and bits on both sides, so that a result may show
     /// either. Floats do not: -0 equals 0, and one NaN equals another.
@@ -145,9 +135,7 @@ impl JoinKey {
 /// A column of the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputColumn {
-    /// Name in the result.
     pub name: String,
-    /// Source of the values.
     pub source: OutputSource,
 }
 
@@ -155,17 +143,9 @@ pub struct OutputColumn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputSource {
     /// Column of one side, null where that side has no row.
-    Column {
-        /// Side of the column.
-        side: Side,
-        /// Index of the column.
-        index: usize,
-    },
+    Column { side: Side, index: usize },
     /// Key pair: the left value where there is a left row, else the right value.
-    Key {
-        /// Index of the pair.
-        index: usize,
-    },
+    Key { index: usize },
 }
 
 impl OutputColumn {
@@ -209,7 +189,6 @@ pub struct Expected {
     pub pairs_per_row: f64,
     /// Bytes per row of the result, on average.
     pub row_bytes: f64,
-    /// Seconds of each stage of the run.
     pub stage_seconds: StageSeconds,
 }
 
@@ -217,15 +196,10 @@ pub struct Expected {
 /// count all chunks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageSeconds {
-    /// Seconds to copy in and transform the build side.
     pub transform_build: f64,
-    /// Seconds to build tables on the build side, or to group and compare its keys.
     pub index_build: f64,
-    /// Seconds to copy in and transform the probe side.
     pub transform_probe: f64,
-    /// Seconds to match probe rows and let the result leave.
     pub results: f64,
-    /// Seconds to emit the build rows that the kind of join keeps, at the end.
     pub kept_build: f64,
 }
 

@@ -56,7 +56,6 @@ pub(super) struct TransformedSide {
 #[derive(Debug, Default)]
 pub(super) struct Originals {
     columns: Mutex<BTreeMap<usize, Column>>,
-    /// Columns of values of variable length.
     text: Mutex<BTreeMap<usize, BytesColumn>>,
     /// Columns that were copied in as keys, even if nothing is gathered from them.
     came_as_keys: BTreeSet<usize>,
@@ -104,11 +103,8 @@ pub(super) enum CopyIn {
 /// Keys in their layout.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
-    /// In table order.
     Original(Keys),
-    /// By partition.
     Partitioned(Partitions),
-    /// By key.
     Sorted(Sorted),
     /// In the order in which a join of partitions wrote them, next to the rows of the other side.
     Joined {

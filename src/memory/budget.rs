@@ -41,7 +41,6 @@ struct Inner {
     limit_bytes: u64,
     used_bytes: AtomicU64,
     used_bytes_max: AtomicU64,
-    /// Gives back memory that is not needed now.
     reclaim: OnceLock<Weak<dyn Reclaim>>,
     /// Lets one thread reclaim at a time. Without it, a second thread would find nothing left to
     /// reclaim, and would not wait until the first has freed memory.

@@ -18,19 +18,15 @@ use crate::{Context, Error, Result, listed};
 /// A join whose names are found and whose types match.
 #[derive(Clone, Debug)]
 pub struct BoundJoin {
-    /// The left table, as of the time of binding.
+    /// State at the time of binding.
     pub left: Arc<Table>,
-    /// The right table, as of the time of binding.
+    /// State at the time of binding.
     pub right: Arc<Table>,
-    /// Kind of join.
     pub how: JoinKind,
-    /// Pairs of key columns.
     pub keys: Vec<JoinKey>,
-    /// The columns of the result; empty if its rows are counted.
+    /// Empty if the rows are counted.
     pub output: Vec<OutputColumn>,
-    /// True if the result is the number of joined rows.
     pub counts_rows: bool,
-    /// The schema of the result.
     pub schema: SchemaRef,
     /// Maximum rows per batch of the result. `None`: messages of 1 to 4 MB.
     pub batch_rows: Option<usize>,

@@ -39,31 +39,21 @@ const HEAVY: f64 = 4.0;
 pub struct Estimates {
     /// Rows of the left table that have a key (a null has none, unless nulls match).
     pub left_keyed: f64,
-    /// Rows of the right table that have a key.
     pub right_keyed: f64,
-    /// Distinct keys of the left table.
     pub left_distinct: f64,
-    /// Distinct keys of the right table.
     pub right_distinct: f64,
-    /// True if keys of the left table repeat.
     pub left_repeats: bool,
-    /// True if keys of the right table repeat.
     pub right_repeats: bool,
     /// True if statistics tell the number of distinct keys of the left table.
     pub left_counted: bool,
-    /// True if statistics tell the number of distinct keys of the right table.
     pub right_counted: bool,
-    /// The most frequent keys of the left table, the most frequent first.
+    /// The most frequent first.
     pub left_frequent: Vec<HeavyValue>,
-    /// The most frequent keys of the right table, the most frequent first.
+    /// The most frequent first.
     pub right_frequent: Vec<HeavyValue>,
-    /// Rows of the left table with a match.
     pub left_matched: f64,
-    /// Rows of the right table with a match.
     pub right_matched: f64,
-    /// Matching pairs.
     pub pairs: f64,
-    /// Rows of the result.
     pub rows: f64,
 }
 
@@ -291,9 +281,7 @@ struct OnlyHere {
 
 /// Statistics of the keys of one side.
 enum Keys<'a> {
-    /// One key column, with its sketch.
     Column(&'a Table, usize, Option<&'a Sketch>),
-    /// Several key columns, with statistics of their combination.
     Combination(Arc<Combination>),
     /// Several key columns, with nothing known of their combination.
     Columns,

@@ -18,65 +18,46 @@ use crate::memory::human_bytes;
 /// shows its text form.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
-    /// The strategy's name.
     pub strategy: &'static str,
-    /// Reason for the strategy.
     pub reason: String,
     /// Reason why the server refuses the join, and a remedy. `None` if the join may run.
     pub refusal: Option<String>,
-    /// The kind of join.
     pub how: &'static str,
     /// Steps of the plan, the last one first, indented as a tree.
     pub tree: Vec<String>,
-    /// The device, and the reason for it.
     pub device: ExplainedDevice,
-    /// The left side.
     pub left: ExplainedSide,
-    /// The right side.
     pub right: ExplainedSide,
-    /// Rows and bytes of the result.
     pub result: ExplainedResult,
-    /// Device memory that the join takes, in bytes.
     pub memory: MemoryNeed,
-    /// Phases, predicted and measured.
     pub phases: Vec<ExplainedPhase>,
-    /// Predicted seconds in total.
     pub predicted_seconds: f64,
-    /// Measured seconds in total, for a job that has run.
+    /// `None` for a job that has not run.
     pub measured_seconds: Option<f64>,
-    /// The other strategies, on either build side.
     pub alternatives: Vec<ExplainedAlternative>,
 }
 
 /// The device of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedDevice {
-    /// Device name.
     pub name: String,
-    /// Reason for the device.
     pub reason: String,
-    /// Bytes of device memory.
     pub memory_bytes: u64,
 }
 
 /// A side of the join.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedSide {
-    /// The table's name.
     pub table: String,
     /// `build` or `probe`.
     pub role: &'static str,
-    /// Names of the key columns.
     pub keys: Vec<String>,
-    /// Rows of the table.
     pub rows: u64,
-    /// Bytes of the table.
     pub bytes: u64,
-    /// Rows that have a key.
     pub keyed_rows: u64,
-    /// Distinct keys, estimated.
+    /// Estimated.
     pub distinct_keys: u64,
-    /// Rows with a match, predicted.
+    /// Predicted.
     pub matched_rows: u64,
     /// Keys with far more rows than others, the most frequent first, as far as a sample shows.
     /// Empty for several key columns.
@@ -93,18 +74,15 @@ pub struct ExplainedSide {
 /// A key with many rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedHeavyKey {
-    /// The key's value as text.
     pub key: String,
-    /// Rows with the key, estimated.
+    /// Estimated.
     pub rows: u64,
 }
 
 /// The result of the join.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedResult {
-    /// Predicted rows.
     pub predicted_rows: u64,
-    /// Predicted bytes.
     pub predicted_bytes: u64,
     /// Rows so far; the total once the result is complete.
     pub rows: Option<u64>,
@@ -113,18 +91,16 @@ pub struct ExplainedResult {
 /// A phase, with prediction and measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedPhase {
-    /// The phase.
     #[serde(rename = "name")]
     pub phase: Phase,
-    /// Predicted seconds. `None`: the phase was not expected.
+    /// `None`: the phase was not expected.
     pub predicted_seconds: Option<f64>,
     /// Predicted bytes read and written.
     pub predicted_bytes: Option<u64>,
-    /// Measured seconds. `None`: the phase has not run.
+    /// `None`: the phase has not run.
     pub measured_seconds: Option<f64>,
     /// Bytes read and written, as the running join counted them.
     pub measured_bytes: Option<u64>,
-    /// Measured bytes per second.
     pub measured_bytes_per_second: Option<f64>,
     /// Bytes that were not copied because the device had cached them in an earlier join. `None`:
     /// the phase has not run.
@@ -141,11 +117,9 @@ pub struct ExplainedPhase {
 /// A strategy that was not chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedAlternative {
-    /// Strategy name.
     pub strategy: &'static str,
     /// Its build side: `left` or `right`.
     pub build_side: String,
-    /// Predicted seconds.
     pub predicted_seconds: f64,
     /// Reason why it lost.
     pub reason: String,
@@ -154,11 +128,9 @@ pub struct ExplainedAlternative {
 /// Measurements of a job that runs or has run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Each phase so far.
     pub phases: Vec<PhaseRecord>,
     /// Seconds on the device so far.
     pub seconds: f64,
-    /// Rows of the result so far.
     pub rows: u64,
 }
 

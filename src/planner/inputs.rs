@@ -19,7 +19,6 @@ use crate::join::BatchSizes;
 pub(super) struct Inputs {
     pub(super) build: Input,
     pub(super) probe: Input,
-    /// Bytes of the packed key.
     pub(super) key_width: KeyWidth,
     /// True if the join must compare the values of keys whose packed keys are equal.
     pub(super) hashed: bool,
@@ -61,7 +60,6 @@ pub(super) struct Input {
     pub(super) keyed: f64,
     /// Rows with a match.
     pub(super) matched: f64,
-    /// True if keys repeat.
     pub(super) repeats: bool,
     /// True if keys certainly do not repeat.
     pub(super) seen_unique: bool,
@@ -75,7 +73,6 @@ pub(super) struct Input {
     pub(super) sorted: bool,
     /// Bytes per row of the key columns as stored; zero for columns that the host reads.
     pub(super) key_source_bytes: f64,
-    /// Number of key columns.
     pub(super) key_columns: usize,
     /// True if the host makes the keys.
     pub(super) host_keys: bool,
@@ -85,7 +82,6 @@ pub(super) struct Input {
     pub(super) columns: Vec<FixedColumn>,
     /// Variable-length columns of the result that the device gathers.
     pub(super) text_columns: Vec<TextColumn>,
-    /// True if the host gathers a column of the result.
     pub(super) host_gathers: bool,
     /// True if the table is stored in one piece, so that a device that reads host memory copies
     /// nothing.
@@ -108,13 +104,10 @@ pub(super) struct TextWork {
 /// A variable-length column that a device gathers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TextColumn {
-    /// Index in its table.
     pub(super) index: usize,
     /// Bytes of all values.
     pub(super) bytes: f64,
-    /// Bytes of an offset.
     pub(super) offset_bytes: f64,
-    /// Bytes of the longest value.
     pub(super) bytes_max: f64,
     /// True if the column was copied in as a key and need not come in again.
     pub(super) came_as_key: bool,
@@ -202,7 +195,6 @@ fn text_bytes(table: &Table, column: usize) -> u64 {
 /// A column that a device moves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FixedColumn {
-    /// Index in its table.
     pub(super) index: usize,
     pub(super) bytes: f64,
     pub(super) nullable: bool,
@@ -211,7 +203,7 @@ pub(super) struct FixedColumn {
     pub(super) raw_key: bool,
     /// True if the column was copied in as a key and need not come in again.
     pub(super) came_as_key: bool,
-    /// True if the column moves with the keys. False until a strategy is priced.
+    /// False until a strategy is priced.
     pub(super) is_moved: bool,
 }
 

@@ -11,18 +11,14 @@ use crate::join::Composition;
 /// applies earlier, in the choice of inputs (`plan.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanOverrides {
-    /// Strategy to use.
     pub strategy: Option<Strategy>,
     /// True if the name of a strategy also decides which columns move with the keys: all that can,
     /// or none. False: on each side columns move if that pays.
     pub by_name: bool,
-    /// Build side to use.
     pub build_side: Option<Side>,
-    /// True if the join uses a filter of the build keys.
     pub filter: Option<bool>,
     /// True if columns of the build side come in after the probe side, where possible.
     pub defer_build_payload: Option<bool>,
-    /// True if the device gathers text of the result.
     pub device_gathers_text: Option<bool>,
 }
 

@@ -15,31 +15,25 @@ use crate::{Error, Result};
 /// A join that is ready to run on one device, or on any other of the same sizes and rates.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Tables, keys, output.
     pub join: BoundJoin,
-    /// Decisions about the way the join runs.
     pub composition: Composition,
     /// Probe rows predicted to pass a filter of the build keys; `None` without a filter.
     pub filtered_rows: Option<f64>,
     /// True if the build side is in the order of the key, as declared or as seen at upload. Sorting
     /// is then skipped.
     pub build_sorted: bool,
-    /// True if the probe side is in the order of the key.
     pub probe_sorted: bool,
-    /// Sizes predicted from statistics.
     pub estimates: Estimates,
     /// Mean bytes per row of the result.
     pub row_bytes: f64,
-    /// Predicted bytes of the result.
     pub result_bytes: u64,
-    /// Device memory that the join takes.
     pub memory: MemoryNeed,
     /// Host memory that the join takes in addition to its inputs and its result, in bytes: keys
     /// made by the host.
     pub host_scratch_bytes: u64,
     /// Predicted phases, in the order of their first run.
     pub phases: Vec<PredictedPhase>,
-    /// Predicted seconds on `target`.
+    /// Predicted for `target`.
     pub seconds: f64,
     /// The device of the plan. Its name is of one of the devices that the plan serves.
     pub target: Target,
@@ -53,13 +47,9 @@ pub struct Plan {
 /// A strategy on a build side that was not chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
-    /// Strategy of the alternative.
     pub strategy: Strategy,
-    /// Its build side.
     pub build_side: Side,
-    /// Predicted seconds.
     pub seconds: f64,
-    /// Device memory that it would take.
     pub memory: MemoryNeed,
     /// True if the caller has asked for another.
     pub is_overridden: bool,

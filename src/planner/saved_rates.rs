@@ -73,13 +73,10 @@ impl DeviceModel {
 /// Rates, and the time of their measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedRates {
-    /// The measured device.
     #[serde(flatten)]
     pub model: DeviceModel,
-    /// Time of the measurement.
     #[serde(with = "rfc3339")]
     pub measured: SystemTime,
-    /// The measured rates.
     pub rates: Rates,
 }
 

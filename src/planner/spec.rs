@@ -8,13 +8,10 @@ use crate::join::JoinKind;
 /// A requested join. Names are not checked yet: [`bind`](super::bind()) checks them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JoinSpec {
-    /// Left side.
     pub left: Input,
-    /// Right side.
     pub right: Input,
-    /// Pairs of columns that must be equal; at least one.
+    /// At least one.
     pub on: Vec<KeyPair>,
-    /// Kind of join, which decides the rows that survive.
     pub how: JoinKind,
     /// Columns of the result: `column`, `left.column` or `right.column`. Empty: the keys once, the
     /// rest of left, the rest of right.
@@ -95,9 +92,7 @@ impl PartialEq for Input {
 /// Two columns that must be equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPair {
-    /// Column of the left table.
     pub left: String,
-    /// Column of the right table.
     pub right: String,
     /// Overrides [`JoinSpec::nulls_equal`].
     pub nulls_equal: Option<bool>,

@@ -21,11 +21,8 @@ pub struct Target {
     pub memory_setting: String,
     /// Threads or multiprocessors: partitions that the device works on at once.
     pub parallelism: usize,
-    /// Sizes that the device works best with.
     pub tuning: Tuning,
-    /// Optional work that the device does.
     pub capabilities: Capabilities,
-    /// Rates of the device.
     pub rates: Rates,
     /// Columns that the device has cached in earlier joins, as of the time of planning.
     pub kept: Vec<ColumnRows>,

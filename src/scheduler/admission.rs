@@ -26,7 +26,6 @@ pub(super) struct Admitted {
 /// Limits of jobs and results, and the interrupt of an admission.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms<'a> {
-    /// Most jobs that a device runs at a time.
     pub(super) jobs_per_device: usize,
     /// Most bytes that may accumulate of a result that is consumed as it is read.
     pub(super) window_bytes: u64,
@@ -51,7 +50,6 @@ impl Admitted {
 #[derive(Debug)]
 pub(super) struct Proposed {
     pub(super) plan: Plan,
-    /// Reason for this device.
     pub(super) device_reason: String,
     /// Reason why the join would be refused now; `None` if it would not be.
     pub(super) refusal: Option<Error>,
@@ -108,9 +106,7 @@ struct ClassPlan {
 /// Plans of a join on the devices that it may run on.
 #[derive(Debug, Default)]
 struct Planned {
-    /// Plans that fit.
     fitting: Vec<ClassPlan>,
-    /// Plans that do not fit, each with its error.
     refused: Vec<(ClassPlan, Error)>,
 }
 

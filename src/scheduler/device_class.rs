@@ -7,7 +7,6 @@ use crate::planner::{BoundJoin, Target};
 /// Facts about a set of devices that a plan depends on. Sets of one class have the same plan.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceClass {
-    /// Number of devices in a set.
     devices_per_set: usize,
     /// Sizes, rates and cached columns of the set's devices.
     target: Target,

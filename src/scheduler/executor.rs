@@ -10,9 +10,7 @@ use crate::planner::{BoundJoin, Rates, Target};
 /// Device as the scheduler sees it.
 #[derive(Debug)]
 pub struct Executor {
-    /// Runs the jobs.
     pub engine: Arc<dyn Engine>,
-    /// Sizes and rates of the device.
     pub target: Target,
 }
 

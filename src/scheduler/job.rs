@@ -29,13 +29,10 @@ impl fmt::Display for JobId {
 /// State of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JobState {
-    /// Waiting for a device.
     Queued,
-    /// Running on a device.
     Running(DeviceId),
     /// All rows are in the spool.
     Complete,
-    /// Failed with an error.
     Failed(Error),
     /// Stopped, by a client or by the server.
     Cancelled,
@@ -51,7 +48,6 @@ impl JobState {
 /// Status of a job at a moment.
 #[derive(Clone, Debug)]
 pub struct JobStatus {
-    /// State of the job.
     pub state: JobState,
     /// Share of the work that is done, 0 to 1. It never falls: a job that begins again elsewhere
     /// keeps its value until the new run has come as far.
@@ -64,35 +60,28 @@ pub struct JobStatus {
     pub predicted_start: Option<SystemTime>,
     /// Device that the job runs or ran on.
     pub device: Option<DeviceId>,
-    /// Time of the start.
     pub started: Option<SystemTime>,
     /// Time at which the job completed, failed or was cancelled.
     pub finished: Option<SystemTime>,
-    /// Rows in the spool so far.
     pub rows: u64,
     /// Bytes put in the spool so far.
     pub bytes: u64,
     /// True if the result is gone: its lease ended, it was released, or the job failed.
     pub released: bool,
-    /// Measured phases so far.
     pub phases: Vec<PhaseRecord>,
 }
 
 /// Join that was submitted.
 #[derive(Debug)]
 pub struct Job {
-    /// Number of the job.
     pub id: JobId,
-    /// Tenant that submitted the job; empty for anonymous.
+    /// Empty for anonymous callers.
     pub owner: String,
-    /// Options that the job was submitted with.
     pub options: JobOptions,
     /// Plan at admission, on the device with the shortest predicted time. [`Job::planned`] returns
     /// the plan that runs. Tables have no rows here, so that a remembered job keeps no table alive.
     pub plan: Arc<Plan>,
-    /// Spool that the rows go to.
     pub result: ResultSpool,
-    /// Time of submission.
     pub submitted: SystemTime,
     /// Host memory for the result and intermediate data. Open while the job runs.
     pub(super) host_memory: ReservedPool,
@@ -107,7 +96,6 @@ pub struct Job {
 pub(super) struct QueueForecast {
     /// Jobs before this one.
     pub(super) position: usize,
-    /// Time at which the job is expected to start.
     pub(super) start: SystemTime,
     /// Reason why the job does not start yet.
     pub(super) waiting_for: String,
@@ -124,7 +112,6 @@ pub(super) struct Life {
     /// Plan that runs or ran, without rows. Before the job is placed, the fastest plan.
     planned: Arc<Plan>,
     pub(super) monitor: Arc<Monitor>,
-    /// Most progress that was reported.
     progress_max: f64,
     /// `None` if the job does not wait.
     pub(super) forecast: Option<QueueForecast>,
@@ -136,7 +123,6 @@ pub(super) struct Life {
     pub(super) lost_a_device: bool,
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
-    /// Reason to stop.
     pub(super) stop: Option<Error>,
     /// True if the work has succeeded. The job then completes, even if a client still wants to stop
     /// it.

@@ -6,18 +6,16 @@ use crate::planner::Strategy;
 /// Options of a job. They change no row of its result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JobOptions {
-    /// Strategy to run. `None`: the planner chooses.
+    /// `None`: the planner chooses.
     pub strategy: Option<Strategy>,
-    /// Devices that may run the job.
     pub devices: DeviceRequest,
-    /// Priority, -100 to 100; higher starts first.
+    /// From -100 to 100; higher starts first.
     pub priority: i32,
     /// Seconds to keep the result after it is complete. `Some(0)`: released as the first reader
     /// reads it. `None`: the server's setting.
     pub retain_seconds: Option<u32>,
     /// Name of the table that keeps the result.
     pub into: Option<String>,
-    /// Action if a table of that name exists already.
     pub into_mode: IntoMode,
 }
 
@@ -48,8 +46,6 @@ pub enum DeviceRequest {
     /// Any device, as many as serve the job best.
     #[default]
     Any,
-    /// The given number of devices.
     Count(usize),
-    /// Any of the named devices.
     Named(Vec<String>),
 }

@@ -22,7 +22,8 @@ pub struct SchedulerOptions {
     pub window_bytes: u64,
     /// Ended jobs that are remembered after their result was released.
     pub history: usize,
-    /// True if a timer thread calls [`Scheduler::tick`](super::Scheduler::tick). Tests call it themselves.
+    /// True if a timer thread calls [`Scheduler::tick`](super::Scheduler::tick). Tests call it
+    /// themselves.
     pub timer: bool,
 }
 

@@ -49,7 +49,6 @@ pub(super) struct Waiting {
     pub(super) tenant: String,
     pub(super) priority: i32,
     pub(super) submitted: Duration,
-    /// Devices that may run the job.
     pub(super) places: Vec<Place>,
     /// Time at which the job began to lack only host memory.
     pub(super) starved_since: Option<Duration>,
@@ -60,7 +59,6 @@ pub(super) struct Waiting {
 /// Devices that a job may run on together.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Place {
-    /// The devices.
     pub(super) devices: DeviceSet,
     /// Index of their plan among the job's.
     pub(super) plan: usize,
@@ -84,16 +82,12 @@ impl Place {
 /// Load of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Load {
-    /// The device serves.
     InService {
         /// Most jobs that the device runs at a time.
         slots: usize,
-        /// Free bytes of the device's memory.
         free_bytes: u64,
-        /// Jobs on the device.
         running: Vec<RunningJob>,
     },
-    /// The device is out of service.
     Lost,
 }
 
@@ -102,14 +96,12 @@ pub(super) enum Load {
 pub(super) struct RunningJob {
     /// Predicted end.
     pub(super) until: Duration,
-    /// True if the job has the device alone.
     pub(super) alone: bool,
 }
 
 /// Host memory, now and as predicted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct HostMemory {
-    /// Bytes that are free now.
     pub(super) free_bytes: u64,
     /// Times and bytes of memory that becomes free on its own: jobs end, leases end.
     pub(super) returns: Vec<(Duration, u64)>,
@@ -146,7 +138,6 @@ pub(super) struct ScheduledStart {
     pub(super) place: Place,
     /// Bytes of host memory that the job starts with.
     pub(super) host_bytes: u64,
-    /// Time of the start.
     pub(super) start: Duration,
     /// Reason to wait; `None` if the job starts right now.
     pub(super) wait: Option<Wait>,

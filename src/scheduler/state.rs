@@ -27,9 +27,7 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// Wakes each worker of each device.
     pub(super) work: Vec<Vec<Condvar>>,
-    /// Notified whenever a job ends.
     pub(super) ended: Condvar,
-    /// Wakes the timer.
     pub(super) timer: Condvar,
 }
 
@@ -92,7 +90,6 @@ pub(super) struct Running {
     pub(super) entry: Waiting,
     pub(super) started: Duration,
     pub(super) predicted_seconds: f64,
-    /// Seconds of device time that the job has had.
     pub(super) device_seconds: f64,
     /// Bytes of device memory that are the job's part. `None`: it has the device alone.
     pub(super) shared_bytes: Option<u64>,

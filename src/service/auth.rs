@@ -61,9 +61,8 @@ impl Role {
 /// Authenticated caller of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Caller {
-    /// Name of the tenant; empty for anonymous callers.
+    /// Empty for anonymous callers.
     pub tenant: String,
-    /// Permissions of the caller.
     pub role: Role,
     /// Tenant's share of the devices when several tenants wait.
     pub weight: f64,

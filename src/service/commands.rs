@@ -39,20 +39,15 @@ const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
 pub struct Defaults {
     /// Default of [`JobOptions::strategy`], by name.
     pub strategy: Option<String>,
-    /// Default of [`JoinSpec::nulls_equal`].
     pub nulls_equal: Option<bool>,
-    /// Default of [`JobOptions::priority`].
     pub priority: Option<i32>,
-    /// Default of [`JobOptions::retain_seconds`].
     pub retain_seconds: Option<u32>,
 }
 
 /// Command to join two tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JoinCommand {
-    /// Join to run.
     pub spec: JoinSpec,
-    /// Options of its job.
     pub options: JobOptions,
 }
 

@@ -18,15 +18,9 @@ pub struct Deliveries {
 pub enum Share {
     /// Endpoint of GetFlightInfo: one of `parts` endpoints, which clients may read while the join
     /// runs.
-    Endpoint {
-        /// Index of the endpoint.
-        part: usize,
-        /// Number of endpoints.
-        parts: usize,
-    },
+    Endpoint { part: usize, parts: usize },
     /// Endpoint of PollFlightInfo: a range of batches.
     Part {
-        /// First batch.
         first: usize,
         /// Batch after the last.
         end: usize,

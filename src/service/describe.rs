@@ -93,9 +93,7 @@ pub fn job(job: &Job) -> Value {
 /// Times that a job waited and ran, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobTimes {
-    /// Time from its submission to its start.
     pub queued: Duration,
-    /// Time from its start to its end.
     pub run: Duration,
 }
 

@@ -129,7 +129,6 @@ fn put_varint(mut value: u64, out: &mut BytesMut) {
 /// Encodes the batches of one stream, a message at a time.
 pub struct Encoder {
     stream: StreamEncoder,
-    /// Target size of messages, in bytes.
     target_bytes: usize,
     /// Maximum size of a message of more than one row, in bytes. A message exceeds it only if its
     /// rows share one large value.
@@ -149,7 +148,6 @@ struct UnderWay {
     batch: RecordBatch,
     /// Next row.
     start: usize,
-    /// Mean bytes of a row of the batch.
     row_bytes_mean: f64,
 }
 

@@ -59,7 +59,6 @@ enum Asked {
 /// Caller of an RPC, with its session and its access record.
 #[derive(Clone, Debug)]
 pub struct Asker {
-    /// Authenticated caller.
     pub caller: Caller,
     /// Session whose options apply.
     pub session: Option<Uuid>,

@@ -36,9 +36,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(60);
 /// Accepted connections. The server stops listening once one of the two streams is dropped.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// Connections from this host.
     pub same_host: Connections,
-    /// Connections from other hosts.
     pub elsewhere: Connections,
 }
 

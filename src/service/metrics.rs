@@ -28,7 +28,6 @@ pub struct Metrics {
     pub(super) sent_bytes: IntCounterVec,
     /// Rows of uploads, acknowledged or not.
     pub received_rows: IntCounter,
-    /// Rows of tables and results that were sent.
     pub sent_rows: IntCounter,
     pub(super) arena_bytes: IntGaugeVec,
     pub(super) device_memory_bytes: IntGaugeVec,

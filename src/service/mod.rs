@@ -55,7 +55,7 @@ pub use shared::Shared;
 pub(crate) use shared::tenant_memory_bytes;
 
 /// The messages of `proto/dovetail.proto`, with their JSON form.
-#[allow(missing_docs, unused_qualifications, clippy::all, clippy::pedantic)]
+#[allow(unused_qualifications, clippy::all, clippy::pedantic)]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/dovetail.v1.rs"));
     include!(concat!(env!("OUT_DIR"), "/dovetail.v1.serde.rs"));

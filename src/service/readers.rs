@@ -35,9 +35,7 @@ pub struct Readers {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Streams that read the result.
     streams: usize,
-    /// Time of the last poll.
     polled: Option<Instant>,
     /// Time of the last sign of a client: a poll, a renewed lease, or the begin or end of a stream.
     asked: Option<Instant>,
@@ -46,11 +44,9 @@ struct Waiting {
 /// Clients that remain when a stream is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Other streams.
     Streams,
     /// No stream, but a client that polls.
     Poller,
-    /// No client.
     Nobody,
 }
 

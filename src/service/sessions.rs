@@ -47,7 +47,7 @@ pub struct SetSessionOptionsRequest {
 /// Value of a session option.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SessionOptionValue {
-    /// Value; `None` removes the option.
+    /// `None` removes the option.
     #[prost(oneof = "OptionValue", tags = "1, 2, 3, 4, 5")]
     pub option_value: Option<OptionValue>,
 }
@@ -55,19 +55,14 @@ pub struct SessionOptionValue {
 /// Kinds of value.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum OptionValue {
-    /// Text.
     #[prost(string, tag = "1")]
     StringValue(String),
-    /// A truth value.
     #[prost(bool, tag = "2")]
     BoolValue(bool),
-    /// A whole number.
     #[prost(sfixed64, tag = "3")]
     Int64Value(i64),
-    /// A number.
     #[prost(double, tag = "4")]
     DoubleValue(f64),
-    /// Several texts.
     #[prost(message, tag = "5")]
     StringListValue(StringListValue),
 }
@@ -75,7 +70,6 @@ pub enum OptionValue {
 /// Several texts.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct StringListValue {
-    /// In order.
     #[prost(string, repeated, tag = "1")]
     pub values: Vec<String>,
 }
@@ -83,7 +77,6 @@ pub struct StringListValue {
 /// SetSessionOptionsResult: the errors by option. Empty on success.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SetSessionOptionsResult {
-    /// Errors by option name.
     #[prost(map = "string, message", tag = "1")]
     pub errors: HashMap<String, SetSessionOptionsError>,
 }
@@ -102,9 +95,7 @@ pub struct SetSessionOptionsError {
 pub enum OptionError {
     /// Not used.
     Unspecified = 0,
-    /// Unknown option.
     InvalidName = 1,
-    /// Value that the option does not take.
     InvalidValue = 2,
     /// Option that cannot be set here.
     Error = 3,
@@ -113,7 +104,6 @@ pub enum OptionError {
 /// GetSessionOptionsResult of Arrow Flight.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GetSessionOptionsResult {
-    /// Values by option name.
     #[prost(map = "string, message", tag = "1")]
     pub session_options: HashMap<String, SessionOptionValue>,
 }
@@ -132,11 +122,8 @@ pub struct CloseSessionResult {
 pub enum CloseStatus {
     /// Not used.
     Unspecified = 0,
-    /// The session is closed.
     Closed = 1,
-    /// The session will be closed.
     Closing = 2,
-    /// The session cannot be closed.
     NotCloseable = 3,
 }
 

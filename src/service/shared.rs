@@ -31,27 +31,17 @@ const FEW: usize = 256;
 /// State that all calls of a server share.
 #[derive(Debug)]
 pub struct Shared {
-    /// Tables.
     pub catalog: Catalog,
-    /// Jobs.
     pub scheduler: Scheduler,
     /// Topology of the host, or the emulated topology.
     pub topology: Topology,
-    /// Devices that jobs run on.
     pub devices: Vec<Arc<dyn Engine>>,
-    /// Rates of each device, for the planner.
     pub rates: Vec<DeviceRates>,
-    /// Settings that calls use.
     pub limits: Limits,
-    /// Callers that the server admits.
     pub authenticator: Authenticator,
-    /// Makes tickets.
     pub tickets: Tickets,
-    /// Sessions of clients, with their options.
     pub sessions: Sessions,
-    /// Counters.
     pub metrics: Metrics,
-    /// Time at which the server started.
     pub started: SystemTime,
     /// Set once the server takes no new work.
     pub draining: AtomicBool,
@@ -59,13 +49,9 @@ pub struct Shared {
     pub closing: CancellationToken,
     /// Cancelled when calls that are still under way must end.
     pub ended: CancellationToken,
-    /// Uploads under way.
     pub uploads: Uploads,
-    /// Work on the CPU that calls wait for.
     pub cpu_work: CpuWork,
-    /// Record of what clients have received of their jobs.
     pub deliveries: Deliveries,
-    /// Clients that wait for each job.
     pub readers: Readers,
 }
 
@@ -114,11 +100,9 @@ pub struct Limits {
     pub uploads: usize,
     /// Time without data after which an upload is given up.
     pub upload_idle: Duration,
-    /// Endpoints of a result or table.
     pub endpoints: usize,
     /// Time that a result is kept once it is complete.
     pub retain: Duration,
-    /// Time that a ticket is valid.
     pub ticket_life: Duration,
     /// Time between messages on an idle stream.
     pub keep_alive: Duration,

@@ -32,38 +32,18 @@ const MAC_BYTES: usize = 32;
 pub enum Target {
     /// Batches `first..end` of a table, in the given version.
     Table {
-        /// Name of the table.
         name: String,
         /// Version of the table, see [`table_version`].
         version: u64,
-        /// First batch.
         first: usize,
-        /// Batch after the last.
         end: usize,
     },
     /// Batches `part`, `part + parts`, ... of a job's result.
-    Result {
-        /// Number of the job.
-        job: u64,
-        /// Index of the endpoint.
-        part: usize,
-        /// Number of endpoints.
-        parts: usize,
-    },
+    Result { job: u64, part: usize, parts: usize },
     /// Batches `first..end` of a job's result.
-    Part {
-        /// Number of the job.
-        job: u64,
-        /// First batch.
-        first: usize,
-        /// Batch after the last.
-        end: usize,
-    },
+    Part { job: u64, first: usize, end: usize },
     /// Progress of a job.
-    Poll {
-        /// Number of the job.
-        job: u64,
-    },
+    Poll { job: u64 },
 }
 
 impl Target {

@@ -31,33 +31,30 @@ pub use route::Route;
 /// The nodes and links of one host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Topology {
-    /// Name of the machine.
     pub name: String,
-    /// CPU sockets with their memory, in the order given.
+    /// In the order given.
     pub sockets: Vec<Socket>,
     /// Nodes that link devices without computing, such as PCIe switches and NVSwitch.
     pub switches: Vec<Switch>,
-    /// Devices that run joins.
     pub devices: Vec<DeviceNode>,
-    /// Edges between nodes.
     pub links: Vec<Link>,
 }
 
 /// A CPU with the memory attached to it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Socket {
-    /// Name, unique among all nodes.
+    /// Unique among all nodes.
     pub name: String,
-    /// Bytes of memory; `None` when it is not known.
+    /// `None` when it is not known.
     pub memory_bytes: Option<u64>,
-    /// Memory bandwidth in bytes per second; `None` when it is not known.
+    /// Bytes per second; `None` when it is not known.
     pub memory_rate: Option<f64>,
 }
 
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Switch {
-    /// Name, unique among all nodes.
+    /// Unique among all nodes.
     pub name: String,
     /// Model: `PCIe 5`, `NVSwitch 3`.
     pub kind: String,
@@ -68,13 +65,12 @@ pub struct Switch {
 pub struct DeviceNode {
     /// Kind and number, as requests name it: `host:0`.
     pub name: String,
-    /// Kind of the device.
     pub kind: NodeKind,
     /// Number among the devices of its kind.
     pub index: u16,
     /// CPU threads of a host device; `None`: an equal share of the machine's threads.
     pub threads: Option<usize>,
-    /// Bytes of memory; `None`: set by the server's settings.
+    /// `None`: set by the server's settings.
     pub memory_bytes: Option<u64>,
     /// Name of the socket whose host memory the device uses. `None`: the first socket.
     pub socket: Option<String>,
@@ -86,7 +82,6 @@ pub struct DeviceNode {
 pub enum NodeKind {
     /// A slice of the CPU.
     Host,
-    /// An NVIDIA GPU.
     Cuda,
 }
 
@@ -128,9 +123,7 @@ pub struct Hop {
 /// The links between host memory and a device, both ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoute {
-    /// Hops from host memory to the device.
     pub to_device: Vec<Hop>,
-    /// Hops from the device to host memory.
     pub from_device: Vec<Hop>,
 }
 

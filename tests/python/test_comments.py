@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +17,12 @@ PHRASES = re.compile(rf"\b({RETIRED})\b", re.IGNORECASE)
 EXCEPT = {"src/device/cuda/abi.rs"}
 # Doc comments are the text of `--help` here, which is wrapped anew.
 HELP = "src/cli/"
+# A module in a file of its own is described at the beginning of that file.
+KINDS = r"(fn|struct|enum|union|trait|type|const|static) \w+|mod \w+ \{"
+PUBLIC = re.compile(rf"\s*pub ((const|async|unsafe) )*({KINDS})")
+ATTRIBUTE = re.compile(r"^ *#\[.*?\]\n", re.MULTILINE | re.DOTALL)
+TEST_FILE = re.compile(r"/tests/|/(tests|testing)\.rs$")
+TEST_CODE = "#[cfg(test)]\nmod tests {"
 
 
 def faults(path: str) -> list[str]:
@@ -41,9 +48,53 @@ def faults(path: str) -> list[str]:
     return found
 
 
-def test_comments_are_plain() -> None:
+def undocumented(source: str) -> list[str]:
+    """The public items without a doc comment. Fields and variants need one only for what their names do not say."""
+    head = [] if source.startswith("//!") else ["the file itself"]
+    lines = ATTRIBUTE.sub("", source.split(TEST_CODE)[0]).splitlines()
+    pairs = [(above.strip(), PUBLIC.match(line)) for above, line in pairwise(lines)]
+    return head + [item[0].strip() for above, item in pairs if item and not above.startswith("///")]
+
+
+def sources() -> list[str]:
     listed = subprocess.run(["git", "ls-files", "src/*.rs"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [path for path in listed.stdout.split() if path not in EXCEPT]
     assert len(files) > 250
-    found = [fault for path in files for fault in faults(path)]
+    return files
+
+
+def test_comments_are_plain() -> None:
+    found = [fault for path in sources() for fault in faults(path)]
     assert not found, "\n".join(found)
+
+
+def test_public_items_have_doc_comments() -> None:
+    files = [path for path in sources() if not TEST_FILE.search(path)]
+    found = [f"{path}: no doc comment: {item}" for path in files for item in undocumented((ROOT / path).read_text())]
+    assert not found, "\n".join(found)
+
+
+SAMPLE = """//! A file.
+pub mod a;
+/// Described.
+#[derive(
+    Debug,
+)]
+pub struct B {
+    pub field: u8,
+}
+impl B {
+    pub(crate) fn c() {}
+    #[inline]
+    pub const fn d() {}
+}
+#[cfg(test)]
+mod tests {
+    pub fn e() {}
+}
+"""
+
+
+def test_a_missing_doc_comment_is_found() -> None:
+    assert undocumented(SAMPLE) == ["pub const fn d"]
+    assert undocumented("use a::b;") == ["the file itself"]

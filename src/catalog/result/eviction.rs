@@ -58,7 +58,6 @@ impl std::fmt::Debug for Entry {
 pub struct EvictionPermit {
     /// The list that the result joins once it becomes evictable.
     pub results: EvictableResults,
-    /// The tenant that owns the result.
     pub owner: String,
 }
 

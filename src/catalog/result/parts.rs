@@ -27,7 +27,6 @@ const GROWTH_SHARE: u64 = 8;
 pub(super) struct Parts {
     /// Index after the last batch of each part.
     ends: Vec<usize>,
-    /// Bytes of all parts.
     whole_bytes: u64,
     /// Bytes after the last part.
     open_bytes: u64,

@@ -51,7 +51,6 @@ use crate::memory::Interrupt;
 /// Statistics of a column.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ColumnStatistics {
-    /// Number of null rows.
     pub nulls: u64,
     /// The smallest value, exact; `None` when unknown (all null, or a type without order).
     pub min: Option<Value>,

@@ -50,7 +50,7 @@ struct Picked {
 /// A sample of a column's rows.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
-    /// The sampled rows, in row order.
+    /// In the order of the rows.
     picked: Vec<Picked>,
     /// Inverse of the sampling probability, a power of two: one row in `one_in` is taken.
     one_in: u64,

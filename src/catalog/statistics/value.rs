@@ -10,7 +10,6 @@ pub enum Value {
     /// Integers of any width, booleans, dates, times, timestamps, durations, and decimals that fit
     /// 128 bits. All compare by their stored number.
     Integer(i128),
-    /// Floats.
     Float(f64),
     /// Strings and binaries.
     Bytes(Vec<u8>),

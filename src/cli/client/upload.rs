@@ -26,9 +26,7 @@ pub struct PutOptions {
     /// `create`, `replace`, `append` or `create_if_missing`; `None` is the server's default,
     /// `create`.
     pub mode: Option<String>,
-    /// Columns that the rows are sorted by.
     pub sorted_by: Vec<String>,
-    /// Sets of columns whose values are distinct.
     pub unique: Vec<Vec<String>>,
     /// Streams, each over its own connection; 0 counts as 1.
     pub streams: usize,
@@ -37,7 +35,6 @@ pub struct PutOptions {
 /// Amount of data that was uploaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uploaded {
-    /// Rows sent.
     pub rows: u64,
     /// Bytes of Arrow buffers sent.
     pub bytes: u64,

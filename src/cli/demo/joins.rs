@@ -2,9 +2,7 @@
 
 /// Join of the demo.
 pub struct Step {
-    /// One-line description of the join.
     pub title: &'static str,
-    /// Reason why the demo shows the join.
     pub why: &'static str,
     /// Arguments of `dovetail join`.
     pub words: &'static str,

@@ -34,11 +34,8 @@ pub fn rows_to_generate(scale: f64) -> u64 {
 /// Table in the client's memory.
 #[derive(Clone, Debug)]
 pub struct Local {
-    /// Name of the table on the server.
     pub name: &'static str,
-    /// Columns and their types.
     pub schema: SchemaRef,
-    /// Rows of the table.
     pub batches: Vec<RecordBatch>,
 }
 

@@ -41,7 +41,6 @@ pub(super) type Begin = Box<dyn FnOnce(SchemaRef) -> Batches + Send>;
 
 /// File that is open for reading.
 pub struct Source {
-    /// Columns and their types.
     pub schema: SchemaRef,
     /// Size of the file in bytes; 0 if unknown. The bytes of all pieces add up to this size, or to
     /// a little less if the format stores something after the rows.
@@ -59,7 +58,6 @@ pub struct Source {
 /// Rows of a file, with the number of file bytes that they took.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// The rows.
     pub batch: RecordBatch,
     /// Bytes of the file since the previous piece.
     pub file_bytes: u64,

@@ -116,7 +116,6 @@ struct Job<'a> {
     arrays: &'a [&'a ArrayRef],
     data_type: &'a DataType,
     runs: &'a [Run],
-    /// Rows of all runs.
     rows: usize,
     arena: &'a Arena,
 }

@@ -34,7 +34,6 @@ pub(super) struct CudaBuffer {
 /// Ownership of a buffer's memory.
 #[derive(Debug)]
 enum Memory {
-    /// The buffer's own memory, charged to the budget.
     Own(Reservation),
     /// Memory of another buffer, which lives as long as this one does.
     PartOf(#[expect(dead_code, reason = "held, not read")] DeviceBuffer),

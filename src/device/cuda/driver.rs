@@ -80,7 +80,6 @@ enum Class {
     Lost,
     AllLost,
     Defect,
-    /// Codes in no list.
     Unknown,
 }
 
@@ -114,11 +113,8 @@ pub(super) struct Gpu {
     /// Bytes of the cache that all multiprocessors share.
     pub(super) cache_bytes: u64,
     lost: AtomicBool,
-    /// Triggers deliberate failures.
     pub(super) faults: Trigger,
-    /// Is notified of all queued work.
     pub(super) observer: Observer,
-    /// Lanes that no queue is using.
     idle: Mutex<Vec<Lane>>,
 }
 

@@ -38,12 +38,10 @@ pub(super) fn sort(work: &Work<'_>, keys: &Keys, payload: &[Payload]) -> Result<
 /// Image by which keys are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Image {
-    /// The key itself.
     Key,
     /// The mixed key without its first bits: partitions stay in order, and equal keys become
     /// adjacent.
     Mixed {
-        /// Bits that are skipped.
         skip: u32,
     },
 }

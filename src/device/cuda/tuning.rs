@@ -15,10 +15,8 @@ const CAPABILITY_MIN: ComputeCapability = ComputeCapability { major: 8, minor: 0
 /// Properties of a GPU that decide if kernels start, as the driver reports them.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
-    /// Name for the operator.
     pub(super) name: String,
     pub(super) capability: ComputeCapability,
-    /// Bytes of shared memory that one block may use.
     pub(super) block_shared_bytes: u32,
 }
 

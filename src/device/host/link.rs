@@ -16,18 +16,14 @@ use crate::{Error, Result};
 /// The rates of an emulated link of a single device, in bytes per second for each direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmulatedLink {
-    /// From host memory to the device.
     pub to_device_bytes_per_second: f64,
-    /// From the device to host memory.
     pub from_device_bytes_per_second: f64,
 }
 
 /// The lanes between host memory and a device. Other devices may share some lanes.
 #[derive(Clone, Debug)]
 pub struct EmulatedRoute {
-    /// From host memory to the device.
     pub to_device: Vec<Lane>,
-    /// From the device to host memory.
     pub from_device: Vec<Lane>,
 }
 

@@ -202,11 +202,9 @@ impl<S: Pod> GrowingTable<S> {
 /// Statistics of the matches of a range of probe rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Rows with a match.
     pub(super) matched_rows: usize,
     /// The sum of run lengths.
     pub(super) total: u64,
-    /// The longest run.
     pub(super) longest: u32,
 }
 

@@ -39,7 +39,6 @@ const HEAVY_TABLE_ROWS: f64 = (1 << 16) as f64;
 /// Division of the probe side into chunks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::planner) struct Chunks {
-    /// Number of chunks.
     pub(in crate::planner) count: f64,
     /// Chunks in progress at a time.
     pub(in crate::planner) at_once: f64,

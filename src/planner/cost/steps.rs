@@ -13,12 +13,10 @@ use crate::join::TransferOrder;
 /// A predicted phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PredictedPhase {
-    /// The phase that a running join records.
     #[serde(rename = "name")]
     pub phase: Phase,
     /// Bytes read and written.
     pub bytes: u64,
-    /// Seconds.
     pub seconds: f64,
 }
 
@@ -36,7 +34,6 @@ pub(super) struct Step {
     pub(super) deferrable: Demand,
     /// Minimum seconds of the step's calls of primitives.
     pub(super) calls: f64,
-    /// Number of calls of primitives.
     pub(super) call_count: f64,
     /// Rows that are shared out by morsels; `None` if the step does not use morsels.
     pub(super) morsel_rows: Option<f64>,

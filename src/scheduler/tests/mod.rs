@@ -122,7 +122,6 @@ struct Stage {
     memory: Vec<Budget>,
     begun: Receiver<(u16, String)>,
     own_orders: OwnOrders,
-    /// True for each device that is lost.
     lost: Vec<Arc<AtomicBool>>,
     /// True for each device that has the first column of every table cached.
     has_cached: Vec<Arc<AtomicBool>>,

@@ -36,14 +36,12 @@ pub struct Received {
     pub descriptor: Option<FlightDescriptor>,
     /// Message's `app_metadata`; empty if it has none.
     pub app_metadata: Bytes,
-    /// Decoded content of the message.
     pub content: Content,
 }
 
 /// Content of a message.
 #[derive(Debug)]
 pub enum Content {
-    /// Schema of all batches to come.
     Schema(SchemaRef),
     /// Rows, whose buffers are stored in the arena at multiples of 64 bytes.
     Batch(RecordBatch),

@@ -27,13 +27,10 @@ const ELEMENTS_MAX: u64 = 1 << 40;
 /// Plan of one record batch (or dictionary), made from its header.
 #[derive(Debug)]
 pub(super) struct BatchPlan {
-    /// Number of rows.
     pub rows: usize,
-    /// One per column.
     pub columns: Vec<ArrayPlan>,
     /// One per buffer that the header lists.
     pub buffers: Vec<BufferPlan>,
-    /// Compression of each buffer of the body.
     pub compression: Option<ipc::CompressionType>,
 }
 
@@ -41,7 +38,6 @@ pub(super) struct BatchPlan {
 #[derive(Debug)]
 pub(super) struct ArrayPlan {
     pub data_type: DataType,
-    /// Number of elements.
     pub rows: usize,
     pub null_count: usize,
     /// Index of the validity bitmap in [`BatchPlan::buffers`]; `None` when there are no nulls.

@@ -171,7 +171,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub fn new(body: RequestBody, arena: Arena, limits: Limits) -> Self {
+    pub(super) fn new(body: RequestBody, arena: Arena, limits: Limits) -> Self {
         Self { body, decoder: WireDecoder::new(arena, limits), chunk: Bytes::new(), limits }
     }
 }

@@ -103,11 +103,9 @@ fn delimiter(text: &str) -> Result<char, String> {
 
 /// CSV input with its first rows read.
 pub(super) struct Opened {
-    /// Columns and their types.
     pub schema: SchemaRef,
     /// Columns without a value in the first rows and without a type from `--types`.
     pub untyped: Vec<usize>,
-    /// Reads the rows.
     pub begin: Begin,
 }
 

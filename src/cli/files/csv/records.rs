@@ -33,9 +33,7 @@ pub(super) struct Records<R> {
     rows: usize,
     /// First rows that are still unread. They get batches of their own.
     first_rows: usize,
-    /// Lines of the next batch.
     lines: Lines,
-    /// Upper limit of the bytes of a batch's records.
     bytes_max: usize,
 }
 

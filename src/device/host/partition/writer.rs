@@ -6,7 +6,6 @@ use super::super::raw::{self, LINE_BYTES};
 /// Source of a writer's values.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a, T> {
-    /// A column.
     Values(&'a [T]),
     /// The number of the row itself.
     Numbers,
