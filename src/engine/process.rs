@@ -66,34 +66,75 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
         }
         Err(error) => return Ok(sender.send(&FromChild::Opened(Err(error)), None)?),
     };
-    let (work, cpu_pool) = mpsc::channel();
-    let cpu_pool = Arc::new(Mutex::new(cpu_pool));
-    // One thread for each job, and one for questions.
-    for at in 0..=process.device.jobs_max() {
-        let (process, cpu_pool) = (Arc::downgrade(&process), cpu_pool.clone());
-        spawn(format!("{}/{at}", opening.id), move || work_off(&process, &cpu_pool))?;
-    }
+    let (questions, asked) = mpsc::channel();
+    let answering = Arc::downgrade(&process);
+    spawn(format!("{}/answer", opening.id), move || answer(&answering, &asked))?;
     let watched = Arc::downgrade(&process);
     spawn(format!("{}/tell", opening.id), move || tell_progress(&watched))?;
-    // This thread must not send or wait for anything, because the server may be waiting for room in
-    // the socket.
-    let outcome = loop {
-        match messages.receive() {
-            Ok(Some(message)) => match process.take(message, &mut messages, &work) {
-                Ok(()) => {}
-                Err(error) => break Err(error),
-            },
-            Ok(None) => break Ok(()),
-            Err(error) => break Err(error.into()),
-        }
-    };
+    let (ended, outcome) = mpsc::channel();
+    let turn = Arc::new(Mutex::new(Some(messages)));
+    // One thread for each job, and one that reads. The server sends no more jobs at once.
+    for at in 0..=process.device.jobs_max() {
+        let reader = Reader {
+            process: Arc::downgrade(&process),
+            turn: turn.clone(),
+            questions: questions.clone(),
+            ended: ended.clone(),
+        };
+        spawn(format!("{}/{at}", opening.id), move || reader.serve())?;
+    }
+    drop(ended);
+    let outcome =
+        outcome.recv().map_err(|_| Error::Internal("no thread reads the messages of the server any more".into()))?;
     process.hang_up();
     outcome
 }
 
-/// Work item for a thread.
-enum Work {
-    Run(Box<Run>),
+/// Thread that reads messages in turn with others. The thread that reads a job runs it, while
+/// another reads on. A small join is thus run without waking a second thread.
+struct Reader {
+    process: Weak<Process>,
+    /// Receiver of messages; `None` once the socket is closed.
+    turn: Arc<Mutex<Option<Receiver>>>,
+    questions: mpsc::Sender<Question>,
+    ended: mpsc::Sender<Result<()>>,
+}
+
+impl Reader {
+    /// Serves until the socket is closed.
+    fn serve(&self) {
+        while let Some(run) = self.next_run() {
+            let Some(process) = self.process.upgrade() else { return };
+            process.run(run);
+        }
+    }
+
+    /// Waits for its turn, and handles messages up to the next job. `None`: the socket is closed.
+    /// A reader must not send or wait for anything during its turn, because the server may be
+    /// waiting for room in the socket.
+    fn next_run(&self) -> Option<Run> {
+        let mut turn = self.turn.lock();
+        let messages = turn.as_mut()?;
+        let outcome = loop {
+            match messages.receive() {
+                Ok(Some(message)) => match self.process.upgrade()?.take(message, messages, &self.questions) {
+                    Ok(None) => {}
+                    Ok(Some(run)) => return Some(run),
+                    Err(error) => break Err(error),
+                },
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error.into()),
+            }
+        };
+        *turn = None;
+        // The process may have stopped waiting for it.
+        let _ = self.ended.send(outcome);
+        None
+    }
+}
+
+/// Question whose answer is sent by a thread that does not read.
+enum Question {
     CachedRows { question: u64, table: u64 },
     MeasureRates { question: u64 },
 }
@@ -133,9 +174,15 @@ impl Process {
         Ok((process, opened))
     }
 
-    /// Handles a message of the server. Only mapping and unmapping a slab take long.
-    fn take(&self, message: ToChild, messages: &mut Receiver, work: &mpsc::Sender<Work>) -> Result<()> {
-        let give = |item: Work| work.send(item).expect("the threads run until the process ends");
+    /// Handles a message of the server, or returns the job that it asks for. Only mapping and
+    /// unmapping a slab take long.
+    fn take(
+        &self,
+        message: ToChild,
+        messages: &mut Receiver,
+        questions: &mpsc::Sender<Question>,
+    ) -> Result<Option<Run>> {
+        let ask = |question: Question| questions.send(question).expect("questions are answered until the end");
         match message {
             ToChild::Open(_) => return Err(Error::Internal("the device is open already".into())),
             ToChild::EnableCache { limit_bytes } => {
@@ -164,7 +211,7 @@ impl Process {
             }
             ToChild::Run(run) => {
                 self.jobs.lock().insert(run.job, Arc::new(Monitor::new(CancelFlag::new())));
-                give(Work::Run(run));
+                return Ok(Some(*run));
             }
             ToChild::Cancel { job } => {
                 if let Some(monitor) = self.jobs.lock().get(&job) {
@@ -172,10 +219,10 @@ impl Process {
                 }
             }
             ToChild::HostResponse { call, answer } => self.line.answered(call, answer),
-            ToChild::CachedRows { question, table } => give(Work::CachedRows { question, table }),
-            ToChild::MeasureRates { question } => give(Work::MeasureRates { question }),
+            ToChild::CachedRows { question, table } => ask(Question::CachedRows { question, table }),
+            ToChild::MeasureRates { question } => ask(Question::MeasureRates { question }),
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Ends everything that waits for the server.
@@ -184,10 +231,9 @@ impl Process {
         self.line.cut();
     }
 
-    fn work(&self, work: Work) {
-        match work {
-            Work::Run(run) => self.run(*run),
-            Work::CachedRows { question, table } => {
+    fn answer(&self, question: Question) {
+        match question {
+            Question::CachedRows { question, table } => {
                 let table = self.tables.lock().get(&table).cloned();
                 let kept = table
                     .and_then(Result::ok)
@@ -195,7 +241,7 @@ impl Process {
                 let kept = kept.into_iter().map(|kept| (kept.column, kept.rows)).collect();
                 self.line.send(&FromChild::CachedRows { question, kept });
             }
-            Work::MeasureRates { question } => {
+            Question::MeasureRates { question } => {
                 let rates = measure_rates(&*self.device, &|_| ()).map(Box::new);
                 self.line.send(&FromChild::Rates { question, rates });
             }
@@ -263,11 +309,10 @@ impl Process {
     }
 }
 
-fn work_off(process: &Weak<Process>, cpu_pool: &Mutex<mpsc::Receiver<Work>>) {
-    loop {
-        let work = cpu_pool.lock().recv();
-        let (Ok(work), Some(process)) = (work, process.upgrade()) else { return };
-        process.work(work);
+fn answer(process: &Weak<Process>, asked: &mpsc::Receiver<Question>) {
+    for question in asked {
+        let Some(process) = process.upgrade() else { return };
+        process.answer(question);
     }
 }
 
