@@ -124,7 +124,8 @@ impl Part {
                 };
                 Self::Dictionary { keys: array.clone(), indices, values }
             }
-            // All other key types are stored as integers of at most 64 bits.
+            // All other key types are stored as integers of at most 64 bits, and Arrow casts them.
+            // A type that it does not cast needs an arm of its own.
             _ => {
                 let numbers = widen(&DataType::Int64)?;
                 let values = numbers.as_primitive::<Int64Type>().values().to_vec();

@@ -211,8 +211,9 @@ pub(super) fn chunk_rows(
 }
 
 /// Returns the probe batch size that the device prefers, limited to an eighth of a stream's share
-/// of free memory. Matches, pairs and row numbers take about 64 bytes per row.
-pub(super) fn probe_batch_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
+/// of free memory, but at least [`CHUNK_ROWS_MIN`]. Matches, pairs and row numbers take about 64
+/// bytes per row.
+pub(super) fn fitting_probe_batch_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
     let fit = (device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 8 / 64) as usize;
     device.tuning().probe_batch_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
 }

@@ -5,12 +5,18 @@
 //! override parts of it. The join follows the composition as far as the device can.
 //!
 //! The planner applies `build_side`, `dense` and `device_gathers_text` when it makes a task
-//! (`planner/task.rs`).
+//! (`planner/task.rs`). Changing these three in a finished task has no effect.
 //!
-//! To add a decision, add a field here. The planner decides where it prices a composition
-//! (`planner/cost/choice.rs`). A caller overrides the decision by a field of
-//! [`PlanOverrides`](crate::planner::PlanOverrides). `Composed` in `tests/joins` and `every_way` in
-//! `benches/src/overrides.rs` vary the decisions.
+//! To add a decision:
+//!
+//! 1. Add a field here, and show it in `Display`.
+//! 2. Decide it where the planner prices compositions (`planner/cost/choice.rs`). If it changes the
+//!    predicted time, price it in `Model` (`planner/cost/phases.rs`).
+//! 3. Add a field to [`PlanOverrides`](crate::planner::PlanOverrides), so that a caller can
+//!    override it.
+//! 4. If users should see it, tell it in `tree` of `planner/explain.rs`.
+//! 5. Vary it in `Composed` of `tests/joins` and in `every_way` of `benches/src/overrides.rs`. Each
+//!    decision doubles the ways that these run.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -135,12 +141,22 @@ impl MovedPayload {
 /// records have, a new decision prints nothing.
 impl fmt::Display for Composition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { build_side, dense, moved_payload, .. } = self;
+        // Lists every field, so that the compiler finds a forgotten one.
+        let Self {
+            build_side,
+            row_layout: _,
+            moved_payload,
+            dense,
+            filter,
+            transfer_order: _,
+            device_makes_keys,
+            device_gathers_text,
+        } = self;
         let flags = [
-            (self.filter, "filter"),
+            (*filter, "filter"),
             (self.defers_build_payload(), "build columns last"),
-            (self.device_makes_keys, "keys by the device"),
-            (self.device_gathers_text, "text by the device"),
+            (*device_makes_keys, "keys by the device"),
+            (*device_gathers_text, "text by the device"),
         ];
         let flags: Vec<&str> = flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name)).collect();
         let (strategy, radix_bits, flags) = (self.strategy(), self.radix_bits(), flags.join(", "));

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows, only_copies, probe_batch_rows, streams_of};
+use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows, fitting_probe_batch_rows, only_copies, streams_of};
 use super::column_gather::SideRows;
 use super::context::{CallStreams, JoinContext};
 use super::deferred::{DeferredChunk, DeferredPayload};
@@ -269,7 +269,7 @@ impl<'a> Probing<'a> {
             let rows = SideRows::Numbered(transformed, null_keys.clone());
             materializer.emit(&SideRows::Missing, &rows, null_keys.len(), &mut |_| {})?;
         }
-        let probe_batch_rows = probe_batch_rows(cx.device, self.held_back_bytes(cx.device), streams);
+        let probe_batch_rows = fitting_probe_batch_rows(cx.device, self.held_back_bytes(cx.device), streams);
         let mut emitted = 0.0;
         let output =
             ChunkOutput { materializer: &materializer, flags: self.join.flags.as_ref(), deferred: deferred.as_ref() };

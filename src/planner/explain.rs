@@ -238,7 +238,7 @@ fn boundary(phase: Phase, rates: &Rates) -> (Resource, f64) {
     }
 }
 
-/// The composition of primitives, from the result down to the tables.
+/// Steps of the plan, from the result down to the tables.
 fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
     /// Maximum heavy keys shown. More keys, or more characters per key, would hide the rest of the
     /// tree.

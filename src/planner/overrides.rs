@@ -6,9 +6,10 @@ use std::fmt;
 use super::{Side, Strategy};
 use crate::join::Composition;
 
-/// Decisions fixed by the caller. The planner makes the others to fit them. They apply where
-/// compositions are priced (`cost/choice.rs`). [`device_gathers_text`](Self::device_gathers_text)
-/// applies earlier, in the choice of inputs (`plan.rs`).
+/// Decisions fixed by the caller. The planner makes the others to fit them. `filter` and
+/// `defer_build_payload` apply where compositions are priced (`cost/choice.rs`).
+/// `device_gathers_text` applies earlier, in the choice of inputs (`plan.rs`). Last, plans that do
+/// not agree with all overrides are left out ([`allows`](Self::allows)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanOverrides {
     pub strategy: Option<Strategy>,
@@ -35,10 +36,13 @@ impl PlanOverrides {
 
     /// True if a composition agrees with the overrides.
     pub(super) fn allows(&self, composition: &Composition) -> bool {
-        self.strategy.is_none_or(|strategy| strategy == composition.strategy())
-            && self.build_side.is_none_or(|side| side == composition.build_side)
-            && self.filter.is_none_or(|filter| filter == composition.filter)
-            && self.defer_build_payload.is_none_or(|defers| defers == composition.defers_build_payload())
+        // Lists every field, so that the compiler finds a forgotten one. The inputs decide who
+        // gathers text.
+        let Self { strategy, by_name: _, build_side, filter, defer_build_payload, device_gathers_text: _ } = *self;
+        strategy.is_none_or(|strategy| strategy == composition.strategy())
+            && build_side.is_none_or(|side| side == composition.build_side)
+            && filter.is_none_or(|filter| filter == composition.filter)
+            && defer_build_payload.is_none_or(|defers| defers == composition.defers_build_payload())
     }
 }
 

@@ -98,7 +98,7 @@ fn check_exact(what: &str, batches: &[ArrayRef]) {
     assert_eq!(found.max_value_bytes, is_bytes.then(|| longest.max().unwrap_or(0)), "{what}: max_value_bytes");
 }
 
-/// Makes columns of every ordered type from the same random numbers.
+/// Makes columns of many ordered types from the same random numbers.
 fn columns(numbers: &[Option<i64>]) -> Vec<ArrayRef> {
     let narrow = |number: &Option<i64>| number.map(|n| n.rem_euclid(100));
     let float = |number: &Option<i64>| {

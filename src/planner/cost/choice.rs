@@ -77,7 +77,7 @@ impl Costed {
     }
 }
 
-/// All decisions about a strategy, except which columns move.
+/// Strategy, radix bits and filter of one price.
 struct Choice<'a> {
     question: &'a Question<'a>,
     strategy: Strategy,

@@ -47,7 +47,8 @@ pub(super) struct Costed {
     pub(super) filtered_rows: Option<f64>,
 }
 
-/// A strategy on a side with all its decisions, from which phases and memory are computed.
+/// Strategy, passes and filter on a build side, from which phases and memory are computed. The
+/// transfer order is decided last.
 struct Model<'a> {
     join: &'a BoundJoin,
     strategy: Strategy,
