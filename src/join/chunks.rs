@@ -94,7 +94,7 @@ impl<'a> ProbeRows<'a> {
     /// row.
     ///
     /// # Errors
-    /// The errors of [`RowSource::next_segment`].
+    /// The errors of [`RowSource::next_segment`] and of [`Task::check_rows`].
     pub(super) fn take(
         &self,
         rows_of: impl FnOnce(&SideInput, Range<u64>) -> u64,
@@ -106,7 +106,7 @@ impl<'a> ProbeRows<'a> {
             None => {
                 let Some(table) = self.source.next_segment(cancel)? else { return Ok(None) };
                 current.next_row = 0;
-                self.input_of(table)
+                self.input_of(table)?
             }
         };
         let left = current.next_row..segment.table.rows;
@@ -126,12 +126,13 @@ impl<'a> ProbeRows<'a> {
         self.source.stop(error);
     }
 
-    fn input_of(&self, table: Arc<Table>) -> Arc<SideInput> {
+    fn input_of(&self, table: Arc<Table>) -> Result<Arc<SideInput>> {
+        self.task.check_rows(&self.shape.table, &table)?;
         if Arc::ptr_eq(&table, &self.shape.table) {
-            return self.shape.clone();
+            return Ok(self.shape.clone());
         }
         let input = SideInput::new(self.task, Role::Probe, table, self.supports_text);
-        Arc::new(if self.source.is_stored() { input } else { input.arriving() })
+        Ok(Arc::new(if self.source.is_stored() { input } else { input.arriving() }))
     }
 }
 

@@ -30,8 +30,8 @@
 //! otherwise the host does.
 //!
 //! The build side is prepared once. Any number of threads may then probe it, each with the rows of
-//! a [`RowSource`]: a table, or batches that arrive while they are joined (`prepared.rs`). [`run`]
-//! does this for two tables:
+//! a [`RowSource`]: a table, or batches that arrive while they are joined (`prepared.rs`).
+//! [`run()`] does this for two tables:
 //!
 //! ```text
 //!   prepare(build) ─► probe(rows)* ─► finish

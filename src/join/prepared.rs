@@ -24,7 +24,7 @@ use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, SharedBuild};
 use super::materialize::Materializer;
 use super::semantics::JoinSemantics;
-use super::source::{RowSource, take_all};
+use super::source::{RowSource, or_stop, take_all};
 use super::threads::{compare_where_values_are, run_on_device_pool};
 use super::transform::{CopyIn, TransformedSide, transform};
 use super::verify::build_runs_are_exact;
@@ -88,11 +88,12 @@ impl Preparation {
 
 impl PreparedJoin {
     /// Prepares a join of all rows of `build`, which have the columns of the task's build table.
-    /// The rows to probe have the columns of the task's probe table.
+    /// The rows to probe have the columns of the task's probe table. Rows of other tables than
+    /// these two need a task [with unknown rows](Task::with_unknown_rows).
     ///
     /// # Errors
     /// Errors of the device and of the source. [`Error::Unsupported`] for a build side that
-    /// positions cannot address.
+    /// positions cannot address. The source gets the error, too.
     pub fn prepare(
         task: Arc<Task>,
         build: &dyn RowSource,
@@ -100,16 +101,19 @@ impl PreparedJoin {
         arena: &Arena,
         monitor: &Monitor,
     ) -> Result<Self> {
-        let streams = CallStreams::new(device, monitor)?;
-        let cx = streams.context(device, arena, monitor);
-        let shape = &task.build.table;
-        let table = take_all(build, shape, |rows| check_build_rows(&shape.name, rows), monitor.cancel())?;
-        let supports_text = device.strings().is_some();
-        let input = SideInput::new(&task, Role::Build, table, supports_text);
-        let input = if build.is_stored() { input } else { input.arriving() };
-        let probe_shape = Arc::new(SideInput::of_task(&task, Role::Probe, supports_text));
-        let of = Preparation::new(task, Arc::new(input), probe_shape, device);
-        Self::prepare_with(of, &cx, &mut |_| Ok(()))
+        or_stop(build, || {
+            let streams = CallStreams::new(device, monitor)?;
+            let cx = streams.context(device, arena, monitor);
+            let shape = &task.build.table;
+            let table = take_all(build, shape, |rows| check_build_rows(&shape.name, rows), monitor.cancel())?;
+            task.check_rows(shape, &table)?;
+            let supports_text = device.strings().is_some();
+            let input = SideInput::new(&task, Role::Build, table, supports_text);
+            let input = if build.is_stored() { input } else { input.arriving() };
+            let probe_shape = Arc::new(SideInput::of_task(&task, Role::Probe, supports_text));
+            let of = Preparation::new(task.clone(), Arc::new(input), probe_shape, device);
+            Self::prepare_with(of, &cx, &mut |_| Ok(()))
+        })
     }
 
     /// Transforms and indexes the build side. Calls `transformed` when the build side's copies are

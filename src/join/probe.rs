@@ -24,7 +24,7 @@ use super::prefetch::{Prefetch, PrefetchedChunk};
 use super::prepared::PreparedJoin;
 use super::progress::{Progress, Stage};
 use super::semantics::ChunkOutput;
-use super::source::RowSource;
+use super::source::{RowSource, or_stop};
 use super::threads::run_on_device_pool;
 use super::transform::{CopyIn, TransformedSide, transform};
 use super::{BatchSink, Monitor};
@@ -47,16 +47,17 @@ impl PreparedJoin {
         sink: &dyn BatchSink,
         monitor: &Monitor,
     ) -> Result<()> {
-        let streams = CallStreams::new(device, monitor)?;
-        let cx = streams.context(device, arena, monitor);
-        let rows = ProbeRows::new(source, &self.task, &self.probe_shape, device);
-        let progress = match source.total_rows() {
-            Some(_) => Progress::new(&self.task.expected.stage_seconds.of_probe(), monitor),
-            None => Progress::of_unknown_total(monitor),
-        };
-        let probing = Probing::new(self, rows, sink, progress);
-        probing.run(&cx)?.finish();
-        Ok(())
+        or_stop(source, || {
+            let streams = CallStreams::new(device, monitor)?;
+            let cx = streams.context(device, arena, monitor);
+            let rows = ProbeRows::new(source, &self.task, &self.probe_shape, device);
+            let progress = match source.total_rows() {
+                Some(_) => Progress::new(&self.task.expected.stage_seconds.of_probe(), monitor),
+                None => Progress::of_unknown_total(monitor),
+            };
+            Probing::new(self, rows, sink, progress).run(&cx)?.finish();
+            Ok(())
+        })
     }
 }
 
@@ -112,8 +113,8 @@ impl<'a> Probing<'a> {
     /// # Errors
     /// The first error of any stream: of the device, the source, the sink, or gathering.
     pub(super) fn run(self, cx: &JoinContext<'_>) -> Result<Progress<'a>> {
-        let probed = cx.device.wait_event(&self.join.ready, cx.stream).and_then(|()| self.probe_all(cx));
-        probed.inspect_err(|error| self.rows.stop(error))?;
+        cx.device.wait_event(&self.join.ready, cx.stream)?;
+        self.probe_all(cx)?;
         Ok(self.progress.into_inner().inner)
     }
 

@@ -26,6 +26,9 @@ use crate::{Error, Result};
 const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Rows of one side of a join.
+///
+/// Streams of a device wait for one another's turn in [`next_segment`](Self::next_segment), so it
+/// returns soon after `cancel` is raised or the source is stopped, and `stop` does not wait for it.
 pub trait RowSource: Send + Sync {
     /// Returns the number of all rows, if it is known before the last segment is taken.
     fn total_rows(&self) -> Option<u64>;
@@ -200,6 +203,14 @@ fn have_same_dictionaries(one: &RecordBatch, other: &RecordBatch) -> bool {
         !matches!(one.data_type(), DataType::Dictionary(..))
             || one.as_any_dictionary().values().to_data().ptr_eq(&other.as_any_dictionary().values().to_data())
     })
+}
+
+/// Does work on the rows of a source, and stops the source if the work fails.
+///
+/// # Errors
+/// The errors of `work`.
+pub(super) fn or_stop<T>(source: &dyn RowSource, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    work().inspect_err(|error| source.stop(error))
 }
 
 /// Takes all rows of a source as one table, which gets the name and the columns of `shape`. Calls

@@ -10,9 +10,9 @@ use arrow::datatypes::SchemaRef;
 use serde::{Deserialize, Serialize};
 
 use super::{Composition, JoinKind, Side};
-use crate::Result;
 use crate::catalog::Table;
-use crate::columns::KeyFacts;
+use crate::columns::{KeyFacts, Role};
+use crate::{Error, Result};
 
 /// Join that is ready to run on one device. `T` stands for a table: the table itself, or the number
 /// by which another process knows it.
@@ -48,6 +48,44 @@ pub struct Task<T = Arc<Table>> {
 pub(crate) const OVERLAPPED_CHUNK_ROWS_MIN: u64 = 1 << 20;
 
 impl Task {
+    /// Returns the task for rows of one side that no statistics describe, such as rows that arrive
+    /// later. Keys are packed for all values of their types, and the host works on text of any
+    /// length. The side's table keeps its name and its columns only.
+    #[must_use]
+    pub fn with_unknown_rows(mut self, role: Role) -> Self {
+        for facts in &mut self.key_facts {
+            (facts.range, facts.bytes_max, facts.sorted) = (None, None, false);
+        }
+        (self.dense_range, self.composition.dense, self.composition.device_makes_keys) = (None, false, false);
+        let side = match role {
+            Role::Build => {
+                self.expected.build_keys_repeat = true;
+                &mut self.build
+            }
+            Role::Probe => &mut self.probe,
+        };
+        side.device_text.clear();
+        let (name, schema) = (side.table.name.clone(), side.table.schema.clone());
+        side.table = Arc::new(Table::unknown(name, schema, Vec::new()));
+        self
+    }
+
+    /// Refuses rows of another table than the side's own if the task relies on statistics of keys.
+    /// Keys outside of their range would be packed as other keys.
+    ///
+    /// # Errors
+    /// [`Internal`](Error::Internal), because callers know their rows.
+    pub(super) fn check_rows(&self, own: &Arc<Table>, table: &Arc<Table>) -> Result<()> {
+        let relies = |facts: &KeyFacts| facts.range.is_some() || facts.bytes_max.is_some();
+        if Arc::ptr_eq(own, table) || !(self.key_facts.iter().any(relies) || self.dense_range.is_some()) {
+            return Ok(());
+        }
+        Err(Error::Internal(format!(
+            "a join that was planned for the keys of table {:?} is given other rows; make its task with unknown rows",
+            own.name
+        )))
+    }
+
     /// Returns the fewest rows of a chunk if several streams work on chunks.
     pub(super) fn chunk_rows_min(&self) -> u64 {
         self.chunk_rows_min.unwrap_or(OVERLAPPED_CHUNK_ROWS_MIN).max(1)

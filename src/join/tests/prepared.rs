@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::super::{IncomingBatches, PreparedJoin, RowSource, TableRows, Task};
 use super::*;
 use crate::catalog::Table;
-use crate::device::ROWS_MAX;
+use crate::columns::Role;
+use crate::device::{ROWS_MAX, gpu_count, open_gpu};
 
 /// Rows that a sink has received, as text.
 #[derive(Default)]
@@ -28,22 +29,21 @@ impl Rows {
     }
 }
 
-/// Returns the task of a plan for probe rows that nothing is known of except their columns.
-fn task_without_probe_rows(plan: &Plan) -> Arc<Task> {
-    let mut task = plan.task().unwrap();
-    for facts in &mut task.key_facts {
-        (facts.range, facts.bytes_max, facts.sorted) = (None, None, false);
-    }
-    (task.dense_range, task.composition.dense) = (None, false);
-    let probe = &task.probe.table;
-    task.probe.table = Arc::new(Table::unknown(probe.name.clone(), probe.schema.clone(), Vec::new()));
-    Arc::new(task)
+/// Returns the task of a plan for rows of both sides that nothing is known of except their columns.
+fn task_of_unknown_rows(plan: &Plan) -> Arc<Task> {
+    Arc::new(plan.task().unwrap().with_unknown_rows(Role::Probe).with_unknown_rows(Role::Build))
 }
 
 /// Prepares a join, probes it with the given streams of batches at once, and finishes it. Each
 /// stream has a thread that writes to it and one that probes.
-fn probed_by_streams(bench: &Bench, task: &Arc<Task>, build: &dyn RowSource, streams: &[&[RecordBatch]]) -> Rows {
-    let (device, arena, monitor) = (&bench.device, bench.catalog.arena(), Monitor::default());
+fn probed_by_streams(
+    device: &dyn Device,
+    arena: &Arena,
+    task: &Arc<Task>,
+    build: &dyn RowSource,
+    streams: &[&[RecordBatch]],
+) -> Rows {
+    let monitor = Monitor::default();
     let join = PreparedJoin::prepare(task.clone(), build, device, arena, &monitor).unwrap();
     let sink = Rows::default();
     std::thread::scope(|scope| {
@@ -84,44 +84,94 @@ fn side(rows: std::ops::Range<i32>, payload: &str, key_of: fn(i32) -> i32) -> Re
     batch(vec![("k", keys), (payload, numbers(rows)), ("text", texts), ("word", words)])
 }
 
+const ROWS: i32 = 3000;
+
+fn build_rows(rows: std::ops::Range<i32>) -> RecordBatch {
+    side(rows, "a", |row| row / 2)
+}
+
+fn probe_rows(rows: std::ops::Range<i32>) -> RecordBatch {
+    side(rows, "b", |row| row / 3 * 2)
+}
+
+/// Joins streams of batches with a build side from a table and with one from batches, and compares
+/// the rows with those of a join of two tables.
+fn streams_join_like_tables(bench: &Bench, device: &dyn Device, how: JoinKind, strategy: Strategy) {
+    // Batches of all sizes. Each has a dictionary of its own, on both sides.
+    let cuts = [0, 0, 1, 2, 700, 701, 2000, 2 * ROWS];
+    let batches: Vec<RecordBatch> = cuts.windows(2).map(|cut| probe_rows(cut[0]..cut[1])).collect();
+    let plan = bench.plan(JoinSpec { batch_rows: Some(100), ..spec(how) }, strategy, Side::Left);
+    let expected = Rows::default();
+    bench.run(&plan, &expected, &Monitor::default()).unwrap();
+    let expected = expected.sorted();
+    let task = task_of_unknown_rows(&plan);
+    let table = TableRows::new(bench.catalog.table("l").unwrap());
+    let arriving = IncomingBatches::new("build", build_rows(0..1).schema(), 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let parts = [build_rows(0..1000), build_rows(1000..ROWS)];
+            parts.into_iter().for_each(|part| arriving.push(part, &CancelFlag::new()).unwrap());
+            arriving.finish();
+        });
+        for (source, name) in [(&table as &dyn RowSource, "a table"), (&arriving, "batches")] {
+            let streams = [&batches[..4], &batches[4..]];
+            let found = probed_by_streams(device, bench.catalog.arena(), &task, source, &streams).sorted();
+            let label = format!("{how} by {strategy} on {}, build side from {name}", device.id());
+            assert!(found == expected, "{label}: {} rows instead of {}", found.len(), expected.len());
+        }
+    });
+}
+
 #[test]
 fn one_build_side_serves_two_streams_at_once_in_every_kind_of_join() {
-    const ROWS: i32 = 3000;
-    let build = side(0..ROWS, "a", |row| row / 2);
-    let probe = |rows| side(rows, "b", |row| row / 3 * 2);
-    // Batches of all sizes. Each has a dictionary of its own.
-    let cuts = [0, 0, 1, 2, 700, 701, 2000, 2 * ROWS];
-    let batches: Vec<RecordBatch> = cuts.windows(2).map(|cut| probe(cut[0]..cut[1])).collect();
-    let bench = |streams| {
-        let bench = Bench::new(64 << 20, build.clone(), probe(0..2 * ROWS));
-        Bench { device: bench.device.with_streams(streams), ..bench }
-    };
     for streams in [1, 3] {
-        let bench = bench(streams);
+        let bench = Bench::new(64 << 20, build_rows(0..ROWS), probe_rows(0..2 * ROWS));
+        let bench = Bench { device: bench.device.with_streams(streams), ..bench };
         for how in JoinKind::ALL {
             for strategy in Strategy::ALL {
-                let plan = bench.plan(JoinSpec { batch_rows: Some(100), ..spec(how) }, strategy, Side::Left);
-                let expected = Rows::default();
-                bench.run(&plan, &expected, &Monitor::default()).unwrap();
-                let expected = expected.sorted();
-                let task = task_without_probe_rows(&plan);
-                let table = TableRows::new(task.build.table.clone());
-                let arriving = IncomingBatches::new("build", build.schema(), 0);
-                std::thread::scope(|scope| {
-                    scope.spawn(|| {
-                        let halves = [build.slice(0, 1000), build.slice(1000, ROWS as usize - 1000)];
-                        halves.into_iter().for_each(|half| arriving.push(half, &CancelFlag::new()).unwrap());
-                        arriving.finish();
-                    });
-                    for (source, name) in [(&table as &dyn RowSource, "a table"), (&arriving, "batches")] {
-                        let found = probed_by_streams(&bench, &task, source, &[&batches[..4], &batches[4..]]).sorted();
-                        let label = format!("{how} by {strategy} on {streams} streams, build side from {name}");
-                        assert!(found == expected, "{label}: {} rows instead of {}", found.len(), expected.len());
-                    }
-                });
+                streams_join_like_tables(&bench, &bench.device, how, strategy);
             }
         }
     }
+}
+
+#[test]
+fn streams_are_joined_on_a_gpu() {
+    if gpu_count().unwrap() == 0 {
+        println!("no GPU: nothing was tested");
+        return;
+    }
+    let bench = Bench::new(64 << 20, build_rows(0..ROWS), probe_rows(0..2 * ROWS));
+    let gpu = open_gpu(0, 2, |_| Budget::new("memory of a GPU", "--device-memory", 256 << 20)).unwrap();
+    for how in [JoinKind::Inner, JoinKind::Full] {
+        for strategy in [Strategy::Hash, Strategy::RadixHash, Strategy::SortMergeGfur] {
+            streams_join_like_tables(&bench, &*gpu, how, strategy);
+        }
+    }
+}
+
+#[test]
+fn rows_outside_of_the_statistics_of_a_task_are_refused() {
+    let (bench, batch) = bench_of(1);
+    let task = Arc::new(bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left).task().unwrap());
+    let (device, arena, monitor) = (&bench.device, bench.catalog.arena(), Monitor::default());
+    let other = || {
+        let source = IncomingBatches::new("other rows", batch.schema(), 1 << 20);
+        source.push(batch.clone(), &CancelFlag::new()).unwrap();
+        source
+    };
+    let is_refused = |outcome: Result<()>, source: &IncomingBatches| {
+        assert!(matches!(&outcome, Err(Error::Internal(why)) if why.contains("unknown rows")), "{outcome:?}");
+        assert_eq!(source.push(batch.clone(), &CancelFlag::new()), outcome, "the writer gets the error");
+    };
+    let arriving = other();
+    arriving.finish();
+    let refused = PreparedJoin::prepare(task.clone(), &arriving, device, arena, &monitor).map(drop);
+    assert!(matches!(&refused, Err(Error::Internal(why)) if why.contains("unknown rows")), "{refused:?}");
+    let build = TableRows::new(task.build.table.clone());
+    let join = PreparedJoin::prepare(task, &build, device, arena, &monitor).unwrap();
+    let arriving = other();
+    is_refused(join.probe(&arriving, device, arena, &Rows::default(), &monitor), &arriving);
 }
 
 #[test]
@@ -143,8 +193,8 @@ fn a_table_is_probed_like_a_stream_and_reports_progress() {
 /// Returns a join that is prepared with a build side of a hundred keys.
 fn prepared(bench: &Bench) -> PreparedJoin {
     let plan = bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left);
-    let (task, monitor) = (task_without_probe_rows(&plan), Monitor::default());
-    let build = TableRows::new(task.build.table.clone());
+    let (task, monitor) = (task_of_unknown_rows(&plan), Monitor::default());
+    let build = TableRows::new(bench.catalog.table("l").unwrap());
     PreparedJoin::prepare(task, &build, &bench.device, bench.catalog.arena(), &monitor).unwrap()
 }
 
@@ -220,7 +270,7 @@ fn a_probe_that_waits_for_rows_ends_when_its_job_is_stopped() {
 #[test]
 fn a_build_side_that_positions_cannot_address_is_refused_before_its_last_row() {
     /// Gives the same segment again and again.
-    struct Endless(Arc<Table>);
+    struct Endless(Arc<Table>, Mutex<Vec<Error>>);
 
     impl RowSource for Endless {
         fn total_rows(&self) -> Option<u64> {
@@ -235,16 +285,19 @@ fn a_build_side_that_positions_cannot_address_is_refused_before_its_last_row() {
             Ok(Some(self.0.clone()))
         }
 
-        fn stop(&self, _: &Error) {}
+        fn stop(&self, error: &Error) {
+            self.1.lock().push(error.clone());
+        }
     }
 
     let (bench, batch) = bench_of(1);
     let plan = bench.plan(spec(JoinKind::Inner), Strategy::Hash, Side::Left);
     let mut table = Table::unknown("arriving".into(), batch.schema(), Vec::new());
     table.rows = ROWS_MAX as u64 / 3 + 1;
-    let endless = Endless(Arc::new(table));
-    let (task, monitor) = (task_without_probe_rows(&plan), Monitor::default());
+    let endless = Endless(Arc::new(table), Mutex::default());
+    let (task, monitor) = (task_of_unknown_rows(&plan), Monitor::default());
     let refused = PreparedJoin::prepare(task, &endless, &bench.device, bench.catalog.arena(), &monitor).err();
+    assert_eq!(endless.1.into_inner(), refused.iter().cloned().collect::<Vec<_>>(), "the source is stopped");
     let Some(Error::Unsupported(message)) = refused else { panic!("{refused:?}") };
     assert!(message.starts_with("table \"l\" has 4294901763 rows"), "{message}");
 }
