@@ -237,7 +237,12 @@ impl ChildEngine {
                 }
                 Ok(JobEvent::ReadersMayHelp { call, waited }) => {
                     let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
-                    let answer = sink.wait_for_readers(since).map(HostResponse::ReadersMayHelp);
+                    let wait = AssertUnwindSafe(|| sink.wait_for_readers(since));
+                    let may = catch_unwind(wait).unwrap_or_else(|panic| {
+                        let message = panics::message(&*panic);
+                        Err(Error::Internal(format!("waiting for readers of the result panicked: {message}")))
+                    });
+                    let answer = may.map(HostResponse::ReadersMayHelp);
                     self.send(&ToChild::HostResponse { call, answer })?;
                 }
                 Ok(JobEvent::Progress(report)) => monitor.take_over(report),

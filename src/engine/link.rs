@@ -339,7 +339,12 @@ impl Link {
                 let Some(JobChannel { arena, messages }) = self.jobs.lock().get(&job).cloned() else {
                     return request(AllocRequest::Refuse { call });
                 };
-                let say = |said: JobEvent| drop(messages.send(said));
+                // A listener that is gone answers no more.
+                let say = |said: JobEvent| {
+                    if messages.send(said).is_err() {
+                        request(AllocRequest::Refuse { call });
+                    }
+                };
                 match want {
                     HostRequest::Lend { len, purpose } => match arena.allocate_at_once(len..=len.max(LOAN_BYTES_MAX)) {
                         Some(region) => self.answer(call, self.lend(job, region).map(HostResponse::Lent)),

@@ -1,5 +1,6 @@
 //! Process of a device: it runs the server's jobs until the server hangs up.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -109,19 +110,24 @@ impl Reader {
         }
     }
 
-    /// Waits for its turn, and handles messages up to the next job. `None`: the socket is closed.
-    /// A reader must not send or wait for anything during its turn, because the server may be
-    /// waiting for room in the socket.
+    /// Waits for its turn, and handles messages up to the next job. `None` once the socket is
+    /// closed or the process ends. A panic is an error that ends the process, as a lost message
+    /// might leave its receiver waiting. A reader must not send or wait for anything during its
+    /// turn, because the server may be waiting for room in the socket.
     fn next_run(&self) -> Option<Run> {
         let mut turn = self.turn.lock();
         let messages = turn.as_mut()?;
         let outcome = loop {
             match messages.receive() {
-                Ok(Some(message)) => match self.process.upgrade()?.take(message, messages, &self.questions) {
-                    Ok(None) => {}
-                    Ok(Some(run)) => return Some(run),
-                    Err(error) => break Err(error),
-                },
+                Ok(Some(message)) => {
+                    let process = self.process.upgrade()?;
+                    let taken = || process.take(message, messages, &self.questions);
+                    match catch_unwind(AssertUnwindSafe(taken)).unwrap_or_else(|panic| Err(taking_panicked(&*panic))) {
+                        Ok(None) => {}
+                        Ok(Some(run)) => return Some(run),
+                        Err(error) => break Err(error),
+                    }
+                }
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error.into()),
             }
@@ -131,6 +137,10 @@ impl Reader {
         let _ = self.ended.send(outcome);
         None
     }
+}
+
+fn taking_panicked(panic: &(dyn Any + Send)) -> Error {
+    Error::Internal(format!("taking a message of the server panicked: {}", panics::message(panic)))
 }
 
 /// Question whose answer is sent by a thread that does not read.
@@ -210,6 +220,13 @@ impl Process {
                 drop(forgotten);
             }
             ToChild::Run(run) => {
+                let running = self.jobs.lock().len();
+                if running >= self.device.jobs_max() {
+                    // No thread would be left to read.
+                    return Err(Error::Internal(format!(
+                        "the server sent a job while {running} run, which is the most"
+                    )));
+                }
                 self.jobs.lock().insert(run.job, Arc::new(Monitor::new(CancelFlag::new())));
                 return Ok(Some(*run));
             }
