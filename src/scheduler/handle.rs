@@ -38,12 +38,12 @@ pub struct Submission {
 /// and threads end.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
-    handle: Arc<Handle>,
+    pub(super) handle: Arc<Handle>,
 }
 
 #[derive(Debug)]
-struct Handle {
-    shared: Arc<Shared>,
+pub(super) struct Handle {
+    pub(super) shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 

@@ -24,7 +24,7 @@ impl Shared {
             let granted = self.grant(&taken);
             let is_short = granted.is_err();
             // The job's memory is freed before another job gets a turn.
-            let outcome = granted.and_then(|grant| self.run(&taken, &grant));
+            let outcome = granted.and_then(|grants| self.run(&taken, &grants));
             taken.job.host_memory.close();
             match outcome {
                 Err(error) if is_short && self.put_back(&taken, &error) => {}
@@ -58,27 +58,31 @@ impl Shared {
         }
     }
 
-    /// Reserves the part of the device's memory that the job was promised. This may wait until
-    /// cached columns are evicted. So the worker does it, and no other job waits meanwhile.
+    /// Reserves the parts of the devices' memory that the job was promised: all of them, or none.
+    /// Returns a grant for each device, the leader's first. This may wait until cached columns are
+    /// evicted. So the worker does it, and no other job waits meanwhile.
     ///
     /// # Errors
     /// Returns [`Error::Exhausted`] if the promised memory is in use by now, for example by a
     /// column that another job reads.
-    fn grant(&self, taken: &Taken) -> Result<Grant> {
-        let host_memory = taken.job.host_memory.clone();
-        let Some(bytes) = taken.shared_bytes else { return Ok(Grant { device_memory: None, host_memory }) };
-        let leader = taken.devices.leader();
-        let part = self.executors[leader].memory().reserve(bytes, &format!("job {}", taken.job.id))?;
+    fn grant(&self, taken: &Taken) -> Result<Vec<Grant>> {
+        let grant = |device_memory| Grant { device_memory, host_memory: taken.job.host_memory.clone() };
+        let Some(bytes) = taken.shared_bytes else { return Ok(taken.devices.iter().map(|_| grant(None)).collect()) };
+        let purpose = format!("job {}", taken.job.id);
+        let parts = taken.devices.iter().map(|device| self.executors[device].memory().reserve(bytes, &purpose));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
-        let running = state.devices[leader].running.iter_mut().find(|running| running.job.id == taken.job.id);
-        running.expect("a job that was taken is on its device").promised_bytes = 0;
+        for device in taken.devices.iter() {
+            let running = state.devices[device].running.iter_mut().find(|running| running.job.id == taken.job.id);
+            running.expect("a job that was taken is on its devices").promised_bytes = 0;
+        }
         // Until now these bytes counted twice, so another job may be waiting for them.
         if state.queue.len() > 0 {
             self.dispatch(&mut state, &mut leftovers);
         }
         drop(state);
         drop(leftovers);
-        Ok(Grant { device_memory: Some(Budget::within(part)), host_memory })
+        Ok(parts.into_iter().map(|part| grant(Some(Budget::within(part)))).collect())
     }
 
     /// Puts a job back in the queue because its memory could not be reserved. The job holds no
@@ -105,8 +109,9 @@ impl Shared {
         true
     }
 
-    /// Runs a job on the device's thread. A panic fails the job, not the thread.
-    fn run(&self, taken: &Taken, grant: &Grant) -> Result<()> {
+    /// Runs a job on its leader's thread. The grants of its other devices keep their memory free
+    /// until the job has ended. A panic fails the job, not the thread.
+    fn run(&self, taken: &Taken, grants: &[Grant]) -> Result<()> {
         let (device, job) = (taken.devices.leader(), &taken.job);
         job.check_stop()?;
         let monitor = job.life.lock().monitor.clone();
@@ -114,7 +119,7 @@ impl Shared {
         let work =
             job.runnable().ok_or_else(|| Error::Internal(format!("job {} has no tables for {device_id}", job.id)))?;
         let engine = &self.executors[device].engine;
-        let caught = catch_unwind(AssertUnwindSafe(|| engine.run(work.task()?, grant, &job.result, &monitor)));
+        let caught = catch_unwind(AssertUnwindSafe(|| engine.run(work.task()?, &grants[0], &job.result, &monitor)));
         let outcome = caught.unwrap_or_else(|panic| {
             let message = panics::message(&*panic);
             tracing::error!(job = job.id.0, device = %self.executors[device].id(), message, "a job panicked");

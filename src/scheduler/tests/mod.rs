@@ -6,6 +6,7 @@ mod failing;
 mod memory;
 mod real;
 mod results;
+mod sets;
 mod sharing;
 mod stopping;
 mod turns;

@@ -1,0 +1,74 @@
+//! Tests of jobs that run on several devices together.
+
+use super::*;
+use crate::scheduler::device_set::DeviceSet;
+use crate::scheduler::placing::Place;
+
+/// Bytes of each device's memory that a job of several devices is promised.
+const PART_BYTES: u64 = 4096;
+
+/// Makes a waiting job run on all of the given devices, in a part of their memory.
+fn place_on(stage: &Stage, job: &Job, devices: [usize; 2]) {
+    let mut state = stage.scheduler.handle.shared.state.lock();
+    let mut waiting = state.queue.remove(job.id).expect("the job waits");
+    let place = Place { devices: DeviceSet::new(devices), shared_bytes: Some(PART_BYTES), ..waiting.places[0].clone() };
+    waiting.places = vec![place];
+    state.queue.push(waiting);
+}
+
+fn used_bytes(stage: &Stage) -> Vec<u64> {
+    stage.memory.iter().map(Budget::used_bytes).collect()
+}
+
+/// Returns the bytes that devices have promised to jobs and not reserved yet.
+fn promised_bytes(stage: &Stage) -> u64 {
+    let state = stage.scheduler.handle.shared.state.lock();
+    state.devices.iter().flat_map(|device| &device.running).map(|running| running.promised_bytes).sum()
+}
+
+#[test]
+fn a_job_of_two_devices_has_a_slot_and_its_memory_on_both_until_it_ends() {
+    let stage = Stage::new(3);
+    let first: Vec<_> = ["r0", "r1", "r2"].map(|label| stage.submit(label)).into();
+    (0..3).for_each(|_| drop(stage.next()));
+    let on_both = stage.submit("r3");
+    place_on(&stage, &on_both, [2, 0]);
+    stage.finish(0);
+    assert_eq!(stage.ended(&first[0]), JobState::Complete);
+    stage.nothing_begins();
+    stage.finish(2);
+    assert_eq!(stage.next(), (0, "r3".into()), "the first device leads");
+    assert_eq!(used_bytes(&stage), [PART_BYTES, 0, PART_BYTES]);
+    assert_eq!(promised_bytes(&stage), 0, "what is reserved is promised no more");
+    let later = stage.submit("r4");
+    stage.nothing_begins();
+    stage.finish(1);
+    assert_eq!(stage.next(), (1, "r4".into()), "the other devices are taken");
+    stage.finish(0);
+    assert_eq!(stage.ended(&on_both), JobState::Complete);
+    stage.finish(1);
+    assert_eq!(stage.ended(&later), JobState::Complete);
+    stage.idle();
+    assert_eq!(used_bytes(&stage), [0, 0, 0]);
+}
+
+#[test]
+fn a_job_whose_memory_is_short_on_one_device_of_two_takes_none_and_waits() {
+    let stage = Stage::new(2);
+    let first: Vec<_> = ["r0", "r1"].map(|label| stage.submit(label)).into();
+    (0..2).for_each(|_| drop(stage.next()));
+    let on_both = stage.submit("r2");
+    place_on(&stage, &on_both, [0, 1]);
+    let held = stage.memory[1].reserve(1 << 20, "a column that is read").unwrap();
+    (0..2).for_each(|device| stage.finish(device));
+    assert!(first.iter().all(|job| stage.ended(job) == JobState::Complete));
+    stage.nothing_begins();
+    assert_eq!((used_bytes(&stage), on_both.status().state), (vec![0, 1 << 20], JobState::Queued));
+    drop(held);
+    stage.clock.advance(Duration::from_secs(2));
+    stage.scheduler.tick(SystemTime::now());
+    assert_eq!(stage.next(), (0, "r2".into()));
+    assert_eq!(used_bytes(&stage), [PART_BYTES, PART_BYTES]);
+    stage.finish(0);
+    assert_eq!(stage.ended(&on_both), JobState::Complete);
+}
