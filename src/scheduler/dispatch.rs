@@ -342,10 +342,9 @@ impl Shared {
         let beside = devices.iter().map(|device| state.devices[device].running.len()).max().unwrap_or(0);
         {
             let mut life = job.life.lock();
-            let id = self.executors[device].id();
-            life.state = JobState::Running(id);
+            life.state = JobState::Running;
             life.forecast = None;
-            life.device = Some(id);
+            life.devices = devices.iter().map(|member| self.executors[member].id()).collect();
             life.run_by(scheduled.place.plan);
             life.started = Some(SystemTime::now());
             life.device_reason = match entry.places.len() {

@@ -53,7 +53,7 @@ impl Shared {
                 drop(state);
                 drop(leftovers);
             }
-            JobState::Running(_) => {
+            JobState::Running => {
                 let reason = life.stop.get_or_insert(reason).clone();
                 let is_done = life.is_done;
                 drop(life);

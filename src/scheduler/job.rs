@@ -30,7 +30,7 @@ impl fmt::Display for JobId {
 #[derive(Clone, Debug, PartialEq)]
 pub enum JobState {
     Queued,
-    Running(DeviceId),
+    Running,
     /// All rows are in the spool.
     Complete,
     Failed(Error),
@@ -41,7 +41,7 @@ pub enum JobState {
 impl JobState {
     /// True if the state will not change any more.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Self::Queued | Self::Running(_))
+        !matches!(self, Self::Queued | Self::Running)
     }
 }
 
@@ -58,8 +58,8 @@ pub struct JobStatus {
     pub waiting_for: Option<String>,
     /// Time at which the job is expected to start, if queued.
     pub predicted_start: Option<SystemTime>,
-    /// Device that the job runs or ran on.
-    pub device: Option<DeviceId>,
+    /// Devices that the job runs or ran on, the leader first; none before its start.
+    pub devices: Vec<DeviceId>,
     pub started: Option<SystemTime>,
     /// Time at which the job completed, failed or was cancelled.
     pub finished: Option<SystemTime>,
@@ -115,7 +115,7 @@ pub(super) struct Life {
     progress_max: f64,
     /// `None` if the job does not wait.
     pub(super) forecast: Option<QueueForecast>,
-    pub(super) device: Option<DeviceId>,
+    pub(super) devices: Vec<DeviceId>,
     pub(super) device_reason: String,
     /// True if the job was put back in the queue after a failure that may pass.
     pub(super) tried_again: bool,
@@ -205,7 +205,7 @@ impl Job {
             monitor: Arc::new(Monitor::new(cancel.clone())),
             progress_max: 0.0,
             forecast: None,
-            device: None,
+            devices: Vec::new(),
             device_reason: "not placed yet".into(),
             tried_again: false,
             lost_a_device: false,
@@ -246,7 +246,7 @@ impl Job {
             queue_position: forecast.map(|forecast| forecast.position),
             waiting_for: forecast.map(|forecast| forecast.waiting_for.clone()),
             predicted_start: forecast.map(|forecast| forecast.start),
-            device: life.device,
+            devices: life.devices.clone(),
             started: life.started,
             finished: life.finished,
             rows: self.result.pushed_rows(),
@@ -262,7 +262,8 @@ impl Job {
         let status = self.status();
         let (plan, device, reason) = {
             let life = self.life.lock();
-            let name = life.device.map_or_else(|| life.planned.target.name.clone(), |device| device.to_string());
+            let leader = life.devices.first();
+            let name = leader.map_or_else(|| life.planned.target.name.clone(), ToString::to_string);
             (life.planned.clone(), name, life.device_reason.clone())
         };
         let measured = status.started.map(|started| {
@@ -299,7 +300,7 @@ impl Life {
     /// Records that the job is in the queue again, and why.
     pub(super) fn wait_again(&mut self, reason: String) {
         self.state = JobState::Queued;
-        self.device = None;
+        self.devices.clear();
         self.started = None;
         self.device_reason = reason;
     }

@@ -67,7 +67,7 @@ impl Deliveries {
             |check: &dyn Fn(&Delivered) -> bool| self.by_job.get(&job.id).is_some_and(|delivered| check(&delivered));
         match (job.status().state, spool) {
             (JobState::Cancelled, _) | (_, SpoolState::Released) => true,
-            (JobState::Queued | JobState::Running(_), _) => false,
+            (JobState::Queued | JobState::Running, _) => false,
             (JobState::Failed(_), _) => had(&|delivered| delivered.told || delivered.has_begun()),
             // A client whose result becomes a table need not read it.
             (JobState::Complete, _) if job.options.into.is_some() => {

@@ -61,7 +61,7 @@ pub fn job(job: &Job) -> Value {
         "job": job.id.0,
         "owner": job.owner,
         "state": state_name(&status.state),
-        "device": status.device.map(|device| device.to_string()),
+        "device": status.devices.first().map(ToString::to_string),
         "progress": status.progress,
         "queue_position": status.queue_position,
         "waiting_for": status.waiting_for,

@@ -139,7 +139,7 @@ pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescript
     match status.state {
         JobState::Failed(error) => return Err(error),
         JobState::Cancelled => return Err(Error::Cancelled(format!("job {} was cancelled", job.id))),
-        JobState::Complete | JobState::Queued | JobState::Running(_) => (),
+        JobState::Complete | JobState::Queued | JobState::Running => (),
     }
     // A job completes a moment before its result does. All parts are listed only once the result is
     // complete.

@@ -212,7 +212,7 @@ impl Default for Metrics {
 pub fn state_name(state: &JobState) -> &'static str {
     match state {
         JobState::Queued => "queued",
-        JobState::Running(_) => "running",
+        JobState::Running => "running",
         JobState::Complete => "complete",
         JobState::Failed(_) => "failed",
         JobState::Cancelled => "cancelled",

@@ -215,7 +215,7 @@ async fn with_a_held_device() -> (TestServer, Client, Arc<Job>) {
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
     let (holder, _) = submit(&server, &mut client, r#""retain_seconds": 0"#).await;
-    eventually("the device is held", async || matches!(holder.status().state, JobState::Running(_))).await;
+    eventually("the device is held", async || matches!(holder.status().state, JobState::Running)).await;
     (server, client, holder)
 }
 

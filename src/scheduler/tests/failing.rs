@@ -44,7 +44,7 @@ fn a_lost_device_is_taken_out_of_service_and_its_job_moves_to_another_device() {
     let stats = stage.scheduler.stats();
     let lost_devices: Vec<bool> = stats.devices.iter().map(|device| device.lost.is_some()).collect();
     assert_eq!(lost_devices, [lost == 0, lost == 1]);
-    assert_eq!(job.status().device.unwrap().index, other);
+    assert_eq!(job.status().devices[0].index, other);
 
     // When the other device is lost too, running and waiting jobs fail, and new ones are refused.
     let (running, waiting) = (stage.submit("r1"), stage.submit("r2"));

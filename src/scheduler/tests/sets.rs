@@ -39,6 +39,7 @@ fn a_job_of_two_devices_has_a_slot_and_its_memory_on_both_until_it_ends() {
     stage.finish(2);
     assert_eq!(stage.next(), (0, "r3".into()), "the first device leads");
     assert_eq!(used_bytes(&stage), [PART_BYTES, 0, PART_BYTES]);
+    assert_eq!(on_both.status().devices.iter().map(|id| id.index).collect::<Vec<_>>(), [0, 2]);
     assert_eq!(promised_bytes(&stage), 0, "what is reserved is promised no more");
     let later = stage.submit("r4");
     stage.nothing_begins();

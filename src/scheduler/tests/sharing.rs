@@ -48,7 +48,7 @@ fn short_jobs_run_concurrently_in_parts_of_the_memory() {
     assert_eq!(stage.next().1, "r2");
     assert_eq!(stage.ended(&jobs[1]), JobState::Complete);
     assert_eq!(reserved(&stage), two_parts);
-    assert!(matches!(jobs[0].status().state, JobState::Running(_)));
+    assert!(matches!(jobs[0].status().state, JobState::Running));
     for order in [&orders[0], &orders[2]] {
         order.send(Box::new(|_, _| Ok(()))).unwrap();
     }
@@ -298,7 +298,7 @@ fn a_job_whose_memory_was_taken_waits_again_and_reserves_none() {
     }
     let status = job.status();
     assert!(status.waiting_for.is_some_and(|text| text.contains("memory of host:0")));
-    assert_eq!((status.device, status.started), (None, None));
+    assert_eq!((status.devices, status.started), (Vec::new(), None));
     let kept = keeper.kept.lock().take();
     drop(kept);
     assert_eq!((host.used_bytes(), reserved(&stage)), (0, 0));

@@ -45,7 +45,7 @@ fn each_job_is_placed_on_the_device_that_runs_it_fastest() {
     assert_eq!(begun, [(0, "large0".to_string()), (1, "r0".to_string())]);
     for (job, device) in jobs.iter().zip(["host:0", "cuda:0"]) {
         assert_eq!(job.planned().target.name, device, "it runs by the plan for its device");
-        assert_eq!(job.status().device.unwrap().to_string(), device);
+        assert_eq!(job.status().devices[0].to_string(), device);
     }
     stage.finish(0);
     stage.finish(1);
