@@ -8,7 +8,7 @@ use std::sync::Once;
 
 use tracing::Level;
 
-use crate::lines;
+use crate::{Error, Result, lines};
 
 thread_local! {
     /// True while this thread runs the `work` of [`caught`].
@@ -51,6 +51,16 @@ fn tell_uncaught(tell: impl Fn(&PanicHookInfo<'_>) + Send + Sync + 'static) {
 
 /// Completed once [`log`] or [`caught`] has set the panic hook.
 static TELLS_UNCAUGHT: Once = Once::new();
+
+/// Runs `work`, and returns a panic in it as an error. `said` makes the error's text from the
+/// panic's message.
+///
+/// # Errors
+/// The errors of `work`, and [`Error::Internal`] for a panic.
+pub fn as_error<T>(said: impl FnOnce(&str) -> String, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    outcome.unwrap_or_else(|panic| Err(Error::Internal(said(message(&*panic)))))
+}
 
 /// Returns the message of a panic, or an empty string if the payload is not text.
 pub fn message(payload: &dyn Any) -> &str {

@@ -4,7 +4,6 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
@@ -226,22 +225,16 @@ impl ChildEngine {
                     };
                     if refused.is_none() {
                         // The job gets an answer, even if the push panics here.
-                        let pushed = catch_unwind(AssertUnwindSafe(push)).unwrap_or_else(|panic| {
-                            let message = panics::message(&*panic);
-                            Err(Error::Internal(format!("taking a batch of the result panicked: {message}")))
-                        });
-                        refused = pushed.err();
+                        let said = |panic: &str| format!("taking a batch of the result panicked: {panic}");
+                        refused = panics::as_error(said, push).err();
                     }
                     let answer = refused.clone().map_or(Ok(HostResponse::Pushed), Err);
                     self.send(&ToChild::HostResponse { call, answer })?;
                 }
                 Ok(JobEvent::ReadersMayHelp { call, waited }) => {
                     let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
-                    let wait = AssertUnwindSafe(|| sink.wait_for_readers(since));
-                    let may = catch_unwind(wait).unwrap_or_else(|panic| {
-                        let message = panics::message(&*panic);
-                        Err(Error::Internal(format!("waiting for readers of the result panicked: {message}")))
-                    });
+                    let said = |panic: &str| format!("waiting for readers of the result panicked: {panic}");
+                    let may = panics::as_error(said, || sink.wait_for_readers(since));
                     let answer = may.map(HostResponse::ReadersMayHelp);
                     self.send(&ToChild::HostResponse { call, answer })?;
                 }

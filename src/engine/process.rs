@@ -1,11 +1,9 @@
 //! Process of a device: it runs the server's jobs until the server hangs up.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
@@ -121,8 +119,8 @@ impl Reader {
             match messages.receive() {
                 Ok(Some(message)) => {
                     let process = self.process.upgrade()?;
-                    let taken = || process.take(message, messages, &self.questions);
-                    match catch_unwind(AssertUnwindSafe(taken)).unwrap_or_else(|panic| Err(taking_panicked(&*panic))) {
+                    let said = |panic: &str| format!("taking a message of the server panicked: {panic}");
+                    match panics::as_error(said, || process.take(message, messages, &self.questions)) {
                         Ok(None) => {}
                         Ok(Some(run)) => return Some(run),
                         Err(error) => break Err(error),
@@ -137,10 +135,6 @@ impl Reader {
         let _ = self.ended.send(outcome);
         None
     }
-}
-
-fn taking_panicked(panic: &(dyn Any + Send)) -> Error {
-    Error::Internal(format!("taking a message of the server panicked: {}", panics::message(panic)))
 }
 
 /// Question whose answer is sent by a thread that does not read.
@@ -269,10 +263,8 @@ impl Process {
         let job = run.job;
         let monitor = self.jobs.lock().get(&job).expect("a running job has a monitor").clone();
         // A panic fails the job, not the process.
-        let caught = catch_unwind(AssertUnwindSafe(|| self.join(run, &monitor)));
-        let outcome = caught.unwrap_or_else(|panic| {
-            Err(Error::Internal(format!("the join panicked on {}: {}", self.device.id(), panics::message(&*panic))))
-        });
+        let said = |panic: &str| format!("the join panicked on {}: {panic}", self.device.id());
+        let outcome = panics::as_error(said, || self.join(run, &monitor));
         self.jobs.lock().remove(&job);
         let (report, lost) = (monitor.report(), self.device.check().err());
         self.line.send(&FromChild::Ended { job, outcome, report, state: self.state(), lost });

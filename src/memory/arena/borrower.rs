@@ -152,7 +152,7 @@ impl Borrower {
         self.views.contain(address)
     }
 
-    /// Splits the piece at `address` in two, the second of which begins `at` bytes later.
+    /// Splits the piece at `address` in two. The second begins `at` bytes later.
     pub(super) fn split(&self, address: u64, at: usize) {
         let mut borrowed = self.borrowed.lock();
         let Some(piece) = borrowed.pieces.get_mut(&address) else { return };
