@@ -17,7 +17,7 @@ use super::child::ChildGuard;
 use super::link::{JobChannel, JobEvent, JobListener, Link, SharedSlabs, work_off};
 use super::messages::{FromChild, HostResponse, Opened, Run, TableParts, ToChild};
 use super::restored::{TableBuffers, restored};
-use super::{Engine, Grant, MemoryUse, Opening, spawn};
+use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
 use crate::human::system_words;
@@ -52,6 +52,7 @@ pub struct ChildEngine {
     info: DeviceInfo,
     memory: Budget,
     jobs_max: usize,
+    rates: DeviceRates,
     arena: Arena,
     link: Arc<Link>,
     reader: Option<JoinHandle<()>>,
@@ -123,8 +124,9 @@ impl ChildEngine {
         let reader = spawn(format!("{}/reader", opening.id), move || read.read(messages, &work, child))?;
         slabs.show_to(&link).context(|| format!("sharing host memory with the process of {}", opening.id))?;
         let memory = Budget::new(opening.memory_name.clone(), opening.memory_setting.clone(), memory_bytes);
+        let rates = DeviceRates::assumed(opening.id, &info);
         let (reader, last_number) = (Some(reader), AtomicU64::new(0));
-        Ok(Self { id: opening.id, info, memory, jobs_max, arena, link, reader, last_number })
+        Ok(Self { id: opening.id, info, memory, jobs_max, rates, arena, link, reader, last_number })
     }
 
     /// Lets the device cache columns of joins, in at most `limit_bytes` of its memory.
@@ -272,6 +274,14 @@ impl Engine for ChildEngine {
 
     fn jobs_max(&self) -> usize {
         self.jobs_max
+    }
+
+    fn rates(&self) -> &DeviceRates {
+        &self.rates
+    }
+
+    fn set_rates(&mut self, rates: DeviceRates) {
+        self.rates = rates;
     }
 
     fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {

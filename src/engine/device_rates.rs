@@ -2,76 +2,79 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::Engine;
 use super::devices::DeviceSettings;
+use crate::device::{DeviceId, DeviceInfo};
 use crate::planner::{DeviceModel, Rates, RatesFile, SavedRates};
 use crate::topology::{Hop, Topology};
 
-/// Rates that the planner uses for a device.
+/// Rates that the planner uses for a device, and their origin.
 #[derive(Clone, Debug)]
 pub struct DeviceRates {
-    pub rates: Rates,
+    pub values: Rates,
     /// Time of the measurement; `None`: the rates could not be measured, and are assumed.
     pub measured: Option<SystemTime>,
     /// File that the rates were read from. `None`: no file had them at this start.
     pub kept_in: Option<PathBuf>,
 }
 
-/// Returns the rates of devices, in the order of the devices. Rates that are saved for a model are
-/// used. Otherwise they are measured now, once for all devices that are alike, and saved. A file
-/// that cannot be written is a warning. `tell` receives the finished share.
-pub fn device_rates(
-    settings: &DeviceSettings,
-    topology: &Topology,
-    devices: &[Arc<dyn Engine>],
-    tell: &dyn Fn(f64),
-) -> Vec<DeviceRates> {
+impl DeviceRates {
+    /// Returns the rates that are assumed for a device of the given description.
+    pub(super) fn assumed(id: DeviceId, info: &DeviceInfo) -> Self {
+        let values = Rates::defaults(id.kind, info.facts.parallelism);
+        Self { values, measured: None, kept_in: None }
+    }
+}
+
+/// Sets the rates of devices. Rates that are saved for a model are used. Otherwise they are
+/// measured now, once for all devices that are alike, and saved. Rates that cannot be measured are
+/// assumed. A file that cannot be written is a warning. `tell` receives the finished share.
+pub fn set_rates(settings: &DeviceSettings, topology: &Topology, devices: &mut [Box<dyn Engine>], tell: &dyn Fn(f64)) {
     let mut file = rates_file(&settings.rates_file).map(|path| RatesFile::open(&path));
     let mut known: Vec<(DeviceModel, DeviceRates)> = Vec::new();
     let mut is_new = false;
-    let mut rates_of = |(at, device): (usize, &Arc<dyn Engine>)| {
-        let tell = |share: f64| tell((at as f64 + share) / devices.len() as f64);
-        let id = device.id();
-        let model =
-            DeviceModel::of(id.kind, &device.info().facts, device.memory(), link_rates(topology, &id.to_string()));
+    let count = devices.len() as f64;
+    for (at, device) in devices.iter_mut().enumerate() {
+        let model = model_of(&**device, topology);
         if let Some((_, rates)) = known.iter().find(|(other, _)| *other == model) {
-            return rates.clone();
+            device.set_rates(rates.clone());
+            continue;
         }
-        let kept = file.as_ref().filter(|_| !settings.recalibrate).and_then(|file| Some((file, file.find(&model)?)));
-        let rates = match kept {
-            Some((file, kept)) => DeviceRates {
-                rates: kept.rates.clone(),
-                measured: Some(kept.measured),
-                kept_in: Some(file.path().into()),
-            },
-            None => match device.measure_rates(&tell) {
-                Some(rates) => {
-                    let measured = SystemTime::now();
-                    if let Some(file) = &mut file {
-                        file.add(SavedRates { model: model.clone(), measured, rates: rates.clone() });
-                        is_new = true;
-                    }
-                    DeviceRates { rates, measured: Some(measured), kept_in: None }
-                }
-                None => {
-                    let rates = Rates::defaults(id.kind, device.info().facts.parallelism);
-                    DeviceRates { rates, measured: None, kept_in: None }
-                }
-            },
-        };
-        known.push((model, rates.clone()));
-        rates
-    };
-    let rates = devices.iter().enumerate().map(&mut rates_of).collect();
+        let kept = file.as_ref().filter(|_| !settings.recalibrate).and_then(|file| kept_rates(file, &model));
+        let rates = kept.unwrap_or_else(|| measured_rates(&**device, &|share| tell((at as f64 + share) / count)));
+        if let (Some(file), Some(measured), None) = (&mut file, rates.measured, &rates.kept_in) {
+            file.add(SavedRates { model: model.clone(), measured, rates: rates.values.clone() });
+            is_new = true;
+        }
+        device.set_rates(rates.clone());
+        known.push((model, rates));
+    }
     if let Some(file) = file.filter(|_| is_new)
         && let Err(error) = file.save()
     {
         tracing::warn!(%error, "the rates cannot be saved, so the next start measures them again; name another --rates-file, or none");
     }
-    rates
+}
+
+fn model_of(device: &dyn Engine, topology: &Topology) -> DeviceModel {
+    let id = device.id();
+    DeviceModel::of(id.kind, &device.info().facts, device.memory(), link_rates(topology, &id.to_string()))
+}
+
+/// Returns the rates that a file has for a model; `None` if it has none.
+fn kept_rates(file: &RatesFile, model: &DeviceModel) -> Option<DeviceRates> {
+    let kept = file.find(model)?;
+    Some(DeviceRates { values: kept.rates.clone(), measured: Some(kept.measured), kept_in: Some(file.path().into()) })
+}
+
+/// Measures the rates of a device, or returns assumed ones if it cannot be measured.
+fn measured_rates(device: &dyn Engine, tell: &dyn Fn(f64)) -> DeviceRates {
+    match device.measure_rates(tell) {
+        Some(values) => DeviceRates { values, measured: Some(SystemTime::now()), kept_in: None },
+        None => DeviceRates::assumed(device.id(), device.info()),
+    }
 }
 
 /// Returns the path of the file of rates; `None`: rates are not saved.

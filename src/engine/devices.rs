@@ -202,13 +202,13 @@ fn parse_entry(entry: &str) -> Option<Asked> {
 
 /// Describes the GPUs that were found and those on which joins run, or why joins use none. A line
 /// of the log.
-pub fn gpus_used(settings: &DeviceSettings, devices: &[Arc<dyn Engine>]) -> String {
-    let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
-    let named = |gpu: &Arc<dyn Engine>| {
+pub fn gpus_used(settings: &DeviceSettings, devices: &[Box<dyn Engine>]) -> String {
+    let named = |gpu: &dyn Engine| {
         let memory = human_bytes(gpu.memory().limit_bytes());
         format!("{} ({}, {memory} of its memory for joins)", gpu.id(), gpu.info().facts.name)
     };
-    let used: Vec<String> = gpus.map(named).collect();
+    let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
+    let used: Vec<String> = gpus.map(|gpu| named(&**gpu)).collect();
     if !used.is_empty() {
         // The GPUs were counted before they were opened.
         let found = gpu_count().map_or(used.len() as u64, u64::from);
@@ -234,7 +234,7 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Arc<dyn Engine>]) -> Stri
 /// # Errors
 /// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device
 /// that this build lacks; errors of opening a device.
-pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Arena) -> Result<Vec<Arc<dyn Engine>>> {
+pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Arena) -> Result<Vec<Box<dyn Engine>>> {
     if topology.devices.is_empty() {
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
     }
@@ -244,7 +244,7 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let slabs = Arc::new(SharedSlabs::default());
     let first_delay = Some(Duration::from_secs(settings.device_restart_seconds)).filter(|delay| !delay.is_zero());
-    let open = |node: &DeviceNode| -> Result<Arc<dyn Engine>> {
+    let open = |node: &DeviceNode| -> Result<Box<dyn Engine>> {
         let threads = node.threads.unwrap_or((cpu_threads / like(node.kind)).max(1));
         let memory_setting = device_memory_bytes(&settings.device_memory, node.kind)?;
         let (memory_bytes, memory_setting) = match node.memory_bytes {
@@ -269,7 +269,7 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
                 enable_cache(&settings, process.memory(), |limit| process.enable_cache(limit))?;
                 Ok(process)
             };
-            return Ok(Arc::new(SupervisedEngine::new(Box::new(start), first_delay)?));
+            return Ok(Box::new(SupervisedEngine::new(Box::new(start), first_delay)?));
         }
         let device: Arc<dyn Device> = match topology.host_route(node).filter(|_| kind == DeviceKind::Host) {
             None => opening.open()?,
@@ -286,7 +286,7 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         enable_cache(settings, device.memory(), |limit| {
             device.cache().map_or(Ok(()), |cache| cache.enable_cache(limit))
         })?;
-        Ok(Arc::new(InProcess::new(device, arena.clone())))
+        Ok(Box::new(InProcess::new(device, arena.clone())))
     };
     let open = |node: &DeviceNode| open(node).context(|| format!("opening device {}", node.name));
     topology.devices.iter().map(open).collect()
@@ -527,17 +527,18 @@ mod tests {
             let flags = ["dovetail", &flag].into_iter().chain(flags.iter().copied());
             let settings = CommandLine::parse_from(flags).settings.of_devices();
             let topology = topology(&settings).unwrap();
-            let devices = open_devices(&settings, &topology, &arena()).unwrap();
-            device_rates(&settings, &topology, &devices, &|_| ())
+            let mut devices = open_devices(&settings, &topology, &arena()).unwrap();
+            set_rates(&settings, &topology, &mut devices, &|_| ());
+            devices.iter().map(|device| device.rates().clone()).collect::<Vec<_>>()
         };
         let first = start(&["--devices=host:2"]);
         assert!(first.iter().all(|rates| rates.kept_in.is_none() && rates.measured.is_some()));
-        assert_eq!(first[0].rates, first[1].rates, "devices that are alike are measured once");
+        assert_eq!(first[0].values, first[1].values, "devices that are alike are measured once");
         let second = start(&["--devices=host:2"]);
         assert!(second.iter().all(|rates| rates.kept_in.as_ref() == Some(&file)));
         // JSON may round the last digit.
-        let apart = second[0].rates.copy_in / first[0].rates.copy_in - 1.0;
-        assert!(apart.abs() < 1e-12, "{:?} was kept as {:?}", first[0].rates, second[0].rates);
+        let apart = second[0].values.copy_in / first[0].values.copy_in - 1.0;
+        assert!(apart.abs() < 1e-12, "{:?} was kept as {:?}", first[0].values, second[0].values);
         assert!(start(&["--devices=host:2", "--device-memory=64MiB"])[0].kept_in.is_none(), "another model");
         assert!(start(&["--devices=host:2", "--recalibrate"])[0].kept_in.is_none());
         let kept = std::fs::read_to_string(&file).unwrap();
@@ -553,8 +554,9 @@ mod tests {
         let flags = ["dovetail", "--device-memory=64KiB", &format!("--rates-file={}", file.display())];
         let settings = CommandLine::parse_from(flags).settings.of_devices();
         let topology = topology(&settings).unwrap();
-        let devices = open_devices(&settings, &topology, &arena()).unwrap();
-        assert_eq!(device_rates(&settings, &topology, &devices, &|_| ())[0].measured, None);
+        let mut devices = open_devices(&settings, &topology, &arena()).unwrap();
+        set_rates(&settings, &topology, &mut devices, &|_| ());
+        assert_eq!(devices[0].rates().measured, None);
         assert!(!file.exists());
     }
 

@@ -55,7 +55,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 pub use child_engine::ChildEngine;
-pub use device_rates::{DeviceRates, device_rates};
+pub use device_rates::{DeviceRates, set_rates};
 pub use devices::{DeviceSettings, arena_backing, gpus_used, host_memory_bytes, open_devices, topology};
 pub(crate) use devices::{cache_bytes, device_memory_bytes};
 pub use link::SharedSlabs;
@@ -110,6 +110,12 @@ pub trait Engine: Send + Sync + Debug {
     /// Returns the number of jobs that the device can run at a time.
     fn jobs_max(&self) -> usize;
 
+    /// Returns the rates that joins are planned with. They are assumed until others are set.
+    fn rates(&self) -> &DeviceRates;
+
+    /// Sets the rates that joins are planned with.
+    fn set_rates(&mut self, rates: DeviceRates);
+
     /// Runs a task to its end in the granted memory, and pushes the result batch by batch.
     ///
     /// # Errors
@@ -156,13 +162,15 @@ pub trait Engine: Send + Sync + Debug {
 pub struct InProcess {
     device: Arc<dyn Device>,
     info: DeviceInfo,
+    rates: DeviceRates,
     arena: Arena,
 }
 
 impl InProcess {
     /// Runs joins on `device`, with their results in `arena`.
     pub fn new(device: Arc<dyn Device>, arena: Arena) -> Self {
-        Self { info: DeviceInfo::of(&*device), device, arena }
+        let info = DeviceInfo::of(&*device);
+        Self { rates: DeviceRates::assumed(device.id(), &info), info, device, arena }
     }
 }
 
@@ -185,6 +193,14 @@ impl Engine for InProcess {
 
     fn jobs_max(&self) -> usize {
         self.device.jobs_max()
+    }
+
+    fn rates(&self) -> &DeviceRates {
+        &self.rates
+    }
+
+    fn set_rates(&mut self, rates: DeviceRates) {
+        self.rates = rates;
     }
 
     fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::{ChildEngine, Engine, Grant, MemoryUse, spawn};
+use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
 use crate::join::{BatchSink, Monitor, Task};
@@ -52,6 +52,7 @@ pub struct SupervisedEngine {
     info: DeviceInfo,
     memory: Budget,
     jobs_max: usize,
+    rates: DeviceRates,
     shared: Arc<Shared>,
     watch: Option<JoinHandle<()>>,
 }
@@ -120,7 +121,7 @@ impl SupervisedEngine {
     pub fn new(start: Start, first_delay: Option<Duration>) -> Result<Self> {
         let process = start(None)?;
         let (id, info) = (process.id(), process.info().clone());
-        let (memory, jobs_max) = (process.memory().clone(), process.jobs_max());
+        let (memory, jobs_max, rates) = (process.memory().clone(), process.jobs_max(), process.rates().clone());
         let shared = Arc::new(Shared {
             start,
             process: RwLock::new(Arc::new(process)),
@@ -134,7 +135,7 @@ impl SupervisedEngine {
             let (watched, info, memory) = (shared.clone(), info.clone(), memory.clone());
             spawn(format!("{id}/restart"), move || watched.watch(first_delay, &info, &memory))
         });
-        Ok(Self { id, info, memory, jobs_max, shared, watch: watch.transpose()? })
+        Ok(Self { id, info, memory, jobs_max, rates, shared, watch: watch.transpose()? })
     }
 
     fn process(&self) -> Arc<ChildEngine> {
@@ -163,6 +164,14 @@ impl Engine for SupervisedEngine {
 
     fn jobs_max(&self) -> usize {
         self.jobs_max
+    }
+
+    fn rates(&self) -> &DeviceRates {
+        &self.rates
+    }
+
+    fn set_rates(&mut self, rates: DeviceRates) {
+        self.rates = rates;
     }
 
     fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {

@@ -1,12 +1,14 @@
 //! Admission: turns a bound join into plans and the devices that may run it, or refuses it before
 //! it is queued.
 
+use std::sync::Arc;
+
 use super::device_class::DeviceClass;
 use super::device_set::DeviceSet;
-use super::executor::Executor;
 use super::job_options::{DeviceRequest, JobOptions};
 use super::placing::{HostNeed, Place};
 use crate::catalog::Catalog;
+use crate::engine::Engine;
 use crate::human;
 use crate::memory::{Interrupt, human_bytes};
 use crate::planner::{self, BoundJoin, Plan, Side};
@@ -65,11 +67,11 @@ pub(super) fn propose(
     join: BoundJoin,
     options: &JobOptions,
     catalog: &Catalog,
-    executors: &[Executor],
+    engines: &[Arc<dyn Engine>],
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Proposed> {
-    let Planned { mut fitting, refused } = plan_classes(join, options, executors, terms.interrupt, in_service)?;
+    let Planned { mut fitting, refused } = plan_classes(join, options, engines, terms.interrupt, in_service)?;
     // Like `admit`, prefer devices whose plan fits in host memory.
     let has_room = |(_, plan): &(usize, &Plan)| host_need(plan, options, catalog, terms).is_ok();
     let plans = || fitting.iter().map(|class| &class.plan).enumerate();
@@ -124,11 +126,11 @@ fn fastest<'a>(plans: impl Iterator<Item = (usize, &'a Plan)>) -> Option<usize> 
 fn plan_classes(
     join: BoundJoin,
     options: &JobOptions,
-    executors: &[Executor],
+    engines: &[Arc<dyn Engine>],
     interrupt: &Interrupt,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Planned> {
-    let candidates = candidates(&options.devices, executors)?.into_iter();
+    let candidates = candidates(&options.devices, engines)?.into_iter();
     let sets: Vec<DeviceSet> =
         candidates.filter(|device| in_service(*device)).map(|device| DeviceSet::new([device])).collect();
     if sets.is_empty() {
@@ -138,7 +140,7 @@ fn plan_classes(
     }
     let join = BoundJoin { result_is_stored: options.into.is_some(), ..join };
     let mut planned = Planned::default();
-    for (class, sets) in DeviceClass::group(sets, executors, &join) {
+    for (class, sets) in DeviceClass::group(sets, engines, &join) {
         match planner::propose(join.clone(), options.strategy, class.target(), interrupt)? {
             (plan, None) => planned.fitting.push(ClassPlan { plan, sets }),
             (plan, Some(refusal)) => planned.refused.push((ClassPlan { plan, sets }, refusal)),
@@ -156,11 +158,11 @@ pub(super) fn admit(
     join: BoundJoin,
     options: &JobOptions,
     catalog: &Catalog,
-    executors: &[Executor],
+    engines: &[Arc<dyn Engine>],
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let Planned { fitting, refused } = plan_classes(join, options, executors, terms.interrupt, in_service)?;
+    let Planned { fitting, refused } = plan_classes(join, options, engines, terms.interrupt, in_service)?;
     let Some(fastest_of_all) = fastest(fitting.iter().map(|class| &class.plan).enumerate()) else {
         let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
         return Err(refusal);
@@ -169,7 +171,7 @@ pub(super) fn admit(
     for (index, ClassPlan { plan, sets }) in fitting.into_iter().enumerate() {
         match host_need(&plan, options, catalog, terms) {
             Ok(host) => {
-                let of_set = |devices| place(devices, plans.len(), &plan, executors, host, terms);
+                let of_set = |devices| place(devices, plans.len(), &plan, engines, host, terms);
                 places.extend(sets.into_iter().map(of_set));
                 plans.push(plan);
             }
@@ -194,23 +196,23 @@ fn place(
     devices: DeviceSet,
     index: usize,
     plan: &Plan,
-    executors: &[Executor],
+    engines: &[Arc<dyn Engine>],
     host: HostNeed,
     terms: Terms<'_>,
 ) -> Place {
-    let executor = &executors[devices.leader()];
-    let slots = executor.jobs_max().min(terms.jobs_per_device).max(1) as u64;
-    let (part, need) = (executor.memory().limit_bytes() / slots, plan.memory.whole_bytes);
+    let engine = &engines[devices.leader()];
+    let slots = engine.jobs_max().min(terms.jobs_per_device).max(1) as u64;
+    let (part, need) = (engine.memory().limit_bytes() / slots, plan.memory.whole_bytes);
     let is_small = slots > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
     let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
     Place { devices, plan: index, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
 }
 
 /// Returns the indices of the devices that a request allows, ascending.
-fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usize>> {
-    let all = || executors.iter().map(|executor| executor.id().to_string()).collect::<Vec<_>>().join(", ");
+fn candidates(request: &DeviceRequest, engines: &[Arc<dyn Engine>]) -> Result<Vec<usize>> {
+    let all = || engines.iter().map(|engine| engine.id().to_string()).collect::<Vec<_>>().join(", ");
     match request {
-        DeviceRequest::Any | DeviceRequest::Count(1) => Ok((0..executors.len()).collect()),
+        DeviceRequest::Any | DeviceRequest::Count(1) => Ok((0..engines.len()).collect()),
         DeviceRequest::Count(0) => Err(Error::Invalid(format!(
             "\"devices\" is 0, and a join needs one; name some of {}, ask for 1, or leave it out",
             all()
@@ -226,7 +228,7 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
         DeviceRequest::Named(names) => {
             let mut found = Vec::new();
             for name in names {
-                let at = executors.iter().position(|executor| executor.id().to_string() == *name);
+                let at = engines.iter().position(|engine| engine.id().to_string() == *name);
                 let at = at.ok_or_else(|| {
                     Error::Invalid(format!(
                         "there is no device {}; name some of {}, or leave \"devices\" out for any of them",

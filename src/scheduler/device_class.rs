@@ -1,7 +1,9 @@
 //! Classes of device sets. One plan serves all sets of a class, so eight equal GPUs cost one plan.
 
+use std::sync::Arc;
+
 use super::device_set::DeviceSet;
-use super::executor::Executor;
+use crate::engine::Engine;
 use crate::planner::{BoundJoin, Target};
 
 /// Facts about a set of devices that a plan depends on. Sets of one class have the same plan.
@@ -17,17 +19,21 @@ pub(super) struct DeviceClass {
 
 impl DeviceClass {
     /// Returns the class of a set, for a join of the given tables now.
-    fn of(devices: &DeviceSet, executors: &[Executor], join: &BoundJoin) -> Self {
-        let target = executors[devices.leader()].target_for(join);
+    fn of(devices: &DeviceSet, engines: &[Arc<dyn Engine>], join: &BoundJoin) -> Self {
+        let target = target_for(&*engines[devices.leader()], join);
         let cached_on = (!target.kept.is_empty()).then(|| devices.clone());
         Self { devices_per_set: devices.len(), target, cached_on }
     }
 
     /// Groups sets by class. Classes are in the order of their first set.
-    pub(super) fn group(sets: Vec<DeviceSet>, executors: &[Executor], join: &BoundJoin) -> Vec<(Self, Vec<DeviceSet>)> {
+    pub(super) fn group(
+        sets: Vec<DeviceSet>,
+        engines: &[Arc<dyn Engine>],
+        join: &BoundJoin,
+    ) -> Vec<(Self, Vec<DeviceSet>)> {
         let mut groups: Vec<(Self, Vec<DeviceSet>)> = Vec::new();
         for devices in sets {
-            let class = Self::of(&devices, executors, join);
+            let class = Self::of(&devices, engines, join);
             match groups.iter_mut().find(|(known, _)| *known == class) {
                 Some((_, members)) => members.push(devices),
                 None => groups.push((class, vec![devices])),
@@ -40,6 +46,13 @@ impl DeviceClass {
     pub(super) fn target(&self) -> &Target {
         &self.target
     }
+}
+
+/// Returns the planner's view of a device, for a join of the given tables now.
+fn target_for(engine: &dyn Engine, join: &BoundJoin) -> Target {
+    let kept = [&join.left, &join.right].into_iter().flat_map(|table| engine.cached_rows(table)).collect();
+    let rates = engine.rates().values.clone();
+    Target { kept, ..Target::new(engine.id(), engine.info(), engine.memory(), rates) }
 }
 
 impl PartialEq for DeviceClass {

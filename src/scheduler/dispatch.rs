@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use super::admission::{Admitted, Proposed, Terms, admit, propose};
 use super::ending::count_failure;
-use super::executor::Executor;
 use super::handle::Submission;
 use super::job::{Job, JobId, JobPlans, JobState, QueueForecast};
 use super::job_options::JobOptions;
@@ -17,6 +16,7 @@ use super::placing::{HostMemory, Load, RunningJob, ScheduledStart, Wait};
 use super::state::{DeviceState, Leftovers, Running, Shared, State};
 use crate::catalog::{BackpressureLimits, Editor, EvictionPermit, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
+use crate::engine::Engine;
 use crate::human;
 use crate::join::MESSAGE_BYTES;
 use crate::memory::{Budget, Holders, Interrupt, ReservedPool, human_bytes};
@@ -30,13 +30,13 @@ const UNSATISFIABLE_WAIT: Duration = Duration::from_secs(5);
 impl Shared {
     fn admit(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Admitted> {
         let lost = self.lost();
-        admit(join, options, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
+        admit(join, options, &self.catalog, &self.engines, self.terms(interrupt), |device| !lost[device])
     }
 
     /// Returns the plan that a join would run with, without a place in the queue.
     pub(super) fn propose(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Proposed> {
         let lost = self.lost();
-        propose(join, options, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
+        propose(join, options, &self.catalog, &self.engines, self.terms(interrupt), |device| !lost[device])
     }
 
     /// Returns, for each device, true if it is out of service.
@@ -203,7 +203,7 @@ impl Shared {
             let waits_for_devices = matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
             scheduled.place.devices.iter().for_each(|device| is_wanted[device] |= waits_for_devices);
             let job = state.live[&scheduled.id].clone();
-            let device = self.executors[scheduled.place.devices.leader()].id();
+            let device = self.engines[scheduled.place.devices.leader()].id();
             let waiting_for = match scheduled.wait {
                 None if state.shutdown => "the server is shutting down".into(),
                 None => match self.start(state, &job, &scheduled, now) {
@@ -269,15 +269,15 @@ impl Shared {
             let ahead = Duration::try_from_secs_f64(ahead).unwrap_or(Duration::MAX);
             RunningJob { until: now.saturating_add(ahead), alone: running.shared_bytes.is_none() }
         };
-        let load = |(device_state, executor): (&mut DeviceState, &Executor)| {
+        let load = |(device_state, engine): (&mut DeviceState, &Arc<dyn Engine>)| {
             device_state.count_time(now);
             // Bytes promised to jobs that are about to reserve them are not free.
             let promised_bytes = device_state.running.iter().map(|running| running.promised_bytes).sum();
             match &device_state.lost {
                 Some(_) => Load::Lost,
                 None => Load::InService {
-                    slots: self.options.slots(executor),
-                    free_bytes: executor.memory().free_bytes().saturating_sub(promised_bytes),
+                    slots: self.options.slots(&**engine),
+                    free_bytes: engine.memory().free_bytes().saturating_sub(promised_bytes),
                     running: device_state
                         .running
                         .iter()
@@ -286,7 +286,7 @@ impl Shared {
                 },
             }
         };
-        state.devices.iter_mut().zip(&self.executors).map(load).collect()
+        state.devices.iter_mut().zip(&self.engines).map(load).collect()
     }
 
     /// Returns the free host memory. If a job may have to wait for more, also returns when memory
@@ -344,7 +344,7 @@ impl Shared {
             let mut life = job.life.lock();
             life.state = JobState::Running;
             life.forecast = None;
-            life.devices = devices.iter().map(|member| self.executors[member].id()).collect();
+            life.devices = devices.iter().map(|member| self.engines[member].id()).collect();
             life.run_by(scheduled.place.plan);
             life.started = Some(SystemTime::now());
             life.device_reason = match entry.places.len() {

@@ -9,7 +9,6 @@ use parking_lot::{Condvar, Mutex};
 
 use super::admission::Proposed;
 use super::clock::{Clock, SystemClock};
-use super::executor::Executor;
 use super::job::{Job, JobId};
 use super::job_options::JobOptions;
 use super::options::SchedulerOptions;
@@ -17,10 +16,9 @@ use super::queue::Queue;
 use super::state::{DeviceState, Shared, State};
 use super::stats::{DeviceStats, SchedulerStats};
 use crate::catalog::Catalog;
-use crate::device::Device;
-use crate::engine::{Engine, InProcess};
+use crate::engine::Engine;
 use crate::memory::{Holders, Interrupt};
-use crate::planner::{BoundJoin, Explanation, Rates, calibrate};
+use crate::planner::{BoundJoin, Explanation};
 use crate::{Error, Result};
 
 /// Submitter of a join, and terms of the submission.
@@ -48,35 +46,21 @@ pub(super) struct Handle {
 }
 
 impl Scheduler {
-    /// Creates a scheduler with default options over the given devices, and measures their rates
-    /// first.
-    pub fn new(catalog: Catalog, devices: Vec<Arc<dyn Device>>) -> Self {
-        let measured = |device: Arc<dyn Device>| {
-            let rates = calibrate(&*device);
-            (device, rates)
-        };
-        Self::start(catalog, devices.into_iter().map(measured).collect(), SchedulerOptions::default())
+    /// Creates a scheduler over the engines of its devices.
+    pub fn new(catalog: Catalog, engines: Vec<Arc<dyn Engine>>, options: SchedulerOptions) -> Self {
+        Self::with_clock(catalog, engines, options, Arc::new(SystemClock::default()))
     }
 
-    /// Creates a scheduler over devices of this process with the given rates.
-    pub fn start(catalog: Catalog, devices: Vec<(Arc<dyn Device>, Rates)>, options: SchedulerOptions) -> Self {
-        let arena = catalog.arena().clone();
-        let engine = |(device, rates)| (Arc::new(InProcess::new(device, arena.clone())) as Arc<dyn Engine>, rates);
-        let engines = devices.into_iter().map(engine).collect();
-        Self::over_engines(catalog, engines, options)
-    }
-
-    /// Creates a scheduler over engines with the given rates.
-    pub fn over_engines(catalog: Catalog, engines: Vec<(Arc<dyn Engine>, Rates)>, options: SchedulerOptions) -> Self {
-        let executors = engines.into_iter().map(|(engine, rates)| Executor::new(engine, rates)).collect();
-        Self::over(catalog, executors, options, Arc::new(SystemClock::default()))
-    }
-
-    /// Creates a scheduler over executors, with the given clock.
-    pub fn over(catalog: Catalog, executors: Vec<Executor>, options: SchedulerOptions, clock: Arc<dyn Clock>) -> Self {
+    /// Creates a scheduler over the engines of its devices, with the given clock.
+    pub fn with_clock(
+        catalog: Catalog,
+        engines: Vec<Arc<dyn Engine>>,
+        options: SchedulerOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let state = State {
             queue: Queue::default(),
-            devices: executors.iter().map(|_| DeviceState::default()).collect(),
+            devices: engines.iter().map(|_| DeviceState::default()).collect(),
             live: BTreeMap::new(),
             history: VecDeque::new(),
             last_id: 0,
@@ -85,10 +69,10 @@ impl Scheduler {
             totals: SchedulerStats::default(),
         };
         let has_timer = options.timer;
-        let slots: Vec<usize> = executors.iter().map(|executor| options.slots(executor)).collect();
+        let slots: Vec<usize> = engines.iter().map(|engine| options.slots(&**engine)).collect();
         let shared = Arc::new(Shared {
             catalog,
-            executors,
+            engines,
             options,
             clock,
             state: Mutex::new(state),
@@ -102,10 +86,10 @@ impl Scheduler {
             std::thread::Builder::new().name(name).spawn(body).expect("the system starts a thread")
         };
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
-        for (device, executor) in shared.executors.iter().enumerate() {
+        for (device, engine) in shared.engines.iter().enumerate() {
             for worker in 0..slots[device] {
                 let shared = shared.clone();
-                threads.push(spawn(executor.id().to_string(), Box::new(move || shared.work(device, worker))));
+                threads.push(spawn(engine.id().to_string(), Box::new(move || shared.work(device, worker))));
             }
         }
         if has_timer {
@@ -251,8 +235,8 @@ impl Scheduler {
             device_state.running.iter().filter(|running| running.devices.leader() == device).count()
         };
         let running = state.devices.iter().enumerate().map(led).sum();
-        let devices = shared.executors.iter().zip(&state.devices).map(|(executor, device_state)| DeviceStats {
-            id: executor.id(),
+        let devices = shared.engines.iter().zip(&state.devices).map(|(engine, device_state)| DeviceStats {
+            id: engine.id(),
             lost: device_state.lost.as_ref().map(|error| error.message().into()),
             running: device_state.running.len(),
             jobs_total: device_state.jobs_total,

@@ -6,7 +6,7 @@
 //!                       └────────── cancel ──────────┴───────► Cancelled
 //!
 //!   admission ── Job, places ──► queue, placing ── scheduled starts ──► dispatch
-//!   dispatch ── worker threads of a device ──► executor ──► engine
+//!   dispatch ── worker threads of a device ──► engine
 //! ```
 //!
 //! The scheduler decides when a bound join runs and on which devices. The planner decides how. A
@@ -57,7 +57,6 @@ mod device_class;
 mod device_set;
 mod dispatch;
 mod ending;
-mod executor;
 mod handle;
 mod job;
 mod job_options;
@@ -71,7 +70,6 @@ mod tests;
 mod work;
 
 pub use clock::{Clock, SystemClock};
-pub use executor::Executor;
 pub use handle::{Scheduler, Submission};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use job_options::{DeviceRequest, JobOptions};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::executor::Executor;
+use crate::engine::Engine;
 
 /// Options of a scheduler.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl Default for SchedulerOptions {
 
 impl SchedulerOptions {
     /// Returns the most jobs that a device runs at a time.
-    pub(super) fn slots(&self, executor: &Executor) -> usize {
-        executor.jobs_max().min(self.jobs_per_device).max(1)
+    pub(super) fn slots(&self, engine: &dyn Engine) -> usize {
+        engine.jobs_max().min(self.jobs_per_device).max(1)
     }
 }

@@ -8,7 +8,6 @@ use parking_lot::{Condvar, Mutex};
 
 use super::clock::Clock;
 use super::device_set::DeviceSet;
-use super::executor::Executor;
 use super::job::{Job, JobId, Tables};
 use super::options::SchedulerOptions;
 use super::placing::Waiting;
@@ -16,12 +15,13 @@ use super::queue::Queue;
 use super::stats::SchedulerStats;
 use crate::Error;
 use crate::catalog::{Catalog, NameReservation};
+use crate::engine::Engine;
 use crate::planner::Plan;
 
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) catalog: Catalog,
-    pub(super) executors: Vec<Executor>,
+    pub(super) engines: Vec<Arc<dyn Engine>>,
     pub(super) options: SchedulerOptions,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) state: Mutex<State>,

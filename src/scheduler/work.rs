@@ -69,7 +69,7 @@ impl Shared {
         let grant = |device_memory| Grant { device_memory, host_memory: taken.job.host_memory.clone() };
         let Some(bytes) = taken.shared_bytes else { return Ok(taken.devices.iter().map(|_| grant(None)).collect()) };
         let purpose = format!("job {}", taken.job.id);
-        let parts = taken.devices.iter().map(|device| self.executors[device].memory().reserve(bytes, &purpose));
+        let parts = taken.devices.iter().map(|device| self.engines[device].memory().reserve(bytes, &purpose));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
         for device in taken.devices.iter() {
@@ -112,18 +112,16 @@ impl Shared {
     /// Runs a job on its leader's thread. The grants of its other devices keep their memory free
     /// until the job has ended. A panic fails the job, not the thread.
     fn run(&self, taken: &Taken, grants: &[Grant]) -> Result<()> {
-        let (device, job) = (taken.devices.leader(), &taken.job);
+        let (engine, job) = (&self.engines[taken.devices.leader()], &taken.job);
         job.check_stop()?;
         let monitor = job.life.lock().monitor.clone();
-        let device_id = self.executors[device].id();
-        let work =
-            job.runnable().ok_or_else(|| Error::Internal(format!("job {} has no tables for {device_id}", job.id)))?;
-        let engine = &self.executors[device].engine;
+        let id = engine.id();
+        let work = job.runnable().ok_or_else(|| Error::Internal(format!("job {} has no tables for {id}", job.id)))?;
         let caught = catch_unwind(AssertUnwindSafe(|| engine.run(work.task()?, &grants[0], &job.result, &monitor)));
         let outcome = caught.unwrap_or_else(|panic| {
             let message = panics::message(&*panic);
-            tracing::error!(job = job.id.0, device = %self.executors[device].id(), message, "a job panicked");
-            Err(Error::Internal(format!("job {} panicked on {}: {message}", job.id, self.executors[device].id())))
+            tracing::error!(job = job.id.0, device = %id, message, "a job panicked");
+            Err(Error::Internal(format!("job {} panicked on {id}: {message}", job.id)))
         });
         outcome.map_err(|error| self.with_advice(job, error))
     }
@@ -144,7 +142,7 @@ impl Shared {
         let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
             let mut state = self.state.lock();
-            let id = self.executors[device].id();
+            let id = self.engines[device].id();
             // The same cause may have lost other devices too.
             self.note_lost(&mut state);
             let is_lost = taken.devices.iter().any(|device| state.devices[device].lost.is_some());
@@ -190,8 +188,8 @@ impl Shared {
     /// Takes lost devices out of service. True if any of them was in service until now.
     pub(super) fn note_lost(&self, state: &mut State) -> bool {
         let mut is_one_more = false;
-        for (device_state, executor) in state.devices.iter_mut().zip(&self.executors) {
-            if let Err(lost) = executor.engine.check() {
+        for (device_state, engine) in state.devices.iter_mut().zip(&self.engines) {
+            if let Err(lost) = engine.check() {
                 is_one_more |= device_state.lost.is_none();
                 // The message may have changed, as it tells whether the device will be back.
                 device_state.lost = Some(lost);
@@ -202,10 +200,10 @@ impl Shared {
 
     /// Puts lost devices that can work again back into service.
     pub(super) fn note_found(&self, state: &mut State) {
-        for (device_state, executor) in state.devices.iter_mut().zip(&self.executors) {
-            if device_state.lost.is_some() && executor.engine.check().is_ok() {
+        for (device_state, engine) in state.devices.iter_mut().zip(&self.engines) {
+            if device_state.lost.is_some() && engine.check().is_ok() {
                 device_state.lost = None;
-                tracing::info!(device = %executor.id(), "back in service");
+                tracing::info!(device = %engine.id(), "back in service");
             }
         }
     }
@@ -225,7 +223,7 @@ impl Shared {
             if life.stop.is_some() || (if is_lost { life.lost_a_device } else { life.tried_again }) {
                 return false;
             }
-            let id = self.executors[taken.devices.leader()].id();
+            let id = self.engines[taken.devices.leader()].id();
             life.wait_again(match is_lost {
                 true => format!("{id} was lost; waiting for another"),
                 false => format!("{id} had a transient failure; trying again"),

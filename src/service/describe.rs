@@ -13,7 +13,6 @@ use super::metrics::{code_name, state_name};
 use super::shared::Shared;
 use crate::Result;
 use crate::catalog::Table;
-use crate::engine::DeviceRates;
 use crate::engine::Engine;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
@@ -125,12 +124,11 @@ pub fn explanation(explanation: &Explanation) -> Result<Value> {
 /// origin of these rates.
 pub fn devices(shared: &Shared) -> Vec<Value> {
     let served = shared.scheduler.stats().devices.into_iter().map(|served| served.lost);
-    let devices = shared.devices.iter().zip(&shared.rates).zip(served);
-    devices.map(|((each, rates), lost)| device(&**each, rates, lost)).collect()
+    shared.devices.iter().zip(served).map(|(each, lost)| device(&**each, lost)).collect()
 }
 
-fn device(device: &dyn Engine, rates: &DeviceRates, lost: Option<String>) -> Value {
-    let (info, memory, in_use) = (device.info(), device.memory(), device.memory_use());
+fn device(device: &dyn Engine, lost: Option<String>) -> Value {
+    let (info, memory, in_use, rates) = (device.info(), device.memory(), device.memory_use(), device.rates());
     let origin = match (&rates.kept_in, rates.measured) {
         (Some(_), _) => "kept",
         (None, Some(_)) => "measured",
@@ -150,7 +148,7 @@ fn device(device: &dyn Engine, rates: &DeviceRates, lost: Option<String>) -> Val
             "origin": origin,
             "measured": rates.measured.map(time),
             "file": rates.kept_in.as_ref().map(|file| file.display().to_string()),
-            "values": rates.rates,
+            "values": rates.values,
         },
     })
 }

@@ -16,7 +16,6 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use super::tickets::Tickets;
 use crate::catalog::{Catalog, TenantLimits, Uploads};
-use crate::engine::DeviceRates;
 use crate::engine::Engine;
 use crate::human;
 use crate::memory::{Interrupt, check_at_least, parse_bytes};
@@ -36,7 +35,6 @@ pub struct Shared {
     /// Topology of the host, or the emulated topology.
     pub topology: Topology,
     pub devices: Vec<Arc<dyn Engine>>,
-    pub rates: Vec<DeviceRates>,
     pub limits: Limits,
     pub authenticator: Authenticator,
     pub tickets: Tickets,

@@ -47,16 +47,11 @@ fn an_alternative_that_does_not_fit_is_explained_with_the_device_that_runs_the_j
 
 #[test]
 fn a_device_of_other_memory_or_rates_has_a_plan_of_its_own() {
-    let usual = Target { memory_bytes: 1 << 20, ..Target::default() };
-    let slower = Rates { probe_rows: usual.rates.probe_rows / 2.0, ..usual.rates.clone() };
-    let targets = [
-        usual.clone(),
-        Target { memory_bytes: 2 << 20, ..usual.clone() },
-        usual.clone(),
-        Target { rates: slower, ..usual.clone() },
-    ];
-    let devices = (0..).map(host).zip(targets).collect();
-    let stage = Stage::of_targets(devices, 1, SchedulerOptions::default());
+    let usual = Rates::host(1);
+    let slower = Rates { probe_rows: usual.probe_rows / 2.0, ..usual.clone() };
+    let devices = [(1 << 20, usual.clone()), (2 << 20, usual.clone()), (1 << 20, usual), (1 << 20, slower)];
+    let devices = (0..).zip(devices).map(|(index, (memory_bytes, rates))| (host(index), memory_bytes, rates)).collect();
+    let stage = Stage::of_sizes(devices, 1, SchedulerOptions::default());
     let job = stage.submit("r0");
     assert_eq!(plan_count(&job), 3);
     stage.next();

@@ -27,10 +27,10 @@ use super::*;
 use crate::catalog::{Catalog, Editor, SpoolState, Table};
 use crate::device::host::HostDevice;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo, DeviceKind};
-use crate::engine::{Engine, Grant, MemoryUse};
+use crate::engine::{DeviceRates, Engine, Grant, MemoryUse};
 use crate::join::{BatchSink, Monitor, Task};
 use crate::memory::{Arena, Budget, Interrupt};
-use crate::planner::{Explanation, JoinKind, JoinSpec, KeyPair, Rates, Target, bind};
+use crate::planner::{Explanation, JoinKind, JoinSpec, KeyPair, Rates, bind};
 use crate::{Error, Result};
 
 /// Action of a device on its job.
@@ -48,6 +48,7 @@ struct Puppet {
     info: DeviceInfo,
     memory: Budget,
     jobs_max: usize,
+    rates: DeviceRates,
     has_cached: Arc<AtomicBool>,
 }
 
@@ -77,6 +78,14 @@ impl Engine for Puppet {
 
     fn jobs_max(&self) -> usize {
         self.jobs_max
+    }
+
+    fn rates(&self) -> &DeviceRates {
+        &self.rates
+    }
+
+    fn set_rates(&mut self, rates: DeviceRates) {
+        self.rates = rates;
     }
 
     fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
@@ -142,53 +151,50 @@ impl Stage {
 
     /// Creates devices that run up to `jobs_max` jobs at a time.
     fn with_jobs(devices: u16, jobs_max: usize, options: SchedulerOptions) -> Self {
-        let host = |index| (DeviceId { kind: DeviceKind::Host, index }, Target::default().rates);
+        let host = |index| (DeviceId { kind: DeviceKind::Host, index }, Rates::host(1));
         Self::of((0..devices).map(host).collect(), jobs_max, options)
     }
 
-    /// Creates devices with the given rates.
+    /// Creates devices with the given rates, and 1 MiB of memory each.
     fn of(devices: Vec<(DeviceId, Rates)>, jobs_max: usize, options: SchedulerOptions) -> Self {
-        let target = |(id, rates)| (id, Target { memory_bytes: 1 << 20, rates, ..Target::default() });
-        Self::of_targets(devices.into_iter().map(target).collect(), jobs_max, options)
+        let sized = |(id, rates)| (id, 1 << 20, rates);
+        Self::of_sizes(devices.into_iter().map(sized).collect(), jobs_max, options)
     }
 
-    /// Creates devices that the planner sees as the given targets.
-    fn of_targets(devices: Vec<(DeviceId, Target)>, jobs_max: usize, options: SchedulerOptions) -> Self {
+    /// Creates devices with the given bytes of memory and rates.
+    fn of_sizes(devices: Vec<(DeviceId, u64, Rates)>, jobs_max: usize, options: SchedulerOptions) -> Self {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
         for name in ["r", "s"] {
             catalog.create(table(name)).unwrap();
         }
         let (begin, begun) = channel();
         let own_orders = OwnOrders::default();
-        let (mut executors, mut orders, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut engines, mut orders, mut memory) = (Vec::<Arc<dyn Engine>>::new(), Vec::new(), Vec::new());
         let (mut lost, mut has_cached) = (Vec::new(), Vec::new());
-        for (device, (id, target)) in (0..).zip(devices) {
+        for (device, (id, memory_bytes, rates)) in (0..).zip(devices) {
             let (order, receive) = channel();
-            let budget = Budget::new(format!("memory of {id}"), "--device-memory", 1 << 20);
+            let budget = Budget::new(format!("memory of {id}"), "--device-memory", memory_bytes);
             memory.push(budget.clone());
             orders.push(order);
             lost.push(Arc::new(AtomicBool::default()));
             has_cached.push(Arc::new(AtomicBool::default()));
-            let info = DeviceInfo::of(&HostDevice::new(0, 1, budget.clone(), None).unwrap());
-            executors.push(Executor {
-                target: Target { name: id.to_string(), ..target },
-                engine: Arc::new(Puppet {
-                    device,
-                    begun: Mutex::new(begin.clone()),
-                    orders: Mutex::new(receive),
-                    own_orders: own_orders.clone(),
-                    lost: lost[device as usize].clone(),
-                    id,
-                    info,
-                    memory: budget,
-                    jobs_max,
-                    has_cached: has_cached[device as usize].clone(),
-                }),
-            });
+            engines.push(Arc::new(Puppet {
+                device,
+                begun: Mutex::new(begin.clone()),
+                orders: Mutex::new(receive),
+                own_orders: own_orders.clone(),
+                lost: lost[device as usize].clone(),
+                id,
+                info: DeviceInfo::of(&HostDevice::new(0, 1, budget.clone(), None).unwrap()),
+                memory: budget,
+                jobs_max,
+                rates: DeviceRates { values: rates, measured: None, kept_in: None },
+                has_cached: has_cached[device as usize].clone(),
+            }));
         }
         let clock = Arc::new(ManualClock::default());
         let options = SchedulerOptions { timer: false, ..options };
-        let scheduler = Scheduler::over(catalog.clone(), executors, options, clock.clone());
+        let scheduler = Scheduler::with_clock(catalog.clone(), engines, options, clock.clone());
         Self { scheduler, catalog, clock, memory, begun, orders, own_orders, lost, has_cached }
     }
 

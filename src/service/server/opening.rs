@@ -62,7 +62,7 @@ pub(super) struct Parts {
     authenticator: Authenticator,
     catalog: Catalog,
     topology: Topology,
-    devices: Vec<Arc<dyn Engine>>,
+    devices: Vec<Box<dyn Engine>>,
 }
 
 pub(super) fn parts(settings: &Settings) -> Result<Parts> {
@@ -86,12 +86,13 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
 /// Opens the shared state of a server. `tell` receives the finished share of measuring the devices,
 /// the slow part.
 pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
-    let Parts { limits, authenticator, catalog, topology, devices } = parts(settings)?;
+    let Parts { limits, authenticator, catalog, topology, mut devices } = parts(settings)?;
     let uploads_limits = UploadsLimits { under_way: limits.uploads, idle: limits.upload_idle };
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
     let of_devices = settings.of_devices();
     tracing::info!("{}", engine::gpus_used(&of_devices, &devices));
-    let rates = engine::device_rates(&of_devices, &topology, &devices, tell);
+    engine::set_rates(&of_devices, &topology, &mut devices, tell);
+    let devices: Vec<Arc<dyn Engine>> = devices.into_iter().map(Arc::from).collect();
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,
         tenant_jobs: settings.tenant_jobs,
@@ -100,8 +101,7 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
         retain: limits.retain,
         ..SchedulerOptions::default()
     };
-    let rated = devices.iter().cloned().zip(rates.iter().map(|measured| measured.rates.clone()));
-    let scheduler = Scheduler::over_engines(catalog.clone(), rated.collect(), options);
+    let scheduler = Scheduler::new(catalog.clone(), devices.clone(), options);
     for caller in authenticator.tenants() {
         scheduler.set_weight(&caller.tenant, caller.weight)?;
     }
@@ -110,7 +110,6 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
         scheduler,
         topology,
         devices,
-        rates,
         limits,
         authenticator,
         tickets: Tickets::default(),
