@@ -62,7 +62,6 @@ const ROOM_LEFT_SHARE: u64 = 4;
 pub enum SpoolState {
     Open,
     Complete,
-    /// Readers see this error.
     Failed(Error),
     /// The batches are gone: the result was released, at the end of its lease or earlier.
     Released,
@@ -75,9 +74,7 @@ pub enum SpoolState {
 /// client.
 #[derive(Clone, Debug)]
 pub struct BackpressureLimits {
-    /// True while other joins wait for the device.
     pub is_wanted: Arc<AtomicBool>,
-    /// Maximum time that the writer waits while readers take nothing.
     pub stall: Duration,
     /// Maximum total time that the writer waits while other joins wait for the device.
     pub wait_max: Duration,
@@ -113,7 +110,6 @@ pub struct SpoolOptions {
     pub charge: Option<Charge>,
     /// The tables from which the result is made. Its batches may share memory with them.
     pub tables: Vec<Weak<Table>>,
-    /// Checked while the writer waits for a reader.
     pub interrupt: Interrupt,
     /// Permits the release of the result's memory once it was read; `None`: not before its lease
     /// ends.
@@ -183,7 +179,6 @@ struct SpoolContents {
     /// Charges of the tables whose memory is shared, each once.
     shared: Vec<SharedRows>,
     last_taken: Option<Instant>,
-    /// Time that the writer has waited for readers.
     waited: Duration,
     /// Part of `waited` during which other joins waited for the device.
     waited_wanted: Duration,

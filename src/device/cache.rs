@@ -81,7 +81,6 @@ pub trait CacheOps {
 
 /// Cached columns of one device.
 pub(super) struct ColumnCache {
-    /// All of the device's memory.
     memory: Budget,
     limit_bytes: u64,
     /// Waits until all work queued on the device is done.
@@ -94,7 +93,6 @@ pub(super) struct ColumnCache {
 /// Bytes of columns.
 #[derive(Debug, Default)]
 struct Totals {
-    /// Bytes that are cached.
     kept: AtomicU64,
     /// Bytes that are cached and in use.
     lent: AtomicU64,
@@ -161,7 +159,6 @@ impl Entry {
 pub(super) struct CachedPart {
     pub(super) buffer: DeviceBuffer,
     pub(super) bytes: Range<usize>,
-    /// Event after which the bytes may be read.
     ready: Event,
 }
 

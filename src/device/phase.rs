@@ -31,7 +31,6 @@ pub enum Phase {
     /// Joins partitions in one step: match, expand and gather.
     Join,
     Expand,
-    /// Compares the values behind hashed keys.
     CompareKeys,
     Gather,
 }

@@ -14,7 +14,6 @@ use crate::Result;
 pub struct Stream {
     pub handle: Arc<dyn DeviceHandle>,
     pub cancel: CancelFlag,
-    /// Bytes that callers asked this stream to copy, and that did not have to be moved.
     pub savings: Arc<TransferSavingsCounter>,
 }
 

@@ -40,7 +40,6 @@ impl fmt::Display for DeviceId {
 /// The kinds of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DeviceKind {
-    /// A slice of the CPU's threads with a memory budget.
     Host,
     Cuda,
 }
@@ -210,10 +209,7 @@ pub enum KeyEncoding {
         min: i128,
     },
     /// An unsigned integer of the column's width minus `min`.
-    Offset {
-        /// The smallest value of both sides.
-        min: u128,
-    },
+    Offset { min: u128 },
     /// IEEE 754 of the column's width (2, 4 or 8): -0 becomes 0, every NaN the same NaN, and order
     /// is kept.
     Float,
@@ -240,7 +236,6 @@ impl Keys {
 /// Keys made from columns.
 #[derive(Clone, Debug)]
 pub struct PackedKeys {
-    /// The keys of the rows that have one.
     pub keys: Keys,
     /// The row number of each key. `None` when every row has a key, so that key and row numbers are
     /// equal.
@@ -271,7 +266,6 @@ pub struct RadixBits {
 /// Rows transformed by partition.
 #[derive(Clone, Debug)]
 pub struct Partitions {
-    /// The keys, partition after partition.
     pub keys: Keys,
     /// In the order in which they were given.
     pub payload: Vec<Column>,
@@ -405,7 +399,6 @@ pub struct Runs {
 /// Rows transformed by key.
 #[derive(Clone, Debug)]
 pub struct Sorted {
-    /// Keys in ascending order.
     pub keys: Keys,
     /// In the order in which they were given.
     pub payload: Vec<Column>,

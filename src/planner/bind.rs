@@ -18,9 +18,7 @@ use crate::{Context, Error, Result, listed};
 /// A join whose names are found and whose types match.
 #[derive(Clone, Debug)]
 pub struct BoundJoin {
-    /// State at the time of binding.
     pub left: Arc<Table>,
-    /// State at the time of binding.
     pub right: Arc<Table>,
     pub how: JoinKind,
     pub keys: Vec<JoinKey>,

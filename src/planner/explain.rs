@@ -62,7 +62,6 @@ pub struct ExplainedSide {
     /// Keys with far more rows than others, the most frequent first, as far as a sample shows.
     /// Empty for several key columns.
     pub heavy_keys: Vec<ExplainedHeavyKey>,
-    /// True if the rows are in the order of the key.
     pub sorted: bool,
     /// Columns that move with the keys when rows are partitioned or sorted. The others are gathered
     /// by row number.
@@ -95,7 +94,6 @@ pub struct ExplainedPhase {
     pub phase: Phase,
     /// `None`: the phase was not expected.
     pub predicted_seconds: Option<f64>,
-    /// Predicted bytes read and written.
     pub predicted_bytes: Option<u64>,
     /// `None`: the phase has not run.
     pub measured_seconds: Option<f64>,
@@ -108,7 +106,6 @@ pub struct ExplainedPhase {
     /// Bytes that were not copied because the device reads them in place. `None`: the phase has not
     /// run.
     pub in_place_bytes: Option<u64>,
-    /// Resource whose boundary the bytes cross.
     pub boundary: Resource,
     /// Measured rate of that boundary, in bytes per second: an upper limit for the phase.
     pub boundary_bytes_per_second: f64,
@@ -118,10 +115,8 @@ pub struct ExplainedPhase {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedAlternative {
     pub strategy: &'static str,
-    /// Its build side: `left` or `right`.
     pub build_side: String,
     pub predicted_seconds: f64,
-    /// Reason why it lost.
     pub reason: String,
 }
 
@@ -129,7 +124,6 @@ pub struct ExplainedAlternative {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     pub phases: Vec<PhaseRecord>,
-    /// Seconds on the device so far.
     pub seconds: f64,
     pub rows: u64,
 }

@@ -56,12 +56,9 @@ pub(super) enum Place {
 pub(super) struct Input {
     pub(super) side: Side,
     pub(super) rows: f64,
-    /// Rows that have a key.
     pub(super) keyed: f64,
-    /// Rows with a match.
     pub(super) matched: f64,
     pub(super) repeats: bool,
-    /// True if keys certainly do not repeat.
     pub(super) seen_unique: bool,
     /// Estimated upper bound on the rows of the most frequent key.
     pub(super) heaviest_rows: f64,
@@ -74,13 +71,10 @@ pub(super) struct Input {
     /// Bytes per row of the key columns as stored; zero for columns that the host reads.
     pub(super) key_source_bytes: f64,
     pub(super) key_columns: usize,
-    /// True if the host makes the keys.
     pub(super) host_keys: bool,
-    /// Bytes of the values that the device makes keys of.
     pub(super) values: ValueBytes,
     /// Columns of the result that the device moves: of fixed width, or dictionary keys.
     pub(super) columns: Vec<FixedColumn>,
-    /// Variable-length columns of the result that the device gathers.
     pub(super) text_columns: Vec<TextColumn>,
     pub(super) host_gathers: bool,
     /// True if the table is stored in one piece, so that a device that reads host memory copies
@@ -88,16 +82,13 @@ pub(super) struct Input {
     pub(super) one_piece: bool,
     /// True if the table's batches are long enough for the result to share them.
     pub(super) long_batches: bool,
-    /// True if the result may share the columns that it takes from this side.
     pub(super) may_be_shared: bool,
 }
 
 /// Work that a device does on variable-length values, if it can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TextWork {
-    /// True if the device makes keys of them; otherwise the host does.
     pub(super) makes_keys: bool,
-    /// True if the device gathers them for the result; otherwise the host does.
     pub(super) gathers: bool,
 }
 
@@ -105,7 +96,6 @@ pub(super) struct TextWork {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TextColumn {
     pub(super) index: usize,
-    /// Bytes of all values.
     pub(super) bytes: f64,
     pub(super) offset_bytes: f64,
     pub(super) bytes_max: f64,

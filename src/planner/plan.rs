@@ -33,11 +33,9 @@ pub struct Plan {
     pub host_scratch_bytes: u64,
     /// Predicted phases, in the order of their first run.
     pub phases: Vec<PredictedPhase>,
-    /// Predicted for `target`.
     pub seconds: f64,
     /// The device of the plan. Its name is of one of the devices that the plan serves.
     pub target: Target,
-    /// Reason for this strategy.
     pub reason: String,
     /// The other strategies on each side, and why they lost. Those that fit come first, sorted by
     /// time.

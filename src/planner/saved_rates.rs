@@ -43,11 +43,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct DeviceModel {
     /// `host` or `cuda`.
     pub kind: String,
-    /// Hardware model.
     pub name: String,
-    /// Threads or multiprocessors.
     pub parallelism: usize,
-    /// CPU threads that work for the device.
     pub cpu_threads: usize,
     /// Bytes of device memory, rounded down to a power of two. A device of little memory is
     /// measured with little data, and the free memory of a GPU varies from start to start.

@@ -13,9 +13,7 @@ use crate::memory::Budget;
 /// A device as the planner sees it: sizes and rates.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The device's name: `host:0`.
     pub name: String,
-    /// Bytes of device memory that a join may use.
     pub memory_bytes: u64,
     /// Option by which the operator raises `memory_bytes`: `--device-memory`.
     pub memory_setting: String,

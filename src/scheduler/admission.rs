@@ -21,7 +21,6 @@ pub(super) struct Admitted {
     pub(super) plans: Vec<Plan>,
     /// Index of the plan with the shortest predicted time.
     pub(super) fastest: usize,
-    /// Devices that may run the join, each with the needs of its plan.
     pub(super) places: Vec<Place>,
 }
 
@@ -29,9 +28,7 @@ pub(super) struct Admitted {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms<'a> {
     pub(super) jobs_per_device: usize,
-    /// Most bytes that may accumulate of a result that is consumed as it is read.
     pub(super) window_bytes: u64,
-    /// Ends the admission if the caller has given up.
     pub(super) interrupt: &'a Interrupt,
 }
 

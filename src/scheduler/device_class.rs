@@ -10,7 +10,6 @@ use crate::planner::{BoundJoin, Target};
 #[derive(Clone, Debug)]
 pub(super) struct DeviceClass {
     devices_per_set: usize,
-    /// Sizes, rates and cached columns of the set's devices.
     target: Target,
     /// The set itself, if it has cached columns of the join's tables. Such a set is a class of its
     /// own.

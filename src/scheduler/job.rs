@@ -34,7 +34,6 @@ pub enum JobState {
     /// All rows are in the spool.
     Complete,
     Failed(Error),
-    /// Stopped, by a client or by the server.
     Cancelled,
 }
 
@@ -54,17 +53,13 @@ pub struct JobStatus {
     pub progress: f64,
     /// Jobs that will start before this one, if queued.
     pub queue_position: Option<usize>,
-    /// Reason why the job does not start yet, if queued.
     pub waiting_for: Option<String>,
-    /// Time at which the job is expected to start, if queued.
     pub predicted_start: Option<SystemTime>,
     /// Devices that the job runs or ran on, the leader first; none before its start.
     pub devices: Vec<DeviceId>,
     pub started: Option<SystemTime>,
-    /// Time at which the job completed, failed or was cancelled.
     pub finished: Option<SystemTime>,
     pub rows: u64,
-    /// Bytes put in the spool so far.
     pub bytes: u64,
     /// True if the result is gone: its lease ended, it was released, or the job failed.
     pub released: bool,
@@ -86,7 +81,6 @@ pub struct Job {
     /// Host memory for the result and intermediate data. Open while the job runs.
     pub(super) host_memory: ReservedPool,
     pub(super) cancel: CancelFlag,
-    /// True if other jobs wait for the device that this job runs on.
     pub(super) is_device_wanted: Arc<AtomicBool>,
     pub(super) life: Mutex<Life>,
 }
@@ -94,10 +88,8 @@ pub struct Job {
 /// Place of a job in the queue.
 #[derive(Clone, Debug)]
 pub(super) struct QueueForecast {
-    /// Jobs before this one.
     pub(super) position: usize,
     pub(super) start: SystemTime,
-    /// Reason why the job does not start yet.
     pub(super) waiting_for: String,
 }
 
@@ -119,7 +111,6 @@ pub(super) struct Life {
     pub(super) device_reason: String,
     /// True if the job was put back in the queue after a failure that may pass.
     pub(super) tried_again: bool,
-    /// True if a device was lost while the job ran there, for any reason.
     pub(super) lost_a_device: bool,
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
@@ -127,7 +118,6 @@ pub(super) struct Life {
     /// True if the work has succeeded. The job then completes, even if a client still wants to stop
     /// it.
     pub(super) is_done: bool,
-    /// Name of the table that the result becomes.
     pub(super) into: Option<NameReservation>,
 }
 

@@ -7,7 +7,6 @@ use crate::engine::Engine;
 /// Options of a scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerOptions {
-    /// Jobs that may wait. More are refused.
     pub queue_limit: usize,
     /// Jobs that one tenant may have waiting or running, not counting stopped jobs. 0: no limit.
     pub tenant_jobs: usize,

@@ -69,7 +69,6 @@ pub(super) struct Place {
     /// Bytes of each device's memory that the job gets if it runs in parallel with others. `None`:
     /// the job takes the devices alone.
     pub(super) shared_bytes: Option<u64>,
-    /// Host memory that is reserved before the job starts there.
     pub(super) host: HostNeed,
 }
 
@@ -82,19 +81,13 @@ impl Place {
 /// Load of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Load {
-    InService {
-        /// Most jobs that the device runs at a time.
-        slots: usize,
-        free_bytes: u64,
-        running: Vec<RunningJob>,
-    },
+    InService { slots: usize, free_bytes: u64, running: Vec<RunningJob> },
     Lost,
 }
 
 /// Job on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RunningJob {
-    /// Predicted end.
     pub(super) until: Duration,
     pub(super) alone: bool,
 }
@@ -136,7 +129,6 @@ impl HostMemory {
 pub(super) struct ScheduledStart {
     pub(super) id: JobId,
     pub(super) place: Place,
-    /// Bytes of host memory that the job starts with.
     pub(super) host_bytes: u64,
     pub(super) start: Duration,
     /// Reason to wait; `None` if the job starts right now.

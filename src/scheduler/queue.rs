@@ -37,7 +37,6 @@ struct Tenant {
     weight: f64,
     /// Seconds of device time over weight.
     pass: f64,
-    /// Jobs that wait or run.
     active: usize,
 }
 

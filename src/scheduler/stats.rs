@@ -10,15 +10,12 @@ pub struct SchedulerStats {
     /// released already.
     pub running: usize,
     pub submitted_total: u64,
-    /// Requests that were refused before they were queued.
     pub refused_total: u64,
     pub completed_total: u64,
     pub failed_total: u64,
     pub cancelled_total: u64,
     pub waited_seconds_total: f64,
-    /// Rows of completed results.
     pub rows_total: u64,
-    /// Bytes of completed results.
     pub bytes_total: u64,
     pub devices: Vec<DeviceStats>,
 }
@@ -32,6 +29,5 @@ pub struct DeviceStats {
     pub running: usize,
     /// Jobs that ended on the device, including runs that are tried again.
     pub jobs_total: u64,
-    /// Seconds during which the device had at least one job.
     pub busy_seconds_total: f64,
 }

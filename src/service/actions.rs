@@ -75,9 +75,7 @@ const SERVED_WHILE_DRAINING: [&str; 10] = [
 /// Answer of an action: results, and a cookie to set.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// One body for each result.
     pub results: Vec<Bytes>,
-    /// Cookie of the session that was opened or closed.
     pub cookie: Option<HeaderValue>,
 }
 

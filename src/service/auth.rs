@@ -119,7 +119,6 @@ pub struct Authenticator {
 #[derive(Debug, Default)]
 struct Listed {
     tokens: Vec<Token>,
-    /// Callers by a name of the certificate.
     certificates: HashMap<String, Caller>,
 }
 

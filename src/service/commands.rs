@@ -37,7 +37,6 @@ const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
 /// Defaults for joins that omit an option: a session's options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Defaults {
-    /// Default of [`JobOptions::strategy`], by name.
     pub strategy: Option<String>,
     pub nulls_equal: Option<bool>,
     pub priority: Option<i32>,

@@ -179,7 +179,6 @@ struct Used {
     /// Old start, old end, and new start of each range, in order and disjoint. The new start
     /// applies once the other values are dropped.
     ranges: Vec<(usize, usize, usize)>,
-    /// True if values between the ranges stay.
     keeps_gaps: bool,
 }
 

@@ -31,7 +31,6 @@ pub enum Share {
 struct Delivered {
     /// Endpoints whose rows were read to the end.
     parts: BTreeSet<usize>,
-    /// True if every endpoint was read to the end.
     all_parts: bool,
     /// Ranges of batches that were read: the first batch, and the batch after the last.
     ranges: BTreeSet<(usize, usize)>,

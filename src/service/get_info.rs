@@ -51,7 +51,6 @@ const POLL_WAIT: Duration = Duration::from_millis(250);
 /// Object that a descriptor names.
 enum Asked {
     Table(Arc<Table>),
-    /// Command that is not decoded yet.
     Command(Bytes),
     Job(Arc<Job>),
 }
@@ -60,9 +59,7 @@ enum Asked {
 #[derive(Clone, Debug)]
 pub struct Asker {
     pub caller: Caller,
-    /// Session whose options apply.
     pub session: Option<Uuid>,
-    /// Record that takes the command of the call.
     pub record: CallRecord,
 }
 

@@ -45,7 +45,6 @@ struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     Streams,
-    /// No stream, but a client that polls.
     Poller,
     Nobody,
 }

@@ -32,7 +32,6 @@ const FEW: usize = 256;
 pub struct Shared {
     pub catalog: Catalog,
     pub scheduler: Scheduler,
-    /// Topology of the host, or the emulated topology.
     pub topology: Topology,
     pub devices: Vec<Arc<dyn Engine>>,
     pub limits: Limits,
@@ -41,7 +40,6 @@ pub struct Shared {
     pub sessions: Sessions,
     pub metrics: Metrics,
     pub started: SystemTime,
-    /// Set once the server takes no new work.
     pub draining: AtomicBool,
     /// Cancelled when the work under way has ended, and connections close.
     pub closing: CancellationToken,
@@ -92,17 +90,12 @@ pub(super) fn shutting_down() -> Error {
 /// Parsed settings that calls use.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Largest request message, in bytes.
     pub message_bytes: usize,
-    /// Uploads under way at once.
     pub uploads: usize,
-    /// Time without data after which an upload is given up.
     pub upload_idle: Duration,
     pub endpoints: usize,
-    /// Time that a result is kept once it is complete.
     pub retain: Duration,
     pub ticket_life: Duration,
-    /// Time between messages on an idle stream.
     pub keep_alive: Duration,
     /// URIs from which clients may fetch; empty: the address of the request.
     pub locations: Vec<String>,

@@ -91,7 +91,6 @@ const _: () = assert!(MORSEL_ROWS.is_multiple_of(BLOCK_ROWS));
 struct Source<'a> {
     first: &'a [u32],
     count: Option<&'a [u32]>,
-    /// True if rows without a match give a pair.
     emit: bool,
     row_start: u32,
 }

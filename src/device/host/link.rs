@@ -46,7 +46,6 @@ impl EmulatedRoute {
 #[derive(Clone, Debug)]
 pub struct Lane {
     bytes_per_second: f64,
-    /// The end of the last queued transfer.
     free_at: Arc<Mutex<Instant>>,
 }
 

@@ -117,7 +117,6 @@ pub(super) fn payload_as_is(run: &Run<'_>, payload: &Payload, rows: usize) -> Re
 /// Rows moved by a digit of their key.
 pub(super) struct Scattered<K> {
     pub(super) keys: Values<K>,
-    /// The payload columns.
     pub(super) columns: Vec<(Width, Values<u8>)>,
     /// Start of each digit's rows, and the end of the last: one more entry than digits.
     pub(super) bounds: Vec<usize>,

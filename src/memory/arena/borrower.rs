@@ -66,7 +66,6 @@ pub struct Borrower {
 struct Borrowed {
     /// Free ranges, by the number of their region and their address in the owner.
     free: FreeList,
-    /// Number of the last region.
     last_region: SlabId,
     /// Pieces in use, by address in the owner.
     pieces: BTreeMap<u64, BorrowedPiece>,

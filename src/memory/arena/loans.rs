@@ -22,7 +22,6 @@ use super::{ALIGNMENT, ArenaBuffer, holding, size_of_piece};
 pub struct Span {
     /// Address of the first byte in the owner.
     pub address: u64,
-    /// Number of bytes.
     pub len: usize,
 }
 

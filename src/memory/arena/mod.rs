@@ -103,7 +103,6 @@ pub struct Arena {
     inner: Arc<Inner>,
     /// Pool that pieces are drawn from before the budget.
     pool: Option<ReservedPool>,
-    /// Ends an allocation that has to wait for a slab.
     interrupt: Interrupt,
     /// Hands out the pieces, if the slabs belong to another process.
     borrower: Option<Arc<Borrower>>,

@@ -16,11 +16,9 @@ use crate::{Error, Result};
 /// Place of bytes, for another process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
-    /// In a slab of the owner's arena.
     Slab {
         /// Address of the first byte in the owner.
         address: u64,
-        /// Number of bytes.
         len: u64,
     },
     /// Bytes by value, because no slab that both processes see has them.
@@ -61,7 +59,6 @@ pub struct SlabViews {
 
 #[derive(Debug, Default)]
 struct Views {
-    /// Mapping by its address in the owner.
     by_owner: BTreeMap<u64, Arc<Mapping>>,
     /// Address in the owner by address in this process.
     by_view: BTreeMap<u64, u64>,
