@@ -99,6 +99,12 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Returns the file that another process can map; `None` for anonymous memory, and for memory
+    /// of another process.
+    pub(super) fn file(&self) -> Option<&Arc<OwnedFd>> {
+        self.file.as_ref()
+    }
+
     pub(super) fn pin_by(&self, pin: &Arc<dyn Pin>) {
         if pin.pin(self.start.as_ptr(), self.len, self.file.as_ref()) {
             // A mapping is pinned once, by the pin that the arena got first.

@@ -27,6 +27,7 @@
 
 mod arrays;
 mod borrower;
+mod counters;
 mod loans;
 mod mapping;
 mod views;
@@ -42,6 +43,7 @@ pub(crate) use arrays::of_whole_values;
 pub use arrays::{ArrayParts, describe, restore};
 use arrow::buffer::Buffer;
 pub use borrower::{ArenaReservation, Borrower, Lender};
+pub use counters::SharedCounters;
 pub use loans::{Loans, Span};
 pub use mapping::Backing;
 use mapping::{HUGE_PAGE_BYTES, Mapping};
