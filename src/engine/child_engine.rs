@@ -1,7 +1,7 @@
 //! Engine over a device in a process of its own: it sends requests to the process, and serves the
 //! jobs there.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -15,13 +15,13 @@ use parking_lot::Mutex;
 use super::channel::{Receiver, Sender};
 use super::child::ChildGuard;
 use super::link::{JobChannel, JobEvent, JobListener, Link, SharedSlabs, work_off};
-use super::messages::{FromChild, HostResponse, Opened, Run, TableParts, ToChild};
+use super::messages::{FromChild, GangSeat, HostResponse, Opened, Run, TableParts, ToChild};
 use super::restored::{TableBuffers, restored};
 use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
 use crate::human::system_words;
-use crate::join::{BatchSink, Monitor, Task};
+use crate::join::{BatchSink, GangBoard, Monitor, Rank, Task};
 use crate::memory::{Arena, Budget};
 use crate::planner::Rates;
 use crate::{Context, Error, Result, panics};
@@ -148,8 +148,12 @@ impl ChildEngine {
     }
 
     fn send(&self, message: &ToChild) -> Result<()> {
+        self.send_with(message, None)
+    }
+
+    fn send_with(&self, message: &ToChild, file: Option<BorrowedFd<'_>>) -> Result<()> {
         self.check()?;
-        self.link.sender.send(message, None).map_err(|error| {
+        self.link.sender.send(message, file).map_err(|error| {
             // The reader notices the failure too, and learns how the process ended.
             self.link.wait_until_lost();
             let why = system_words(&error);
@@ -284,7 +288,7 @@ impl Engine for ChildEngine {
         self.rates = rates;
     }
 
-    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    fn run_rank(&self, task: Task, rank: &Rank, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         self.check()?;
         let numbered = task.clone().map_tables(|table| self.table(&table))?;
         let job = self.number();
@@ -294,7 +298,9 @@ impl Engine for ChildEngine {
         let listener = JobListener::begin(&self.link, job, channel, of_job)?;
         let loan = self.link.lend_first(job, &arena);
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
-        self.send(&ToChild::Run(Box::new(Run { job, task: numbered, device_bytes, loan })))?;
+        let seat = rank.board().map(|board| GangSeat { rank: rank.number(), ranks: board.ranks() });
+        let run = ToChild::Run(Box::new(Run { job, task: numbered, seat, device_bytes, loan }));
+        self.send_with(&run, rank.board().map(GangBoard::file))?;
         self.serve_job(&listener, &task, sink, monitor)
     }
 

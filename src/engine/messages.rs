@@ -43,7 +43,8 @@ pub(super) enum ToChild {
     Table(TableParts),
     /// Forgets tables that no task will name again.
     Forget { tables: Vec<u64> },
-    /// Runs a join.
+    /// Runs a join, or one rank of it. The file of the gang's board comes with the message of a
+    /// rank.
     Run(Box<Run>),
     /// Stops a join.
     Cancel { job: u64 },
@@ -60,10 +61,19 @@ pub(super) enum ToChild {
 pub(super) struct Run {
     pub(super) job: u64,
     pub(super) task: Task<u64>,
+    /// `None`: the device runs the join alone.
+    pub(super) seat: Option<GangSeat>,
     /// The job's part of the device's memory. `None`: the job runs alone.
     pub(super) device_bytes: Option<u64>,
     /// First loan of host memory, if some is available at once.
     pub(super) loan: Option<Span>,
+}
+
+/// Number of a rank, and the number of ranks of its gang.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct GangSeat {
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
 }
 
 /// Message from the process of a device to the server.

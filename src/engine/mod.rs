@@ -42,6 +42,7 @@ mod child;
 mod child_engine;
 mod device_rates;
 mod devices;
+mod gang;
 mod link;
 mod messages;
 mod process;
@@ -52,12 +53,13 @@ mod tests;
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Scope};
 
 pub use child_engine::ChildEngine;
 pub use device_rates::{DeviceRates, set_rates};
 pub use devices::{DeviceSettings, arena_backing, gpus_used, host_memory_bytes, open_devices, topology};
 pub(crate) use devices::{cache_bytes, device_memory_bytes};
+pub use gang::run_gang;
 pub use link::SharedSlabs;
 pub use process::run as run_process;
 use serde::{Deserialize, Serialize};
@@ -65,7 +67,7 @@ pub use supervised::SupervisedEngine;
 
 use crate::catalog::Table;
 use crate::device::{CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
-use crate::join::{self, BatchSink, Monitor, Task};
+use crate::join::{self, BatchSink, Monitor, Rank, Task};
 use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Rates, Target, measure_rates};
 use crate::{Error, Result};
@@ -116,13 +118,22 @@ pub trait Engine: Send + Sync + Debug {
     /// Sets the rates that joins are planned with.
     fn set_rates(&mut self, rates: DeviceRates);
 
-    /// Runs a task to its end in the granted memory, and pushes the result batch by batch.
+    /// Runs one rank of a task to its end in the granted memory, and pushes the rank's share of the
+    /// result batch by batch. [`run_gang`] runs all ranks of a gang.
     ///
     /// # Errors
-    /// Returns the errors of [`join::run`], and
+    /// Returns the errors of [`join::run_rank`], and
     /// [`Unavailable`](crate::Error::Unavailable) if the device is lost. [`Engine::check`] reports
     /// a lost device too.
-    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
+    fn run_rank(&self, task: Task, rank: &Rank, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
+
+    /// Runs a task alone, as [`run_rank`](Self::run_rank) does.
+    ///
+    /// # Errors
+    /// Returns the errors of [`run_rank`](Self::run_rank).
+    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        self.run_rank(task, &Rank::alone(), grant, sink, monitor)
+    }
 
     /// Checks that the device can still work, as far as is known without a request to it.
     ///
@@ -203,9 +214,9 @@ impl Engine for InProcess {
         self.rates = rates;
     }
 
-    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    fn run_rank(&self, task: Task, rank: &Rank, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
-        run_within(grant.device_memory.clone(), &*self.device, task, &arena, sink, monitor)
+        run_within(grant.device_memory.clone(), &*self.device, task, rank, &arena, sink, monitor)
     }
 
     fn check(&self) -> Result<()> {
@@ -230,22 +241,36 @@ impl Engine for InProcess {
     }
 }
 
-/// Runs a task in a part of the device's memory, or alone in all of it (`None`).
+/// Runs one rank of a task in a part of the device's memory, or alone in all of it (`None`).
 fn run_within(
     memory: Option<Budget>,
     device: &dyn Device,
     task: Task,
+    rank: &Rank,
     arena: &Arena,
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
     let memory = memory.unwrap_or_else(|| device.memory().clone());
-    join::run(&Arc::new(task), &*device.for_job(memory)?, arena, sink, monitor)
+    join::run_rank(&Arc::new(task), rank, &*device.for_job(memory)?, arena, sink, monitor)
+}
+
+fn spawn_scoped<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: String,
+    body: impl FnOnce() + Send + 'scope,
+) -> Result<()> {
+    let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, body);
+    thread.map(drop).map_err(no_thread)
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let thread = std::thread::Builder::new().name(name).spawn(body);
-    thread.map_err(|error| Error::Exhausted(format!("the system starts no thread: {error}")))
+    thread.map_err(no_thread)
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    Error::Exhausted(format!("the system starts no thread: {error}"))
 }
 
 /// Parameters to open a device, in this process or in a process of its own.

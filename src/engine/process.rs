@@ -12,11 +12,11 @@ use arrow::array::RecordBatch;
 use parking_lot::{Condvar, Mutex};
 
 use super::channel::{Receiver, Sender};
-use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, Opened, Run, State, ToChild};
+use super::messages::{BatchParts, FromChild, GangSeat, HostRequest, HostResponse, Opened, Run, State, ToChild};
 use super::{MemoryUse, Opening, run_within, spawn};
 use crate::catalog::{Adopter, Table};
 use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo};
-use crate::join::{BatchSink, Monitor};
+use crate::join::{BatchSink, GangBoard, Monitor, Rank};
 use crate::memory::{Arena, Borrower, Budget, Lender, Reservation, SlabViews, Span};
 use crate::planner::{Target, measure_rates};
 use crate::{Error, Result, lines, panics};
@@ -102,9 +102,9 @@ struct Reader {
 impl Reader {
     /// Serves until the socket is closed.
     fn serve(&self) {
-        while let Some(run) = self.next_run() {
+        while let Some((run, rank)) = self.next_run() {
             let Some(process) = self.process.upgrade() else { return };
-            process.run(run);
+            process.run(run, rank);
         }
     }
 
@@ -112,7 +112,7 @@ impl Reader {
     /// closed or the process ends. A panic is an error that ends the process, as a lost message
     /// might leave its receiver waiting. A reader must not send or wait for anything during its
     /// turn, because the server may be waiting for room in the socket.
-    fn next_run(&self) -> Option<Run> {
+    fn next_run(&self) -> Option<RankRun> {
         let mut turn = self.turn.lock();
         let messages = turn.as_mut()?;
         let outcome = loop {
@@ -136,6 +136,9 @@ impl Reader {
         None
     }
 }
+
+/// Join to run, and the rank to run it as, if the board of its gang could be mapped.
+type RankRun = (Run, Result<Rank>);
 
 /// Question whose answer is sent by a thread that does not read.
 enum Question {
@@ -185,7 +188,7 @@ impl Process {
         message: ToChild,
         messages: &mut Receiver,
         questions: &mpsc::Sender<Question>,
-    ) -> Result<Option<Run>> {
+    ) -> Result<Option<RankRun>> {
         let ask = |question: Question| questions.send(question).expect("questions are answered until the end");
         match message {
             ToChild::Open(_) => return Err(Error::Internal("the device is open already".into())),
@@ -221,8 +224,14 @@ impl Process {
                         "the server sent a job while {running} run, which is the most"
                     )));
                 }
+                let rank = match run.seat {
+                    Some(GangSeat { rank, ranks }) => {
+                        GangBoard::of_file(messages.file()?, ranks).map(|board| Rank::of_gang(rank, board))
+                    }
+                    None => Ok(Rank::alone()),
+                };
                 self.jobs.lock().insert(run.job, Arc::new(Monitor::new(CancelFlag::new())));
-                return Ok(Some(*run));
+                return Ok(Some((*run, rank)));
             }
             ToChild::Cancel { job } => {
                 if let Some(monitor) = self.jobs.lock().get(&job) {
@@ -259,19 +268,19 @@ impl Process {
         }
     }
 
-    fn run(&self, run: Run) {
+    fn run(&self, run: Run, rank: Result<Rank>) {
         let job = run.job;
         let monitor = self.jobs.lock().get(&job).expect("a running job has a monitor").clone();
         // A panic fails the job, not the process.
         let said = |panic: &str| format!("the join panicked on {}: {panic}", self.device.id());
-        let outcome = panics::as_error(said, || self.join(run, &monitor));
+        let outcome = panics::as_error(said, || self.join(run, &rank?, &monitor));
         self.jobs.lock().remove(&job);
         let (report, lost) = (monitor.report(), self.device.check().err());
         self.line.send(&FromChild::Ended { job, outcome, report, state: self.state(), lost });
     }
 
-    fn join(&self, run: Run, monitor: &Monitor) -> Result<()> {
-        let Run { job, task, device_bytes, loan } = run;
+    fn join(&self, run: Run, rank: &Rank, monitor: &Monitor) -> Result<()> {
+        let Run { job, task, seat: _, device_bytes, loan } = run;
         // Created first, so that the loan goes back whatever happens.
         let lender = Box::new(JobLender { job, line: self.line.clone() });
         let borrower = Arc::new(Borrower::new(lender, self.slabs.clone(), loan));
@@ -285,7 +294,7 @@ impl Process {
         let (pushes, line, slabs) = (Arc::default(), &*self.line, &*self.slabs);
         let sink = JobSink { job, pushes, line, slabs, borrower: &borrower, adopter };
         let promised = device_bytes.map(|bytes| self.promised(bytes, monitor.cancel())).transpose()?;
-        run_within(promised.map(Budget::within), &*self.device, task, &arena, &sink, monitor)
+        run_within(promised.map(Budget::within), &*self.device, task, rank, &arena, &sink, monitor)
     }
 
     /// Reserves the device memory that the server has promised to a job. The promises fit in the

@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
-use crate::join::{BatchSink, Monitor, Task};
+use crate::join::{BatchSink, Monitor, Rank, Task};
 use crate::memory::Budget;
 use crate::planner::Rates;
 use crate::{Context, Error, Result};
@@ -174,8 +174,8 @@ impl Engine for SupervisedEngine {
         self.rates = rates;
     }
 
-    fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        self.process().run(task, grant, sink, monitor)
+    fn run_rank(&self, task: Task, rank: &Rank, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        self.process().run_rank(task, rank, grant, sink, monitor)
     }
 
     fn check(&self) -> Result<()> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::inputs::SideInput;
+use super::rank::Rank;
 use super::source::RowSource;
 use super::{RowLayout, Task, TransferOrder};
 use crate::catalog::Table;
@@ -25,6 +26,10 @@ const CHUNKS_PER_STREAM: u64 = 5;
 /// Rows of the smallest chunk of a probe side. Fewer rows would cost more in calls than they save
 /// in memory.
 pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
+
+/// Rows of the smallest chunk that ranks with one stream each take in turn: a few milliseconds of
+/// work.
+const BALANCED_CHUNK_ROWS_MIN: u64 = 1 << 16;
 
 /// Bytes that one copy should carry.
 const COPY_BYTES: u64 = 16 << 20;
@@ -49,14 +54,17 @@ pub(super) struct ProbeRows<'a> {
     /// Input of the task's own table. Segments of the source have its columns.
     shape: &'a Arc<SideInput>,
     supports_text: bool,
-    current: Mutex<CurrentSegment>,
+    /// Rank that takes the rows. Ranks of a gang divide the rows of the task's table.
+    rank: Rank,
+    left: Mutex<RowsLeft>,
 }
 
-/// Segment that chunks are cut from; `None` before the first and after each segment.
+/// Rows that were taken from the source, and that no stream has taken yet.
 #[derive(Default)]
-struct CurrentSegment {
-    segment: Option<Arc<SideInput>>,
-    next_row: u64,
+struct RowsLeft {
+    /// Segment that chunks are cut from, and its next row.
+    segment: Option<(Arc<SideInput>, u64)>,
+    put_back: Option<Chunk>,
 }
 
 /// Consecutive rows of one segment.
@@ -81,12 +89,24 @@ impl<'a> ProbeRows<'a> {
         shape: &'a Arc<SideInput>,
         device: &dyn Device,
     ) -> Self {
-        Self { source, task, shape, supports_text: device.strings().is_some(), current: Mutex::default() }
+        let (supports_text, rank) = (device.strings().is_some(), Rank::alone());
+        Self { source, task, shape, supports_text, rank, left: Mutex::default() }
     }
 
-    /// Returns the number of all rows, if it is known before the end.
-    pub(super) fn total(&self) -> Option<u64> {
-        self.source.total_rows()
+    /// Takes the rows of the task's table in turn with the other ranks of a gang.
+    pub(super) fn of_rank(self, rank: &Rank) -> Self {
+        Self { rank: rank.clone(), ..self }
+    }
+
+    /// Returns the number of ranks that take rows.
+    pub(super) fn ranks(&self) -> usize {
+        self.rank.ranks()
+    }
+
+    /// Returns the number of rows that this rank will take if all take equally many. `None` if the
+    /// number of all rows is unknown before the end.
+    pub(super) fn total_of_rank(&self) -> Option<u64> {
+        self.source.total_rows().map(|total| total.div_ceil(self.ranks() as u64))
     }
 
     /// Takes the next chunk. `rows_of` returns its number of rows, given a segment and the rows
@@ -97,28 +117,33 @@ impl<'a> ProbeRows<'a> {
     /// The errors of [`RowSource::next_segment`] and of [`Task::check_rows`].
     pub(super) fn take(
         &self,
-        rows_of: impl FnOnce(&SideInput, Range<u64>) -> u64,
+        rows_of: impl Fn(&SideInput, Range<u64>) -> u64,
         cancel: &CancelFlag,
     ) -> Result<Option<Chunk>> {
-        let mut current = self.current.lock();
-        let segment = match current.segment.take() {
+        let mut left = self.left.lock();
+        if let Some(chunk) = left.put_back.take() {
+            return Ok(Some(chunk));
+        }
+        if self.rank.shares_rows() {
+            let rows = self.rank.take_rows(Role::Probe, self.shape.table.rows, |left| rows_of(self.shape, left));
+            return Ok(rows.map(|rows| Chunk { segment: self.shape.clone(), rows }));
+        }
+        let (segment, start) = match left.segment.take() {
             Some(segment) => segment,
             None => {
                 let Some(table) = self.source.next_segment(cancel)? else { return Ok(None) };
-                current.next_row = 0;
-                self.input_of(table)?
+                (self.input_of(table)?, 0)
             }
         };
-        let left = current.next_row..segment.table.rows;
-        let rows = left.start..left.end.min(left.start + rows_of(&segment, left.clone()).max(1));
-        current.next_row = rows.end;
-        current.segment = (rows.end < left.end).then(|| segment.clone());
+        let end = segment.table.rows;
+        let rows = start..end.min(start + rows_of(&segment, start..end).max(1));
+        left.segment = (rows.end < end).then(|| (segment.clone(), rows.end));
         Ok(Some(Chunk { segment, rows }))
     }
 
-    /// Gives the last chunk back, which no other chunk followed.
+    /// Gives a chunk back, which the next call of [`take`](Self::take) returns.
     pub(super) fn put_back(&self, chunk: Chunk) {
-        *self.current.lock() = CurrentSegment { segment: Some(chunk.segment), next_row: chunk.rows.start };
+        self.left.lock().put_back = Some(chunk);
     }
 
     /// Tells the source that its rows cannot be joined.
@@ -152,15 +177,17 @@ pub(super) fn only_copies(task: &Task, layout: &KeyLayout) -> bool {
     task.composition.row_layout == RowLayout::Original && !layout.is_made_on_host()
 }
 
-/// Returns the rows of each chunk except the last, for a probe side of `total` rows and enough
-/// memory for several streams.
-pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, streams: usize) -> u64 {
+/// Returns the rows of each chunk except the last, for a probe side of `total` rows, of which each
+/// rank takes about a share, and enough memory for several streams.
+pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, streams: usize, ranks: usize) -> u64 {
+    let total = total.div_ceil(ranks as u64);
     let is_looked_up = task.composition.row_layout == RowLayout::Original;
     let chunks = chunks_per_stream(total, layout.width().bytes(), streams as u64, is_looked_up);
     let halves = chunks / CHUNKS_PER_STREAM;
     let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
     let even = if even > CHUNK_ROWS_MIN { even.next_multiple_of(halves * BITMAP_ROWS) / halves } else { even };
-    even.max(task.chunk_rows_min())
+    // One stream has nothing to overlap, so its chunks only have to balance the ranks.
+    even.max(if streams > 1 { task.chunk_rows_min() } else { task.chunk_rows_min.unwrap_or(BALANCED_CHUNK_ROWS_MIN) })
 }
 
 /// Returns the bytes of device memory that a row of a chunk takes. Keys are packed and transformed

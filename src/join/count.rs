@@ -22,11 +22,16 @@ impl BatchSink for RowCount {
 }
 
 impl RowCount {
-    /// Returns the result: one row, with the number.
-    pub(super) fn into_batch(self, schema: SchemaRef) -> Result<RecordBatch> {
-        let rows = i64::try_from(self.0.into_inner())
-            .map_err(|_| Error::Unsupported("the join has more rows than a signed 64-bit integer can count".into()))?;
-        RecordBatch::try_new(schema, vec![Arc::new(Int64Array::from(vec![rows]))])
-            .map_err(|error| Error::Internal(format!("returning the row count of a join: {error}")))
+    /// Returns the number of rows so far.
+    pub(super) fn rows(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
+}
+
+/// Returns the result of a join that counts rows: one row, with the number.
+pub(super) fn batch_of_count(rows: u64, schema: SchemaRef) -> Result<RecordBatch> {
+    let rows = i64::try_from(rows)
+        .map_err(|_| Error::Unsupported("the join has more rows than a signed 64-bit integer can count".into()))?;
+    RecordBatch::try_new(schema, vec![Arc::new(Int64Array::from(vec![rows]))])
+        .map_err(|error| Error::Internal(format!("returning the row count of a join: {error}")))
 }

@@ -23,6 +23,29 @@ pub struct PhaseRecord {
     pub in_place_bytes: u64,
 }
 
+impl PhaseRecord {
+    /// Adds the time and bytes of the same phase elsewhere.
+    pub fn add(&mut self, other: &Self) {
+        self.seconds += other.seconds;
+        self.bytes += other.bytes;
+        self.kept_bytes += other.kept_bytes;
+        self.in_place_bytes += other.in_place_bytes;
+    }
+
+    /// Returns an equal share of the time and bytes.
+    #[must_use]
+    pub fn of_each(&self, shares: usize) -> Self {
+        let of = |bytes: u64| bytes / shares as u64;
+        Self {
+            phase: self.phase,
+            seconds: self.seconds / shares as f64,
+            bytes: of(self.bytes),
+            kept_bytes: of(self.kept_bytes),
+            in_place_bytes: of(self.in_place_bytes),
+        }
+    }
+}
+
 /// Progress and phases that a join has reported.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -125,15 +148,11 @@ impl Monitor {
             *self.looks.lock().entry(phase).or_default() += self.cancel.looks() - looks_before;
         }
         let Moved { bytes, kept_bytes, in_place_bytes } = moved;
+        let piece = PhaseRecord { phase, seconds, bytes, kept_bytes, in_place_bytes };
         let mut phases = self.phases.lock();
         match phases.iter_mut().find(|record| record.phase == phase) {
-            Some(record) => {
-                record.seconds += seconds;
-                record.bytes += bytes;
-                record.kept_bytes += kept_bytes;
-                record.in_place_bytes += in_place_bytes;
-            }
-            None => phases.push(PhaseRecord { phase, seconds, bytes, kept_bytes, in_place_bytes }),
+            Some(record) => record.add(&piece),
+            None => phases.push(piece),
         }
         outcome
     }

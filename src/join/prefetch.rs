@@ -64,12 +64,12 @@ impl Prefetch {
     pub(super) fn queue(of: &Probes<'_>, cx: &JoinContext<'_>, rows: &ProbeRows<'_>, held_back: u64) -> Result<Self> {
         let mut prefetch = Self::default();
         let (device, total) = (cx.device, of.probe.table.rows);
-        let streams = streams_of(of.task, rows.total(), device);
+        let streams = streams_of(of.task, rows.total_of_rank(), device);
         let waits = of.probe.key_columns.iter().any(|&key| of.probe.has_nulls(key)) || of.layout.is_hashed();
         if streams <= 1 || waits || of.task.composition.filter || !only_copies(of.task, of.layout) {
             return Ok(prefetch);
         }
-        let chunk_rows = even_chunk_rows(of.task, of.layout, total, streams);
+        let chunk_rows = even_chunk_rows(of.task, of.layout, total, streams, rows.ranks());
         let chunks_rows = streams as u64 * chunk_rows;
         let chunks_bytes = chunks_rows * chunk_row_bytes(of.probe, of.layout) as u64
             + value_bytes(of.probe, of.layout, 0..total.min(chunks_rows));

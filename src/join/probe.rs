@@ -120,7 +120,7 @@ impl<'a> Probing<'a> {
 
     fn probe_all(&self, cx: &JoinContext<'_>) -> Result<()> {
         let device = cx.device;
-        let streams = streams_of(&self.join.task, self.rows.total(), device);
+        let streams = streams_of(&self.join.task, self.rows.total_of_rank(), device);
         if streams <= 1 {
             // Copy on the main stream, because probing does not wait for the caller's `copies`.
             let cx = JoinContext { copies: cx.stream, ..*cx };
@@ -226,8 +226,8 @@ impl<'a> Probing<'a> {
         let device = cx.device;
         self.rows.take(
             |segment, left| {
-                let most = match streams > 1 {
-                    true => even_chunk_rows(task, layout, segment.table.rows, streams),
+                let most = match streams > 1 || self.rows.ranks() > 1 {
+                    true => even_chunk_rows(task, layout, segment.table.rows, streams, self.rows.ranks()),
                     false => segment.table.rows,
                 };
                 let rows = left.start..left.end.min(left.start + most);
@@ -307,7 +307,7 @@ impl<'a> Probing<'a> {
     }
 
     fn reach(&self, progress: &mut Progress<'_>, stage: Stage, rows: f64) {
-        if let Some(total) = self.rows.total() {
+        if let Some(total) = self.rows.total_of_rank() {
             progress.reach(stage, rows / total as f64);
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::chunks::ProbeRows;
 use super::context::CallStreams;
-use super::count::RowCount;
+use super::count::{RowCount, batch_of_count};
 use super::deferred::DeferredPayload;
 use super::inputs::SideInput;
 use super::monitor::Monitor;
@@ -18,6 +18,7 @@ use super::prefetch::{Prefetch, Probes};
 use super::prepared::{Preparation, PreparedJoin};
 use super::probe::Probing;
 use super::progress::{Progress, Stage};
+use super::rank::Rank;
 use super::source::TableRows;
 use super::transform::CopyIn;
 use super::{BatchSink, Task};
@@ -29,11 +30,27 @@ use crate::memory::Arena;
 /// Runs a join on one device, and pushes the result batch by batch.
 ///
 /// # Errors
+/// The errors of [`run_rank`].
+pub fn run(
+    task: &Arc<Task>,
+    device: &dyn Device,
+    arena: &Arena,
+    sink: &dyn BatchSink,
+    monitor: &Monitor,
+) -> Result<()> {
+    run_rank(task, &Rank::alone(), device, arena, sink, monitor)
+}
+
+/// Runs one rank of a join on its device, and pushes the rank's share of the result batch by batch.
+/// If rows are counted, the last rank to count pushes the sum of all ranks.
+///
+/// # Errors
 /// [`Exhausted`](crate::Error::Exhausted) when the device, or host memory, is too small.
 /// [`Cancelled`](crate::Error::Cancelled) soon after the monitor's flag is raised.
 /// [`Unavailable`](crate::Error::Unavailable) when the device is lost. Errors of the sink.
-pub fn run(
+pub fn run_rank(
     task: &Arc<Task>,
+    rank: &Rank,
     device: &dyn Device,
     arena: &Arena,
     sink: &dyn BatchSink,
@@ -42,16 +59,20 @@ pub fn run(
     let input = |role| Arc::new(SideInput::of_task(task, role, device.strings().is_some()));
     let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
     if !task.counts_rows {
-        return run_prepared(preparation, device, arena, sink, monitor);
+        return run_prepared(preparation, rank, device, arena, sink, monitor);
     }
     let counted = RowCount::default();
-    run_prepared(preparation, device, arena, &counted, monitor)?;
-    sink.push(counted.into_batch(task.schema.clone())?)
+    run_prepared(preparation, rank, device, arena, &counted, monitor)?;
+    match rank.sum(counted.rows()) {
+        Some(rows) => sink.push(batch_of_count(rows, task.schema.clone())?),
+        None => Ok(()),
+    }
 }
 
 /// Prepares, probes and finishes. Tests pass preparations with layouts whose hashes collide.
 fn run_prepared(
     preparation: Preparation,
+    rank: &Rank,
     device: &dyn Device,
     arena: &Arena,
     sink: &dyn BatchSink,
@@ -66,7 +87,7 @@ fn run_prepared(
     let deferred = DeferredPayload::of(&task, &build, &probe, sizes, &cx);
     let copy_in = if !probe.shares || deferred.is_some() { CopyIn::Prefetch } else { CopyIn::WhenNeeded };
     let source = TableRows::new(task.probe.table.clone());
-    let rows = ProbeRows::new(&source, &task, &probe, device);
+    let rows = ProbeRows::new(&source, &task, &probe, device).of_rank(rank);
     let mut prefetch = Prefetch::default();
     let preparation = Preparation { defers_payload: deferred.is_some(), ..preparation };
     // The device indexes the build side's keys while its other columns still cross the link.
@@ -181,7 +202,7 @@ mod tests {
         let input = |role| Arc::new(SideInput::of_task(&task, role, device.strings().is_some()));
         let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
         let preparation = Preparation { layout, ..preparation };
-        run_prepared(preparation, device, catalog.arena(), &sink, &monitor).unwrap();
+        run_prepared(preparation, &Rank::alone(), device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()
     }
 

@@ -1,0 +1,124 @@
+//! Gangs: one join on several devices, one rank on each.
+//!
+//! ```text
+//!   job's monitor ◄── sum of progress and phases ── monitors of the ranks
+//!         └────────── stop ─────────────────────► flag that all ranks share ◄── first failure
+//!   sink of the job ◄── batches of all ranks
+//! ```
+//!
+//! Each rank runs on the engine of its device, in a thread of its own here. The engine may be a
+//! process. The ranks meet at the board of the gang (`join/rank.rs`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Engine, Grant, spawn_scoped};
+use crate::device::CancelFlag;
+use crate::join::{BatchSink, GangBoard, Monitor, Rank, Report, Task};
+use crate::{Context, Error, Result, panics};
+
+/// Time between two looks at the job's request to stop, and at the progress of ranks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Runs a task on several engines, a rank on each, in the memory that each is granted. One engine
+/// runs the task alone.
+///
+/// # Errors
+/// The errors of [`Engine::run`]. If a rank fails, the others are stopped, and the error is that of
+/// the rank that failed first.
+pub fn run_gang(
+    engines: &[Arc<dyn Engine>],
+    task: Task,
+    grants: &[Grant],
+    sink: &dyn BatchSink,
+    monitor: &Monitor,
+) -> Result<()> {
+    assert_eq!(engines.len(), grants.len(), "each rank is granted memory");
+    if let ([engine], [grant]) = (engines, grants) {
+        return engine.run(task, grant, sink, monitor);
+    }
+    let gang = Gang { stop: CancelFlag::new(), state: Mutex::default(), changed: Condvar::new() };
+    let board = GangBoard::new(engines.len())?;
+    let monitors: Vec<Monitor> = engines.iter().map(|_| Monitor::new(gang.stop.clone())).collect();
+    std::thread::scope(|scope| {
+        let ranks = engines.iter().zip(grants).zip(&monitors).enumerate();
+        for (number, ((engine, grant), of_rank)) in ranks {
+            let (rank, task, gang) = (Rank::of_gang(number, board.clone()), task.clone(), &gang);
+            let run = move || {
+                let said = |panic: &str| format!("the join panicked on {}: {panic}", engine.id());
+                let ran = panics::as_error(said, || engine.run_rank(task, &rank, grant, sink, of_rank));
+                gang.ended(ran.context(|| format!("rank {number} on {}", engine.id())));
+            };
+            if let Err(error) = spawn_scoped(scope, format!("gang/{number}"), run) {
+                gang.ended(Err(error));
+            }
+        }
+        gang.watch(engines.len(), monitor, &monitors);
+    });
+    monitor.take_over(sum_of(&monitors));
+    gang.state.into_inner().failure.map_or(Ok(()), Err)
+}
+
+/// State that the ranks of a gang share in the server.
+struct Gang {
+    stop: CancelFlag,
+    state: Mutex<GangState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GangState {
+    ended: usize,
+    /// First failure that is not the consequence of another rank's.
+    failure: Option<Error>,
+}
+
+impl Gang {
+    fn ended(&self, outcome: Result<()>) {
+        let mut state = self.state.lock();
+        state.ended += 1;
+        if let Err(error) = outcome {
+            // A rank that was stopped is not the reason. Another may report the reason later.
+            let is_reason = !matches!(error, Error::Cancelled(_));
+            if state.failure.is_none() || (is_reason && matches!(state.failure, Some(Error::Cancelled(_)))) {
+                state.failure = Some(error);
+            }
+            self.stop.raise();
+        }
+        self.changed.notify_all();
+    }
+
+    /// Reports progress and passes on the request to stop, until all ranks have ended.
+    fn watch(&self, ranks: usize, job: &Monitor, monitors: &[Monitor]) {
+        let mut state = self.state.lock();
+        while state.ended < ranks {
+            if job.cancel().is_raised() {
+                self.stop.raise();
+            }
+            job.take_over(sum_of(monitors));
+            self.changed.wait_for(&mut state, LOOK_INTERVAL);
+        }
+    }
+}
+
+/// Adds up what the ranks report. Work that a rank has not announced yet counts as the work that
+/// others have announced, so that progress does not go back.
+fn sum_of(monitors: &[Monitor]) -> Report {
+    let reports: Vec<Report> = monitors.iter().map(Monitor::report).collect();
+    let announced = reports.iter().map(|report| report.work_total).max().unwrap_or(0);
+    let mut sum = Report::default();
+    for report in reports {
+        sum.work_done += report.work_done;
+        sum.work_total += report.work_total.max(announced);
+        sum.probed_rows += report.probed_rows;
+        for phase in report.phases {
+            match sum.phases.iter_mut().find(|known| known.phase == phase.phase) {
+                Some(known) => known.add(&phase),
+                None => sum.phases.push(phase),
+            }
+        }
+    }
+    sum
+}
