@@ -108,8 +108,8 @@ struct SpecArgs {
     #[arg(long)]
     nulls_equal: bool,
 
-    /// Devices that may run the join, such as host:0,host:1. One of them runs it. By default, any
-    /// device may
+    /// Devices that run the join together: a number, names such as host:0,host:1, or "all". By
+    /// default, the server chooses one
     #[arg(long)]
     devices: Vec<Names>,
 }
@@ -230,6 +230,7 @@ impl SpecArgs {
         match Names::together(&self.devices).as_slice() {
             [] => {}
             [count] if count.parse::<u32>().is_ok() => join["devices"] = count.parse::<u32>().unwrap_or(1).into(),
+            [name] => join["devices"] = name.as_str().into(),
             names => join["devices"] = names.into(),
         }
         join

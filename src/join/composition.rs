@@ -46,6 +46,28 @@ pub struct Composition {
     pub device_makes_keys: bool,
     /// True if the device gathers text of the result where it can. The host gathers all other text.
     pub device_gathers_text: bool,
+    pub distribution: Distribution,
+}
+
+/// Division of a join among the ranks of a gang.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Distribution {
+    /// One device runs the join.
+    #[default]
+    Alone,
+    /// Every rank has the whole build side. The ranks divide the probe side. Only for kinds of join
+    /// that keep no build rows for the end, because no rank knows the matches of the others.
+    Broadcast,
+}
+
+impl Distribution {
+    /// Returns the name in explanations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::Broadcast => "broadcast",
+        }
+    }
 }
 
 /// Layout of rows.
@@ -151,12 +173,14 @@ impl fmt::Display for Composition {
             transfer_order: _,
             device_makes_keys,
             device_gathers_text,
+            distribution,
         } = self;
         let flags = [
             (*filter, "filter"),
             (self.defers_build_payload(), "build columns last"),
             (*device_makes_keys, "keys by the device"),
             (*device_gathers_text, "text by the device"),
+            (*distribution != Distribution::Alone, distribution.name()),
         ];
         let flags: Vec<&str> = flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name)).collect();
         let (strategy, radix_bits, flags) = (self.strategy(), self.radix_bits(), flags.join(", "));

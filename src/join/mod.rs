@@ -85,7 +85,7 @@ use arrow::array::RecordBatch;
 
 pub(crate) use batch_sizes::{BatchSizes, MESSAGE_BYTES};
 pub(crate) use chunks::{CHUNK_ROWS_MIN, chunks_per_stream};
-pub use composition::{Composition, MovedPayload, RowLayout, TransferOrder};
+pub use composition::{Composition, Distribution, MovedPayload, RowLayout, TransferOrder};
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord, Report};
 pub use prepared::PreparedJoin;

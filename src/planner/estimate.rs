@@ -96,6 +96,12 @@ impl Estimates {
         Ok(estimates)
     }
 
+    /// Returns the estimates of a rank that makes an equal share of the result.
+    pub(super) fn of_rank(&self, ranks: usize) -> Self {
+        let (pairs, rows) = (self.pairs / ranks as f64, self.rows / ranks as f64);
+        Self { pairs, rows, ..self.clone() }
+    }
+
     /// Rows of the given side with a key.
     pub fn keyed(&self, side: Side) -> f64 {
         if side == Side::Left { self.left_keyed } else { self.right_keyed }

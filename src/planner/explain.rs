@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::cost::{MemoryNeed, PredictedPhase, Resource};
 use super::inputs::{Inputs, TextWork};
-use super::{MovedPayload, Plan, Rates, Side, Strategy};
+use super::{Distribution, MovedPayload, Plan, Rates, Side, Strategy, Target};
 use crate::Error;
 use crate::device::Phase;
 use crate::human;
@@ -37,12 +37,19 @@ pub struct Explanation {
     pub alternatives: Vec<ExplainedAlternative>,
 }
 
-/// The device of a plan.
+/// The devices of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedDevice {
+    /// One name, or the names of all ranks, separated by commas.
     pub name: String,
     pub reason: String,
+    /// Of each device.
     pub memory_bytes: u64,
+    /// Number of devices that run the join together. The seconds and bytes of phases are those of
+    /// one of them.
+    pub ranks: usize,
+    /// Division of the join among the ranks: `alone` or `broadcast`.
+    pub distribution: &'static str,
 }
 
 /// A side of the join.
@@ -175,12 +182,14 @@ impl Explanation {
                 name: device.into(),
                 reason: device_reason,
                 memory_bytes: plan.target.memory_bytes,
+                ranks: plan.target.ranks,
+                distribution: plan.composition.distribution.name(),
             },
             left: side(Side::Left),
             right: side(Side::Right),
             result,
             memory: plan.memory,
-            phases: line_up(&plan.phases, measured, &plan.target.rates),
+            phases: line_up(&plan.phases, measured, &plan.target),
             predicted_seconds: plan.seconds,
             measured_seconds: measured.map(|measured| measured.seconds),
             alternatives: alternatives.collect(),
@@ -195,12 +204,14 @@ impl Explanation {
 }
 
 /// Pairs each predicted phase, in order, with its measurement, then adds the unexpected phases.
-fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Rates) -> Vec<ExplainedPhase> {
-    let measured: &[PhaseRecord] = measured.map_or(&[], |measured| &measured.phases);
+/// Seconds and bytes are those of one rank, the measured ones on average.
+fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, target: &Target) -> Vec<ExplainedPhase> {
+    let of_all = measured.map_or(&[][..], |measured| &measured.phases);
+    let measured: Vec<PhaseRecord> = of_all.iter().map(|phase| phase.of_each(target.ranks)).collect();
     let explained = |phase: Phase, predicted: Option<&PredictedPhase>| {
         let found = measured.iter().find(|measured| measured.phase == phase);
         let rate = found.filter(|phase| phase.seconds > 0.0 && phase.bytes > 0);
-        let (boundary, boundary_bytes_per_second) = boundary(phase, rates);
+        let (boundary, boundary_bytes_per_second) = boundary(phase, &target.rates);
         ExplainedPhase {
             phase,
             predicted_seconds: predicted.map(|phase| phase.seconds),
@@ -298,7 +309,12 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
             true => ", its other columns after the probe side",
             false => "",
         };
-        lines.push(format!("   {branch} {role}: {filtered}{transformed}{later}"));
+        let divided = match (plan.composition.distribution, role) {
+            (Distribution::Alone, _) => String::new(),
+            (Distribution::Broadcast, "build") => format!("; all of it to each of {} devices", plan.target.ranks),
+            (Distribution::Broadcast, _) => format!("; divided among {} devices", plan.target.ranks),
+        };
+        lines.push(format!("   {branch} {role}: {filtered}{transformed}{later}{divided}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
         lines.push(format!(
             "   {stem} └─ table {:?}, {}, {}",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
 use super::value_sizes::result_row_bytes;
-use super::{BoundJoin, JoinKey, OutputSource, Side};
+use super::{BoundJoin, Distribution, JoinKey, OutputSource, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Table, Value};
 use crate::columns::{
@@ -31,6 +31,7 @@ pub(super) struct Inputs {
     pub(super) dense_slots: Option<f64>,
     /// Source column of each column of the result, in the result's order. Clones share the list.
     pub(super) given: Arc<[Given]>,
+    pub(super) distribution: Distribution,
 }
 
 /// Source of a column of the result.
@@ -217,7 +218,18 @@ impl Inputs {
         let dense_slots = if raw { dense_slots(join, build_side, estimates) } else { None };
         let device_makes_keys = layout.is_made_by_device();
         let given = join.output.iter().map(|output| Given::of(output.source, join, &build, &probe)).collect();
-        Ok(Self { build, probe, key_width: layout.width(), hashed, device_makes_keys, raw, dense_slots, given })
+        let (key_width, distribution) = (layout.width(), Distribution::Alone);
+        Ok(Self { build, probe, key_width, hashed, device_makes_keys, raw, dense_slots, given, distribution })
+    }
+
+    /// Returns the inputs of one rank of a gang of `ranks`.
+    pub(super) fn of_rank(mut self, distribution: Distribution, ranks: usize) -> Self {
+        self.distribution = distribution;
+        match distribution {
+            Distribution::Alone => {}
+            Distribution::Broadcast => self.probe.divide(ranks as f64),
+        }
+        self
     }
 
     pub(super) fn key_bytes(&self) -> f64 {
@@ -342,6 +354,16 @@ impl Input {
             long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= slice_rows_min,
             may_be_shared,
         }
+    }
+
+    /// Takes an equal share of the rows.
+    fn divide(&mut self, shares: f64) {
+        let Self { rows, keyed, matched, heaviest_rows, .. } = self;
+        let ValueBytes { stays, arriving, crossing, row_max: _ } = &mut self.values;
+        for number in [rows, keyed, matched, heaviest_rows, stays, arriving, crossing] {
+            *number /= shares;
+        }
+        self.text_columns.iter_mut().for_each(|text| text.bytes /= shares);
     }
 
     /// Position of a column that the result takes from this side. Each list is in the order of the

@@ -50,5 +50,6 @@ pub use spec::{Input, JoinSpec, KeyPair};
 pub use target::Target;
 
 pub use crate::join::{
-    Composition, JoinKey, JoinKind, MovedPayload, OutputColumn, OutputSource, Side, Strategy, TransferOrder,
+    Composition, Distribution, JoinKey, JoinKind, MovedPayload, OutputColumn, OutputSource, Side, Strategy,
+    TransferOrder,
 };

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::{Side, Strategy};
-use crate::join::Composition;
+use crate::join::{Composition, Distribution};
 
 /// Decisions fixed by the caller. The planner makes the others to fit them. `filter` and
 /// `defer_build_payload` apply where compositions are priced (`cost/choice.rs`).
@@ -21,6 +21,7 @@ pub struct PlanOverrides {
     /// True if columns of the build side come in after the probe side, where possible.
     pub defer_build_payload: Option<bool>,
     pub device_gathers_text: Option<bool>,
+    pub distribution: Option<Distribution>,
 }
 
 impl PlanOverrides {
@@ -38,11 +39,20 @@ impl PlanOverrides {
     pub(super) fn allows(&self, composition: &Composition) -> bool {
         // Lists every field, so that the compiler finds a forgotten one. The inputs decide who
         // gathers text.
-        let Self { strategy, by_name: _, build_side, filter, defer_build_payload, device_gathers_text: _ } = *self;
+        let Self {
+            strategy,
+            by_name: _,
+            build_side,
+            filter,
+            defer_build_payload,
+            device_gathers_text: _,
+            distribution,
+        } = *self;
         strategy.is_none_or(|strategy| strategy == composition.strategy())
             && build_side.is_none_or(|side| side == composition.build_side)
             && filter.is_none_or(|filter| filter == composition.filter)
             && defer_build_payload.is_none_or(|defers| defers == composition.defers_build_payload())
+            && distribution.is_none_or(|distribution| distribution == composition.distribution)
     }
 }
 
@@ -56,6 +66,7 @@ impl fmt::Display for PlanOverrides {
             self.defer_build_payload.map(|last| format!("build columns {}", if last { "last" } else { "first" })),
             self.device_gathers_text
                 .map(|gathers| format!("text gathered by the {}", if gathers { "device" } else { "host" })),
+            self.distribution.map(|distribution| format!("distribution {}", distribution.name())),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         f.write_str(&parts.join(", "))

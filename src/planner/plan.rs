@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
 use super::inputs::{Input, Inputs, TextWork};
 use super::value_sizes::result_row_bytes;
-use super::{BoundJoin, Composition, Estimates, PlanOverrides, Side, Strategy, Target};
+use super::{BoundJoin, Composition, Distribution, Estimates, PlanOverrides, Side, Strategy, Target};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Phase, ROWS_MAX};
 use crate::human;
@@ -185,7 +185,8 @@ pub(super) fn propose_estimated(
     let row_bytes = result_row_bytes(&join);
     let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
     let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
-    let host_scratch_bytes = host_scratch_bytes(&chosen.costed, &chosen.inputs, target);
+    let ranks = if chosen.costed.composition.distribution == Distribution::Alone { 1 } else { target.ranks };
+    let host_scratch_bytes = ranks as u64 * host_scratch_bytes(&chosen.costed, &chosen.inputs, target);
     let plan = Plan {
         composition: chosen.costed.composition,
         filtered_rows: chosen.costed.filtered_rows,
@@ -197,7 +198,7 @@ pub(super) fn propose_estimated(
         memory: chosen.costed.memory,
         phases: chosen.costed.phases,
         seconds: chosen.costed.seconds,
-        target: target.clone(),
+        target: Target { ranks, ..target.clone() },
         reason,
         alternatives,
         estimates,
@@ -222,15 +223,47 @@ struct Candidate {
 }
 
 fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
+    let Question { join, estimates, target, .. } = *question;
+    let mut candidates = Vec::new();
+    if target.ranks > 1 {
+        let of_rank = estimates.of_rank(target.ranks);
+        let question = Question { estimates: &of_rank, ..*question };
+        candidates = candidates_distributed(&question, Distribution::Broadcast)?;
+    }
+    // A join that no distribution can run is left to one device of the set.
+    if candidates.is_empty() {
+        candidates = candidates_distributed(question, Distribution::Alone)?;
+    }
+    if join.left.rows.min(join.right.rows) > ROWS_MAX as u64 {
+        return Err(Error::Unsupported(format!(
+            "tables {:?} and {:?} have {} and {} rows, and the smaller side of a join may have at most {ROWS_MAX} on one device; \
+             join them in parts",
+            join.left.name, join.right.name, join.left.rows, join.right.rows
+        )));
+    }
+    Ok(candidates)
+}
+
+/// True if ranks can divide a join with the given build side in this way.
+fn is_possible(join: &BoundJoin, build_side: Side, distribution: Distribution) -> bool {
+    match distribution {
+        Distribution::Alone => true,
+        Distribution::Broadcast => join.how.build_rows_kept(build_side).is_none(),
+    }
+}
+
+/// Prices each strategy on each build side, for ranks that divide the join in one way.
+fn candidates_distributed(question: &Question<'_>, distribution: Distribution) -> Result<Vec<Candidate>> {
     let Question { join, overrides, target, .. } = *question;
     // The smaller side comes first, so it wins if times are equal.
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
     for build_side in [smaller, smaller.other()] {
-        if join.table(build_side).rows > ROWS_MAX as u64 {
+        if join.table(build_side).rows > ROWS_MAX as u64 || !is_possible(join, build_side, distribution) {
             continue;
         }
-        let ways = text_ways(question, build_side)?;
+        let ways = text_ways(question, build_side)?.into_iter();
+        let ways: Vec<Inputs> = ways.map(|inputs| inputs.of_rank(distribution, target.ranks)).collect();
         let links: Vec<Links> = ways.iter().map(|inputs| Links::new(join, inputs, target)).collect();
         for strategy in Strategy::ALL {
             let costed = |(inputs, links)| Ok((inputs, Costed::cheapest(question, strategy, inputs, links)?));
@@ -247,13 +280,6 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
             }
             candidates.push(Candidate { inputs: inputs.clone(), costed });
         }
-    }
-    if join.left.rows.min(join.right.rows) > ROWS_MAX as u64 {
-        return Err(Error::Unsupported(format!(
-            "tables {:?} and {:?} have {} and {} rows, and the smaller side of a join may have at most {ROWS_MAX} on one device; \
-             join them in parts",
-            join.left.name, join.right.name, join.left.rows, join.right.rows
-        )));
     }
     Ok(candidates)
 }

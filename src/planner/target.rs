@@ -10,10 +10,12 @@ use crate::catalog::Table;
 use crate::device::{Capabilities, ColumnRows, Device, DeviceId, DeviceInfo, Tuning};
 use crate::memory::Budget;
 
-/// A device as the planner sees it: sizes and rates.
+/// A device, or a set of equal devices, as the planner sees it: sizes and rates of one.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub name: String,
+    /// Devices that run a join together, each with these sizes and rates.
+    pub ranks: usize,
     pub memory_bytes: u64,
     /// Option by which the operator raises `memory_bytes`: `--device-memory`.
     pub memory_setting: String,
@@ -36,6 +38,7 @@ impl Target {
     pub fn new(id: DeviceId, info: &DeviceInfo, memory: &Budget, rates: Rates) -> Self {
         Self {
             name: id.to_string(),
+            ranks: 1,
             memory_bytes: memory.limit_bytes(),
             memory_setting: memory.setting().into(),
             parallelism: info.facts.parallelism,
@@ -50,8 +53,10 @@ impl Target {
     /// cached columns of the joined tables.
     pub fn same_sizes_and_rates(&self, other: &Self) -> bool {
         // Lists every field, so that the compiler finds a forgotten one.
-        let Self { name: _, memory_bytes, memory_setting, parallelism, tuning, capabilities, rates, kept: _ } = self;
-        *memory_bytes == other.memory_bytes
+        let Self { name: _, ranks, memory_bytes, memory_setting, parallelism, tuning, capabilities, rates, kept: _ } =
+            self;
+        *ranks == other.ranks
+            && *memory_bytes == other.memory_bytes
             && *memory_setting == other.memory_setting
             && *parallelism == other.parallelism
             && *tuning == other.tuning
@@ -99,6 +104,7 @@ impl Default for Target {
     fn default() -> Self {
         Self {
             name: "host:0".into(),
+            ranks: 1,
             memory_bytes: u64::MAX,
             memory_setting: "the server's --device-memory".into(),
             parallelism: 1,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::device_class::DeviceClass;
 use super::device_set::DeviceSet;
-use super::job_options::{DeviceRequest, JobOptions};
+use super::job_options::JobOptions;
 use super::placing::{HostNeed, Place};
 use crate::catalog::Catalog;
+use crate::device::DeviceId;
 use crate::engine::Engine;
-use crate::human;
 use crate::memory::{Interrupt, human_bytes};
 use crate::planner::{self, BoundJoin, Plan, Side};
 use crate::{Error, Result};
@@ -102,6 +102,17 @@ struct ClassPlan {
     sets: Vec<DeviceSet>,
 }
 
+impl ClassPlan {
+    /// Takes the sets of a class. A plan for one device runs on the first of each set.
+    fn new(plan: Plan, mut sets: Vec<DeviceSet>) -> Self {
+        if plan.target.ranks == 1 {
+            sets = sets.into_iter().map(|devices| DeviceSet::new([devices.leader()])).collect();
+            sets.dedup();
+        }
+        Self { plan, sets }
+    }
+}
+
 /// Plans of a join on the devices that it may run on.
 #[derive(Debug, Default)]
 struct Planned {
@@ -127,9 +138,9 @@ fn plan_classes(
     interrupt: &Interrupt,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Planned> {
-    let candidates = candidates(&options.devices, engines)?.into_iter();
-    let sets: Vec<DeviceSet> =
-        candidates.filter(|device| in_service(*device)).map(|device| DeviceSet::new([device])).collect();
+    let ids: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
+    let mut sets = options.devices.sets(&ids)?;
+    sets.retain(|devices| devices.iter().all(&in_service));
     if sets.is_empty() {
         return Err(Error::Unavailable(
             "no device that may run this join is in service; see the topology, and the server's log".into(),
@@ -139,8 +150,8 @@ fn plan_classes(
     let mut planned = Planned::default();
     for (class, sets) in DeviceClass::group(sets, engines, &join) {
         match planner::propose(join.clone(), options.strategy, class.target(), interrupt)? {
-            (plan, None) => planned.fitting.push(ClassPlan { plan, sets }),
-            (plan, Some(refusal)) => planned.refused.push((ClassPlan { plan, sets }, refusal)),
+            (plan, None) => planned.fitting.push(ClassPlan::new(plan, sets)),
+            (plan, Some(refusal)) => planned.refused.push((ClassPlan::new(plan, sets), refusal)),
         }
     }
     Ok(planned)
@@ -200,47 +211,10 @@ fn place(
     let engine = &engines[devices.leader()];
     let slots = engine.jobs_max().min(terms.jobs_per_device).max(1) as u64;
     let (part, need) = (engine.memory().limit_bytes() / slots, plan.memory.whole_bytes);
-    let is_small = slots > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
+    // Ranks wait for each other, so no rank may have to share its device.
+    let is_small = devices.len() == 1 && slots > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
     let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
     Place { devices, plan: index, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
-}
-
-/// Returns the indices of the devices that a request allows, ascending.
-fn candidates(request: &DeviceRequest, engines: &[Arc<dyn Engine>]) -> Result<Vec<usize>> {
-    let all = || engines.iter().map(|engine| engine.id().to_string()).collect::<Vec<_>>().join(", ");
-    match request {
-        DeviceRequest::Any | DeviceRequest::Count(1) => Ok((0..engines.len()).collect()),
-        DeviceRequest::Count(0) => Err(Error::Invalid(format!(
-            "\"devices\" is 0, and a join needs one; name some of {}, ask for 1, or leave it out",
-            all()
-        ))),
-        DeviceRequest::Count(count) => Err(Error::Unsupported(format!(
-            "\"devices\": {count} asks for a join over several devices, and this version has no strategy for that; name some of \
-             {}, so that one of them runs it, ask for 1, or leave it out",
-            all()
-        ))),
-        DeviceRequest::Named(names) if names.is_empty() => {
-            Err(Error::Invalid(format!("\"devices\" is an empty list; name some of {}, or leave it out", all())))
-        }
-        DeviceRequest::Named(names) => {
-            let mut found = Vec::new();
-            for name in names {
-                let at = engines.iter().position(|engine| engine.id().to_string() == *name);
-                let at = at.ok_or_else(|| {
-                    Error::Invalid(format!(
-                        "there is no device {}; name some of {}, or leave \"devices\" out for any of them",
-                        human::asked(name),
-                        all()
-                    ))
-                })?;
-                if !found.contains(&at) {
-                    found.push(at);
-                }
-            }
-            found.sort_unstable();
-            Ok(found)
-        }
-    }
 }
 
 /// Returns the host memory that a join is predicted to take: its result, and the keys that the host

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use super::device_set::DeviceSet;
+use crate::device::ColumnRows;
 use crate::engine::Engine;
 use crate::planner::{BoundJoin, Target};
 
 /// Facts about a set of devices that a plan depends on. Sets of one class have the same plan.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceClass {
-    devices_per_set: usize,
+    /// Sizes and rates of the set's devices, and the columns that its leader has cached. A set of
+    /// unlike devices has the memory and the rates of the device with the least memory.
     target: Target,
     /// The set itself, if it has cached columns of the join's tables. Such a set is a class of its
     /// own.
@@ -19,9 +21,13 @@ pub(super) struct DeviceClass {
 impl DeviceClass {
     /// Returns the class of a set, for a join of the given tables now.
     fn of(devices: &DeviceSet, engines: &[Arc<dyn Engine>], join: &BoundJoin) -> Self {
-        let target = target_for(&*engines[devices.leader()], join);
+        let least = devices.iter().min_by_key(|&device| engines[device].memory().limit_bytes());
+        let least = &engines[least.expect("a set has a device")];
+        let kept = cached_columns(&*engines[devices.leader()], join);
+        let target = Target::new(least.id(), least.info(), least.memory(), least.rates().values.clone());
+        let target = Target { ranks: devices.len(), kept, ..target };
         let cached_on = (!target.kept.is_empty()).then(|| devices.clone());
-        Self { devices_per_set: devices.len(), target, cached_on }
+        Self { target, cached_on }
     }
 
     /// Groups sets by class. Classes are in the order of their first set.
@@ -47,17 +53,13 @@ impl DeviceClass {
     }
 }
 
-/// Returns the planner's view of a device, for a join of the given tables now.
-fn target_for(engine: &dyn Engine, join: &BoundJoin) -> Target {
-    let kept = [&join.left, &join.right].into_iter().flat_map(|table| engine.cached_rows(table)).collect();
-    let rates = engine.rates().values.clone();
-    Target { kept, ..Target::new(engine.id(), engine.info(), engine.memory(), rates) }
+/// Returns the columns of a join's tables that a device has cached.
+fn cached_columns(engine: &dyn Engine, join: &BoundJoin) -> Vec<ColumnRows> {
+    [&join.left, &join.right].into_iter().flat_map(|table| engine.cached_rows(table)).collect()
 }
 
 impl PartialEq for DeviceClass {
     fn eq(&self, other: &Self) -> bool {
-        self.devices_per_set == other.devices_per_set
-            && self.cached_on == other.cached_on
-            && self.target.same_sizes_and_rates(&other.target)
+        self.cached_on == other.cached_on && self.target.same_sizes_and_rates(&other.target)
     }
 }

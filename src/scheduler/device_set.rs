@@ -1,4 +1,12 @@
-//! Sets of devices that run one job together.
+//! Sets of devices that run one job together, and the sets that a request allows.
+
+use super::job_options::DeviceRequest;
+use crate::device::{DeviceId, DeviceKind};
+use crate::{Error, Result, human};
+
+/// Most devices of which every set of a given size is a candidate: at most 70 sets. Of more
+/// devices, candidates are neighbours.
+const ALL_SETS_DEVICES_MAX: usize = 8;
 
 /// Devices of a job, by index, in ascending order. A set has at least one device. The first is its
 /// leader, whose worker runs the job.
@@ -34,9 +42,123 @@ impl DeviceSet {
     }
 }
 
+impl DeviceRequest {
+    /// Returns the sets of devices that a job with this request may run on, by index into
+    /// `devices`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a request that these devices can never serve.
+    pub(super) fn sets(&self, devices: &[DeviceId]) -> Result<Vec<DeviceSet>> {
+        let of_kind = |kind| (0..devices.len()).filter(move |&at| devices[at].kind == kind).collect::<Vec<_>>();
+        let kinds = [of_kind(DeviceKind::Cuda), of_kind(DeviceKind::Host)];
+        match self {
+            Self::Any | Self::Count(1) => Ok((0..devices.len()).map(|device| DeviceSet::new([device])).collect()),
+            Self::Count(0) => Err(Error::Invalid(format!(
+                "\"devices\" is 0, and a join needs one; name some of {}, ask for 1, or leave it out",
+                names(devices)
+            ))),
+            Self::Count(count) => {
+                let sets: Vec<DeviceSet> = kinds.iter().flat_map(|of_kind| sets_of(of_kind, *count)).collect();
+                if sets.is_empty() {
+                    let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
+                    return Err(Error::Invalid(format!(
+                        "\"devices\" is {count}, and the server has {most} devices of one kind at most: {}; ask for fewer",
+                        names(devices)
+                    )));
+                }
+                Ok(sets)
+            }
+            Self::All => {
+                let all = kinds.into_iter().find(|of_kind| !of_kind.is_empty());
+                Ok(all.into_iter().map(DeviceSet::new).collect())
+            }
+            Self::Named(asked) => Ok(vec![named(asked, devices)?]),
+        }
+    }
+}
+
+fn names(devices: &[DeviceId]) -> String {
+    devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the set of the named devices.
+fn named(asked: &[String], devices: &[DeviceId]) -> Result<DeviceSet> {
+    if asked.is_empty() {
+        return Err(Error::Invalid(format!(
+            "\"devices\" is an empty list; name some of {}, or leave it out",
+            names(devices)
+        )));
+    }
+    let mut found = Vec::new();
+    for name in asked {
+        let at = devices.iter().position(|id| id.to_string() == *name).ok_or_else(|| {
+            Error::Invalid(format!(
+                "there is no device {}; name some of {}, or leave \"devices\" out for any of them",
+                human::asked(name),
+                names(devices)
+            ))
+        })?;
+        found.push(at);
+    }
+    if found.iter().any(|&at| devices[at].kind != devices[found[0]].kind) {
+        return Err(Error::Invalid(format!(
+            "\"devices\" names {}; devices that run a join together are of one kind",
+            asked.join(" and ")
+        )));
+    }
+    Ok(DeviceSet::new(found))
+}
+
+/// Returns the sets of `count` of the given devices.
+fn sets_of(devices: &[usize], count: usize) -> Vec<DeviceSet> {
+    if devices.len() > ALL_SETS_DEVICES_MAX {
+        return devices.windows(count).map(|neighbours| DeviceSet::new(neighbours.iter().copied())).collect();
+    }
+    let is_of_size = |members: &u32| members.count_ones() as usize == count;
+    let of =
+        |members: u32| DeviceSet::new((0..devices.len()).filter(|at| members >> at & 1 == 1).map(|at| devices[at]));
+    (0..1 << devices.len()).filter(is_of_size).map(of).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn ids(kinds: &[(DeviceKind, u16)]) -> Vec<DeviceId> {
+        kinds.iter().map(|&(kind, index)| DeviceId { kind, index }).collect()
+    }
+
+    fn asked(request: &DeviceRequest, devices: &[DeviceId]) -> Vec<Vec<usize>> {
+        request.sets(devices).unwrap().iter().map(|set| set.iter().collect()).collect()
+    }
+
+    #[test]
+    fn a_count_is_served_by_every_set_of_one_kind() {
+        use DeviceKind::{Cuda, Host};
+        let mixed = ids(&[(Cuda, 0), (Host, 0), (Cuda, 1), (Cuda, 2)]);
+        assert_eq!(asked(&DeviceRequest::Count(2), &mixed), [[0, 2], [0, 3], [2, 3]]);
+        assert_eq!(asked(&DeviceRequest::Count(3), &mixed), [[0, 2, 3]]);
+        assert_eq!(asked(&DeviceRequest::All, &mixed), [[0, 2, 3]]);
+        assert_eq!(asked(&DeviceRequest::Any, &mixed), [[0], [1], [2], [3]]);
+        let refused = DeviceRequest::Count(4).sets(&mixed).unwrap_err();
+        assert!(matches!(&refused, Error::Invalid(message) if message.contains("has 3 devices of one kind")));
+        let many: Vec<_> = (0..16).map(|index| (Host, index)).collect();
+        assert_eq!(DeviceRequest::Count(8).sets(&ids(&many)).unwrap().len(), 9);
+    }
+
+    #[test]
+    fn a_list_is_one_set_of_one_kind() {
+        let devices = ids(&[(DeviceKind::Cuda, 0), (DeviceKind::Host, 0), (DeviceKind::Host, 1)]);
+        let named = |names: &[&str]| DeviceRequest::Named(names.iter().map(ToString::to_string).collect());
+        assert_eq!(asked(&named(&["host:1", "host:0", "host:1"]), &devices), [[1, 2]]);
+        assert_eq!(asked(&named(&["cuda:0"]), &devices), [[0]]);
+        for (wrong, words) in
+            [(&["host:0", "cuda:0"][..], "of one kind"), (&["host:7"], "no device \"host:7\""), (&[], "empty list")]
+        {
+            let refused = named(wrong).sets(&devices).unwrap_err();
+            assert!(matches!(&refused, Error::Invalid(message) if message.contains(words)), "{refused}");
+        }
+    }
 
     #[test]
     fn a_set_has_each_device_once_in_order() {

@@ -252,8 +252,8 @@ impl Job {
         let status = self.status();
         let (plan, device, reason) = {
             let life = self.life.lock();
-            let leader = life.devices.first();
-            let name = leader.map_or_else(|| life.planned.target.name.clone(), ToString::to_string);
+            let names: Vec<String> = life.devices.iter().map(ToString::to_string).collect();
+            let name = if names.is_empty() { life.planned.target.name.clone() } else { names.join(", ") };
             (life.planned.clone(), name, life.device_reason.clone())
         };
         let measured = status.started.map(|started| {

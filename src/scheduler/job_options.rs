@@ -46,6 +46,10 @@ pub enum DeviceRequest {
     /// Any device, as many as serve the job best.
     #[default]
     Any,
+    /// A gang of this many devices of one kind.
     Count(usize),
+    /// A gang of the named devices. One name: that device.
     Named(Vec<String>),
+    /// A gang of all GPUs, or of all devices of a host without GPUs.
+    All,
 }

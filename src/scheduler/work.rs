@@ -11,7 +11,7 @@ use super::job::{Job, QueueForecast};
 use super::placing::RETRY;
 use super::state::{Leftovers, Shared, State, Taken};
 use crate::catalog::ResultSpool;
-use crate::engine::Grant;
+use crate::engine::{Grant, run_gang};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Budget, human_bytes};
 use crate::{Context, Error, Result, panics};
@@ -109,15 +109,15 @@ impl Shared {
         true
     }
 
-    /// Runs a job on its leader's thread. The grants of its other devices keep their memory free
-    /// until the job has ended. A panic fails the job, not the thread.
+    /// Runs a job on its devices, from its leader's thread. A panic fails the job, not the thread.
     fn run(&self, taken: &Taken, grants: &[Grant]) -> Result<()> {
         let (engine, job) = (&self.engines[taken.devices.leader()], &taken.job);
         job.check_stop()?;
         let monitor = job.life.lock().monitor.clone();
         let id = engine.id();
         let work = job.runnable().ok_or_else(|| Error::Internal(format!("job {} has no tables for {id}", job.id)))?;
-        let caught = catch_unwind(AssertUnwindSafe(|| engine.run(work.task()?, &grants[0], &job.result, &monitor)));
+        let engines: Vec<_> = taken.devices.iter().map(|device| self.engines[device].clone()).collect();
+        let caught = catch_unwind(AssertUnwindSafe(|| run_gang(&engines, work.task()?, grants, &job.result, &monitor)));
         let outcome = caught.unwrap_or_else(|panic| {
             let message = panics::message(&*panic);
             tracing::error!(job = job.id.0, device = %id, message, "a job panicked");

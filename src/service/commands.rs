@@ -331,11 +331,12 @@ fn join_kind(kind: proto::JoinKind) -> JoinKind {
     }
 }
 
-/// Reads the devices of a join: a count, or a list of names.
+/// Reads the devices of a join: a count, a list of names, or `all`.
 fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
     let wrong = |what: String| {
         Err(Error::Invalid(format!(
-            "\"devices\" is {what}; name the devices that may run the join ([\"host:0\", \"host:1\"]), or leave it out"
+            "\"devices\" is {what}; give the number of devices that run the join together, a list of them ([\"host:0\", \
+             \"host:1\"]), or \"all\", or leave it out"
         )))
     };
     match value {
@@ -345,6 +346,7 @@ fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
         }
         Some(Kind::NumberValue(count)) => wrong(count.to_string()),
         Some(Kind::StringValue(name)) if name == "auto" => Ok(DeviceRequest::Any),
+        Some(Kind::StringValue(name)) if name == "all" => Ok(DeviceRequest::All),
         Some(Kind::StringValue(name)) => Ok(DeviceRequest::Named(vec![name])),
         Some(Kind::ListValue(list)) => {
             let names: Option<Vec<String>> = list
@@ -427,6 +429,7 @@ mod tests {
             decode(json.as_bytes()).map(|command| command.options.devices)
         };
         assert_eq!(with("2").unwrap(), DeviceRequest::Count(2));
+        assert_eq!(with(r#""all""#).unwrap(), DeviceRequest::All);
         assert_eq!(
             with("[\"host:0\", \"host:1\"]").unwrap(),
             DeviceRequest::Named(vec!["host:0".into(), "host:1".into()])

@@ -1,6 +1,7 @@
 //! Every kind of join by every strategy on host devices, compared with an independent naive join.
 
 mod data;
+mod gangs;
 mod memory;
 mod merges;
 mod naive;

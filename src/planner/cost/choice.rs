@@ -173,6 +173,7 @@ impl Choice<'_> {
             transfer_order: chunks.transfer_order,
             device_makes_keys: inputs.device_makes_keys,
             device_gathers_text: inputs.device_gathers_text(),
+            distribution: inputs.distribution,
         };
         Costed {
             composition,

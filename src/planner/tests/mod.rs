@@ -114,6 +114,7 @@ fn a100() -> Target {
         build_repeated_call_seconds: [200e-6; 3],
     };
     Target {
+        ranks: 1,
         name: "cuda:0".into(),
         memory_bytes: 40 << 30,
         memory_setting: "--device-memory".into(),

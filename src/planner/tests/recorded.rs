@@ -189,6 +189,7 @@ impl RecordedTarget {
         let Self { streams, probe_batch_rows, row_scratch_bytes, supports_text, .. } = *self;
         Target {
             name: "recorded".into(),
+            ranks: 1,
             memory_bytes,
             memory_setting: "--device-memory".into(),
             parallelism,

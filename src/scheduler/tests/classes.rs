@@ -56,12 +56,12 @@ fn a_device_of_other_memory_or_rates_has_a_plan_of_its_own() {
     assert_eq!(plan_count(&job), 3);
     stage.next();
     stage.finish(0);
-    // A job that may run on the equal ones only has one plan.
-    let either = stage.submit_join(&spec("r1"), on(&["host:2", "host:0"]), "").unwrap();
-    assert_eq!(plan_count(&either), 1);
-    let (device, _) = stage.next();
-    assert!([0, 2].contains(&device), "host:{device}");
-    stage.finish(device);
+    // A gang is planned for its device with the least memory.
+    let two = JobOptions { devices: DeviceRequest::Count(2), ..JobOptions::default() };
+    let gang = stage.submit_join(&spec("r1"), two, "").unwrap();
+    assert_eq!(plan_count(&gang), 2);
+    let (devices, _) = stage.next_gang(2);
+    devices.into_iter().for_each(|device| stage.finish(device));
     stage.idle();
 }
 

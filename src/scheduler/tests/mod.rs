@@ -12,7 +12,7 @@ mod stopping;
 mod turns;
 mod unlike;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -28,7 +28,7 @@ use crate::catalog::{Catalog, Editor, SpoolState, Table};
 use crate::device::host::HostDevice;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo, DeviceKind};
 use crate::engine::{DeviceRates, Engine, Grant, MemoryUse};
-use crate::join::{BatchSink, Monitor, Task};
+use crate::join::{BatchSink, Monitor, Rank, Task};
 use crate::memory::{Arena, Budget, Interrupt};
 use crate::planner::{Explanation, JoinKind, JoinSpec, KeyPair, Rates, bind};
 use crate::{Error, Result};
@@ -102,7 +102,7 @@ impl Engine for Puppet {
         None
     }
 
-    fn run(&self, task: Task, _grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    fn run_rank(&self, task: Task, _: &Rank, _: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         assert!(!task.build.table.batches.is_empty(), "a job that runs has its tables");
         let label = task.output.last().unwrap().name.clone();
         let own = self.own_orders.lock().remove(&label);
@@ -221,6 +221,13 @@ impl Stage {
     /// Returns the next job that a device begins.
     fn next(&self) -> (u16, String) {
         self.begun.recv_timeout(PATIENCE).expect("a device begins a job")
+    }
+
+    /// Returns the devices of the next gang, and the label of its job.
+    fn next_gang(&self, ranks: usize) -> (BTreeSet<u16>, String) {
+        let begun: Vec<_> = (0..ranks).map(|_| self.next()).collect();
+        assert!(begun.iter().all(|(_, label)| *label == begun[0].1), "{begun:?}");
+        (begun.iter().map(|(device, _)| *device).collect(), begun[0].1.clone())
     }
 
     fn nothing_begins(&self) {

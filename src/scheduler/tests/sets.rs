@@ -37,7 +37,7 @@ fn a_job_of_two_devices_has_a_slot_and_its_memory_on_both_until_it_ends() {
     assert_eq!(stage.ended(&first[0]), JobState::Complete);
     stage.nothing_begins();
     stage.finish(2);
-    assert_eq!(stage.next(), (0, "r3".into()), "the first device leads");
+    assert_eq!(stage.next_gang(2), ([0, 2].into(), "r3".into()), "a rank on each device");
     assert_eq!(used_bytes(&stage), [PART_BYTES, 0, PART_BYTES]);
     assert_eq!(on_both.status().devices.iter().map(|id| id.index).collect::<Vec<_>>(), [0, 2]);
     assert_eq!(promised_bytes(&stage), 0, "what is reserved is promised no more");
@@ -46,6 +46,9 @@ fn a_job_of_two_devices_has_a_slot_and_its_memory_on_both_until_it_ends() {
     stage.finish(1);
     assert_eq!(stage.next(), (1, "r4".into()), "the other devices are taken");
     stage.finish(0);
+    stage.nothing_begins();
+    assert_eq!(on_both.status().state, JobState::Running, "one rank of two has ended");
+    stage.finish(2);
     assert_eq!(stage.ended(&on_both), JobState::Complete);
     stage.finish(1);
     assert_eq!(stage.ended(&later), JobState::Complete);
@@ -68,8 +71,63 @@ fn a_job_whose_memory_is_short_on_one_device_of_two_takes_none_and_waits() {
     drop(held);
     stage.clock.advance(Duration::from_secs(2));
     stage.scheduler.tick(SystemTime::now());
-    assert_eq!(stage.next(), (0, "r2".into()));
+    assert_eq!(stage.next_gang(2), ([0, 1].into(), "r2".into()));
     assert_eq!(used_bytes(&stage), [PART_BYTES, PART_BYTES]);
-    stage.finish(0);
+    (0..2).for_each(|device| stage.finish(device));
     assert_eq!(stage.ended(&on_both), JobState::Complete);
+}
+
+fn count(devices: usize) -> JobOptions {
+    JobOptions { devices: DeviceRequest::Count(devices), ..JobOptions::default() }
+}
+
+#[test]
+fn a_count_of_devices_makes_a_gang_of_the_first_devices_that_are_free() {
+    let stage = Stage::new(3);
+    stage.submit("r0");
+    let (busy, _) = stage.next();
+    let gang = stage.submit_join(&spec("r1"), count(2), "").unwrap();
+    let free: BTreeSet<u16> = (0..3).filter(|&device| device != busy).collect();
+    assert_eq!(stage.next_gang(2), (free.clone(), "r1".into()));
+    let explained = gang.explanation().device;
+    assert_eq!((explained.ranks, explained.distribution), (2, "broadcast"));
+    assert_eq!(explained.name, free.iter().map(|device| format!("host:{device}")).collect::<Vec<_>>().join(", "));
+    let refused = stage.submit_join(&spec("r2"), count(4), "").unwrap_err();
+    assert!(matches!(&refused, Error::Invalid(message) if message.contains("3 devices of one kind")), "{refused}");
+    free.iter().for_each(|&device| stage.finish(device));
+    stage.finish(busy);
+    assert_eq!(stage.ended(&gang), JobState::Complete);
+    stage.idle();
+}
+
+#[test]
+fn a_failed_rank_stops_the_others_and_its_error_is_the_job_s() {
+    let stage = Stage::new(2);
+    let gang = stage.submit_join(&spec("r0"), count(2), "").unwrap();
+    stage.next_gang(2);
+    stage.tell(0, |_, _| Err(Error::Internal("a defect".into())));
+    // The other rank works until it sees the request to stop.
+    stage.tell(1, |_, monitor| {
+        while monitor.cancel().check().is_ok() {
+            std::thread::yield_now();
+        }
+        monitor.cancel().check()
+    });
+    assert!(matches!(stage.ended(&gang), JobState::Failed(Error::Internal(message)) if message.contains("a defect")));
+    assert!(!gang.cancel.is_raised(), "the job itself was not stopped");
+    stage.idle();
+}
+
+#[test]
+fn a_gang_whose_device_is_lost_is_tried_again_without_it() {
+    let stage = Stage::new(3);
+    let gang = stage.submit_join(&spec("r0"), count(2), "").unwrap();
+    let (first, _) = stage.next_gang(2);
+    assert_eq!(first, [0, 1].into());
+    stage.tell(1, |_, _| Err(context_lost()));
+    stage.finish(0);
+    assert_eq!(stage.next_gang(2), ([0, 2].into(), "r0".into()));
+    [0, 2].into_iter().for_each(|device| stage.finish(device));
+    assert_eq!(stage.ended(&gang), JobState::Complete);
+    stage.idle();
 }
