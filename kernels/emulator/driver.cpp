@@ -18,7 +18,10 @@
 #include <mutex>
 #include <unordered_set>
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "cuda.h"
 #include "machine.h"
@@ -278,6 +281,79 @@ int cuMemFreeAsync(void* pointer, void* stream) {
     pieces.erase(piece);
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     return mmap(first, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED ? OUT_OF_MEMORY : SUCCESS;
+}
+
+// Memory that other processes can map: a file.
+
+int cuMemGetAllocationGranularity(size_t* granule, const void*, int) {
+    if (const int code = ready()) return code;
+    *granule = PAGE_BYTES;
+    return SUCCESS;
+}
+
+int cuMemCreate(unsigned long long* handle, size_t bytes, const void*, unsigned long long) {
+    if (const int code = ready()) return code;
+    if (bytes == 0 || bytes % PAGE_BYTES != 0) return INVALID_VALUE;
+    const int file = memfd_create("emulated-window", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, off_t(bytes)) != 0) return OUT_OF_MEMORY;
+    *handle = static_cast<unsigned long long>(file);
+    return SUCCESS;
+}
+
+int cuMemExportToShareableHandle(void* to, unsigned long long handle, unsigned, unsigned long long) {
+    if (const int code = ready()) return code;
+    const int file = fcntl(int(handle), F_DUPFD_CLOEXEC, 0);
+    if (file < 0) return INVALID_HANDLE;
+    *static_cast<int*>(to) = file;
+    return SUCCESS;
+}
+
+int cuMemImportFromShareableHandle(unsigned long long* handle, void* from, unsigned) {
+    if (const int code = ready()) return code;
+    const int file = fcntl(int(reinterpret_cast<std::intptr_t>(from)), F_DUPFD_CLOEXEC, 0);
+    if (file < 0) return INVALID_HANDLE;
+    *handle = static_cast<unsigned long long>(file);
+    return SUCCESS;
+}
+
+int cuMemRelease(unsigned long long handle) {
+    return close(int(handle)) == 0 ? SUCCESS : INVALID_HANDLE;
+}
+
+int cuMemAddressReserve(void** pointer, size_t bytes, size_t, void*, unsigned long long) {
+    if (const int code = ready()) return code;
+    if (bytes == 0 || bytes % PAGE_BYTES != 0) return INVALID_VALUE;
+    const std::lock_guard<std::mutex> guard(lock);
+    if (bytes + PAGE_BYTES > size_t(addresses + ADDRESSES - next_address)) return OUT_OF_MEMORY;
+    *pointer = next_address;
+    next_address += bytes + PAGE_BYTES;
+    return SUCCESS;
+}
+
+int cuMemAddressFree(void*, size_t) { return SUCCESS; }
+
+// Memory is readable and writable once access is set.
+int cuMemMap(void* pointer, size_t bytes, size_t offset, unsigned long long handle, unsigned long long) {
+    if (const int code = ready()) return code;
+    struct stat found;
+    if (fstat(int(handle), &found) != 0 || size_t(found.st_size) < offset + bytes) return INVALID_VALUE;
+    const int flags = MAP_SHARED | MAP_FIXED;
+    return mmap(pointer, bytes, PROT_NONE, flags, int(handle), off_t(offset)) == MAP_FAILED ? INVALID_VALUE : SUCCESS;
+}
+
+int cuMemSetAccess(void* pointer, size_t bytes, const void*, size_t) {
+    if (const int code = ready()) return code;
+    if (mprotect(pointer, bytes, PROT_READ | PROT_WRITE) != 0) return INVALID_VALUE;
+    const std::lock_guard<std::mutex> guard(lock);
+    pieces[static_cast<char*>(pointer)] = {bytes, current};
+    return SUCCESS;
+}
+
+int cuMemUnmap(void* pointer, size_t bytes) {
+    const std::lock_guard<std::mutex> guard(lock);
+    pieces.erase(static_cast<char*>(pointer));
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    return mmap(pointer, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED ? INVALID_VALUE : SUCCESS;
 }
 
 int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {

@@ -25,22 +25,42 @@ use crate::human::type_name;
 use crate::memory::{Arena, of_whole_values};
 use crate::{Error, Result};
 
-/// Gathers the rows `numbers` of a column, in that order. [`NO_ROW`] gives a null. All values are
-/// written straight into the arena, except for a few rare types; see [`runs`]. A dictionary column
-/// comes back with 32-bit keys, and its dictionary has the values of these rows, each once.
+/// Number of a row, or the mark of a missing row.
+pub trait RowNumber: Copy + Sync {
+    /// Returns the row; `None` for the mark.
+    fn row(self) -> Option<usize>;
+}
+
+/// [`NO_ROW`] marks a missing row.
+impl RowNumber for u32 {
+    fn row(self) -> Option<usize> {
+        (self != NO_ROW).then_some(self as usize)
+    }
+}
+
+/// Rows of tables of any length. [`u64::MAX`] marks a missing row.
+impl RowNumber for u64 {
+    fn row(self) -> Option<usize> {
+        (self != Self::MAX).then_some(self as usize)
+    }
+}
+
+/// Gathers the rows `numbers` of a column, in that order. A missing row gives a null. All values
+/// are written straight into the arena, except for a few rare types; see [`runs`]. A dictionary
+/// column comes back with 32-bit keys, and its dictionary has the values of these rows, each once.
 ///
 /// # Errors
 /// [`Error::Exhausted`] when the arena refuses. [`Error::TooLong`] when strings gathered into one
 /// batch exceed the range of their 32-bit offsets. Fewer rows per batch help, or the type's large
 /// variant.
-pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena) -> Result<ArrayRef> {
+pub fn gather_on_host<N: RowNumber>(rows: &Rows, column: usize, numbers: &[N], arena: &Arena) -> Result<ArrayRef> {
     let data_type = rows.data_type(column);
     if let DataType::Dictionary(_, value_type) = data_type {
         return gather_dictionary(rows, column, numbers, value_type, arena);
     }
     let arrays: Vec<&ArrayRef> = rows.column(column).collect();
     let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
-    let place = |at: usize| (numbers[at] != NO_ROW).then(|| index.find(numbers[at] as usize));
+    let place = |at: usize| numbers[at].row().map(|row| index.find(row));
     let slices = |rows: Range<usize>| slices(&numbers[rows], &index, |array| arrays[array].null_count() > 0);
     gather_places(&arrays, data_type, numbers.len(), place, slices, arena)
 }
@@ -220,23 +240,27 @@ fn anywhere(_: Range<usize>) -> Option<Vec<ArraySlice>> {
 
 /// Returns the slices of numbered rows, if all rows exist, none is null, and most follow each
 /// other.
-fn slices(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> bool) -> Option<Vec<ArraySlice>> {
+fn slices<N: RowNumber>(
+    numbers: &[N],
+    index: &BatchIndex,
+    has_nulls: impl Fn(usize) -> bool,
+) -> Option<Vec<ArraySlice>> {
     /// Least rows per slice on average, because a copy takes as long as several single rows.
     const ROWS_MIN: usize = 4;
     let mut slices = Vec::new();
     let mut at = 0;
     while at < numbers.len() {
-        let number = numbers[at];
-        if number == NO_ROW || slices.len() > at / ROWS_MIN + ROWS_MIN {
+        let row = numbers[at].row()?;
+        if slices.len() > at / ROWS_MIN + ROWS_MIN {
             return None;
         }
-        let (array, start) = index.find(number as usize);
+        let (array, start) = index.find(row);
         if has_nulls(array) {
             return None;
         }
         let most = (index.len_of(array) - start).min(numbers.len() - at);
-        let followed = numbers[at..at + most].iter().zip(number..);
-        let len = followed.take_while(|&(&found, expected)| found == expected).count();
+        let followed = numbers[at..at + most].iter().zip(row..);
+        let len = followed.take_while(|(found, expected)| found.row() == Some(*expected)).count();
         slices.push(ArraySlice { array, rows: start..start + len });
         at += len;
     }
@@ -245,16 +269,16 @@ fn slices(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> bool
 
 /// Gathers dictionary columns whose batches do not share a dictionary, with 32-bit keys. The
 /// batches' dictionaries together may have more values than the key type can number.
-fn gather_dictionary(
+fn gather_dictionary<N: RowNumber>(
     rows: &Rows,
     column: usize,
-    numbers: &[u32],
+    numbers: &[N],
     value_type: &DataType,
     arena: &Arena,
 ) -> Result<ArrayRef> {
     let arrays: Vec<&ArrayRef> = rows.column(column).collect();
     let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
-    let places = numbers.iter().map(|&number| (number != NO_ROW).then(|| index.find(number as usize)));
+    let places = numbers.iter().map(|number| number.row().map(|row| index.find(row)));
     let (keys, values) = gather_values_once(&arrays, places, value_type, arena)?;
     Ok(Arc::new(DictionaryArray::<UInt32Type>::try_new(keys, values)?))
 }
@@ -601,9 +625,9 @@ mod tests {
         let lists = ListArray::new(field, OffsetBuffer::from_lengths([1 << 18; 4]), Arc::new(values), None);
         let rows = rows_of(vec![Arc::new(lists)]);
         let little = Arena::new(Budget::new("host memory", "--host-memory", 3 << 20));
-        let refused = gather_on_host(&rows, 0, &[0, 1, 2, 3], &little).unwrap_err();
+        let refused = gather_on_host(&rows, 0, &[0u32, 1, 2, 3], &little).unwrap_err();
         assert!(matches!(&refused, Error::Exhausted(text) if text.contains("--host-memory")), "{refused}");
-        assert!(gather_on_host(&rows, 0, &[0, 1], &little).is_ok());
+        assert!(gather_on_host(&rows, 0, &[0u32, 1], &little).is_ok());
     }
 
     fn dictionary(keys: Vec<Option<i8>>, values: Vec<Option<&str>>) -> ArrayRef {
@@ -621,7 +645,7 @@ mod tests {
         assert_eq!(values, [Some("green"), Some("red"), Some("blue")]);
         let keys: Vec<_> = gathered.keys().iter().collect();
         assert_eq!(keys, [None, Some(0), Some(1), Some(0), None, None, Some(1), Some(2), Some(0)]);
-        assert_eq!(gather_on_host(&rows, 0, &[], &arena()).unwrap().len(), 0);
+        assert_eq!(gather_on_host(&rows, 0, &[0u32; 0], &arena()).unwrap().len(), 0);
     }
 
     /// Guards against gathering such rows as plain values on the heap: here that took 3 GB,
@@ -645,6 +669,6 @@ mod tests {
     #[test]
     fn gathering_nothing_gives_an_empty_column() {
         let rows = rows_of(vec![Arc::new(Int32Array::from(vec![1]))]);
-        assert_eq!(gather_on_host(&rows, 0, &[], &arena()).unwrap().len(), 0);
+        assert_eq!(gather_on_host(&rows, 0, &[0u32; 0], &arena()).unwrap().len(), 0);
     }
 }

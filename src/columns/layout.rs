@@ -115,6 +115,11 @@ enum Values {
 }
 
 impl SideKeys {
+    /// Returns keys that are packed exactly, so that no values have to be compared.
+    pub fn packed(packed: PackedKeys) -> Self {
+        Self { packed, values: Values::InKeys }
+    }
+
     /// Returns the real values, if the device compares them.
     pub fn on_device(&self) -> Option<&[ValueField]> {
         match &self.values {

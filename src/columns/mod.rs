@@ -26,7 +26,7 @@ mod types;
 
 pub use dictionary::{decoded_bytes, encode, encode_again, encoded_type, with_wanted_keys};
 pub(crate) use host_gather::bytes_array;
-pub use host_gather::{fixed_array, gather_on_host};
+pub use host_gather::{RowNumber, fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
 pub use layout::{CopiedColumns, DEVICE_BYTES_MAX, KeyFacts, KeyLayout, Role, SideKeys};
 pub use lists::{list_array, list_view_array};

@@ -85,11 +85,17 @@ pub struct Capabilities {
     /// True if the device makes keys of values of variable length and gathers them
     /// ([`Device::strings`]). Otherwise the host does both.
     pub strings: bool,
+    /// True if the device has a window, so that it can exchange rows with others of its kind
+    /// ([`Device::peers`]).
+    pub exchanges: bool,
 }
 
 impl Capabilities {
     /// Returns the capabilities that the device offers.
     pub fn of(device: &dyn Device) -> Self {
-        Self { strings: device.strings().is_some() }
+        Self {
+            strings: device.strings().is_some(),
+            exchanges: device.peers().is_some_and(|peers| peers.window_bytes() > 0),
+        }
     }
 }

@@ -49,6 +49,7 @@ mod info;
 mod loss;
 mod open;
 mod options;
+mod peers;
 mod phase;
 mod stream;
 mod strings;
@@ -67,6 +68,7 @@ pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning}
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use options::TestOptions;
+pub use peers::PeerOps;
 pub use phase::{Phase, in_phase};
 pub use stream::{DeviceHandle, Event, Stream, TimingOps, TransferSavings, TransferSavingsCounter, WorkTime};
 pub use strings::{StringOps, strings};
@@ -344,6 +346,12 @@ pub trait Device: Send + Sync + Debug {
 
     /// Returns the device's cache of columns. `None` from a device that reads host memory in place.
     fn cache(&self) -> Option<&dyn CacheOps> {
+        None
+    }
+
+    /// Returns the device's access to the memory of others. `None` from a device that forms no
+    /// gangs.
+    fn peers(&self) -> Option<&dyn PeerOps> {
         None
     }
 

@@ -17,6 +17,8 @@ pub enum Phase {
     /// Builds the filter of the build keys, and tests probe keys.
     Filter,
     CopyIn,
+    /// Divides rows among the ranks of a gang, and moves them to the rank that joins them.
+    Exchange,
     PartitionBuild,
     PartitionProbe,
     CheckBuildOrder,
@@ -37,10 +39,11 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, about in the order in which a join runs them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::PackKeys,
         Self::Filter,
         Self::CopyIn,
+        Self::Exchange,
         Self::PartitionBuild,
         Self::PartitionProbe,
         Self::CheckBuildOrder,
@@ -62,6 +65,7 @@ impl Phase {
             Self::PackKeys => "pack keys",
             Self::Filter => "filter",
             Self::CopyIn => "copy in",
+            Self::Exchange => "exchange",
             Self::PartitionBuild => "partition build",
             Self::PartitionProbe => "partition probe",
             Self::CheckBuildOrder => "check build order",

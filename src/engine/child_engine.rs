@@ -1,7 +1,7 @@
 //! Engine over a device in a process of its own: it sends requests to the process, and serves the
 //! jobs there.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +17,8 @@ use super::child::ChildGuard;
 use super::link::{JobChannel, JobEvent, JobListener, Link, SharedSlabs, work_off};
 use super::messages::{FromChild, GangSeat, HostResponse, Opened, Run, TableParts, ToChild};
 use super::restored::{TableBuffers, restored};
-use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, spawn};
+use super::windows::MappedWindows;
+use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Window, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
 use crate::human::system_words;
@@ -55,6 +56,8 @@ pub struct ChildEngine {
     rates: DeviceRates,
     arena: Arena,
     link: Arc<Link>,
+    window: Option<Arc<Window>>,
+    mapped: MappedWindows,
     reader: Option<JoinHandle<()>>,
     last_number: AtomicU64,
 }
@@ -112,7 +115,8 @@ impl ChildEngine {
             }
         };
         child.socket.set_read_timeout(None)?;
-        let Opened { info, memory_bytes, jobs_max } = opened;
+        let Opened { info, memory_bytes, jobs_max, window_bytes: bytes } = opened;
+        let window = if bytes > 0 { Some(Arc::new(Window { file: messages.file()?, bytes })) } else { None };
         let (work, alloc_workers) = mpsc::channel();
         let link = Arc::new(Link::new(sender));
         let alloc_workers = Arc::new(Mutex::new(alloc_workers));
@@ -126,7 +130,8 @@ impl ChildEngine {
         let memory = Budget::new(opening.memory_name.clone(), opening.memory_setting.clone(), memory_bytes);
         let rates = DeviceRates::assumed(opening.id, &info);
         let (reader, last_number) = (Some(reader), AtomicU64::new(0));
-        Ok(Self { id: opening.id, info, memory, jobs_max, rates, arena, link, reader, last_number })
+        let (id, mapped) = (opening.id, MappedWindows::default());
+        Ok(Self { id, info, memory, jobs_max, rates, arena, link, window, mapped, reader, last_number })
     }
 
     /// Lets the device cache columns of joins, in at most `limit_bytes` of its memory.
@@ -298,7 +303,7 @@ impl Engine for ChildEngine {
         let listener = JobListener::begin(&self.link, job, channel, of_job)?;
         let loan = self.link.lend_first(job, &arena);
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
-        let seat = rank.board().map(|board| GangSeat { rank: rank.number(), ranks: board.ranks() });
+        let seat = rank.board().map(|board| GangSeat { rank: rank.number(), devices: board.devices().to_vec() });
         let run = ToChild::Run(Box::new(Run { job, task: numbered, seat, device_bytes, loan }));
         self.send_with(&run, rank.board().map(GangBoard::file))?;
         self.serve_job(&listener, &task, sink, monitor)
@@ -306,6 +311,20 @@ impl Engine for ChildEngine {
 
     fn check(&self) -> Result<()> {
         self.link.check()
+    }
+
+    fn window(&self) -> Option<Arc<Window>> {
+        self.window.clone()
+    }
+
+    fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
+        let map = || self.send_with(&ToChild::MapWindow { peer, bytes: window.bytes }, Some(window.file.as_fd()));
+        self.mapped.connect(peer, window, map)
+    }
+
+    fn disconnect(&self, peer: DeviceId) {
+        // A process that cannot be reached is about to end.
+        self.mapped.disconnect(peer, || drop(self.send(&ToChild::UnmapWindow { peer })));
     }
 
     fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {

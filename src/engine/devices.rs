@@ -221,6 +221,14 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Box<dyn Engine>]) -> Stri
     }
 }
 
+/// Returns the bytes of a device's window: a few pieces of a few megabytes from each peer, and less
+/// on a device with little memory. The window comes in addition to the memory for joins.
+fn window_bytes(memory_bytes: Option<u64>) -> usize {
+    const WINDOW_BYTES_MAX: u64 = 16 << 20;
+    const MEMORY_SHARE: u64 = 16;
+    memory_bytes.map_or(WINDOW_BYTES_MAX, |bytes| WINDOW_BYTES_MAX.min(bytes / MEMORY_SHARE)) as usize
+}
+
 /// Opens the devices of a topology. The settings fill in what the topology omits. A device gets an
 /// equal share of the CPU's threads. A slice of the CPU gets the memory in the setting, or else an
 /// equal share of a quarter of host memory. If the process may use less than that quarter beyond
@@ -258,7 +266,8 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         let memory_name = format!("memory of device {}", node.name);
         let id = DeviceId { kind, index: node.index };
         let test_options = settings.test_options.clone();
-        let opening = Opening { id, threads, memory_bytes, memory_name, memory_setting, test_options };
+        let window_bytes = if like(node.kind) > 1 { window_bytes(memory_bytes) } else { 0 };
+        let opening = Opening { id, threads, memory_bytes, memory_name, memory_setting, window_bytes, test_options };
         if has_own_process(settings, topology, node.kind)? {
             arena.pin_by(Some(slabs.clone()));
             let (settings, arena, slabs) = (settings.clone(), arena.clone(), slabs.clone());

@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::windows::{connect_all, disconnect_lost};
 use super::{Engine, Grant, spawn_scoped};
-use crate::device::CancelFlag;
-use crate::join::{BatchSink, GangBoard, Monitor, Rank, Report, Task};
+use crate::device::{CancelFlag, DeviceId};
+use crate::join::{BatchSink, Distribution, GangBoard, Monitor, Rank, Report, Task};
 use crate::{Context, Error, Result, panics};
 
 /// Time between two looks at the job's request to stop, and at the progress of ranks.
@@ -39,8 +40,12 @@ pub fn run_gang(
     if let ([engine], [grant]) = (engines, grants) {
         return engine.run(task, grant, sink, monitor);
     }
+    if task.composition.distribution == Distribution::Hash {
+        connect_all(engines)?;
+    }
     let gang = Gang { stop: CancelFlag::new(), state: Mutex::default(), changed: Condvar::new() };
-    let board = GangBoard::new(engines.len())?;
+    let devices: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
+    let board = GangBoard::new(&devices)?;
     let monitors: Vec<Monitor> = engines.iter().map(|_| Monitor::new(gang.stop.clone())).collect();
     std::thread::scope(|scope| {
         let ranks = engines.iter().zip(grants).zip(&monitors).enumerate();
@@ -58,6 +63,7 @@ pub fn run_gang(
         gang.watch(engines.len(), monitor, &monitors);
     });
     monitor.take_over(sum_of(&monitors));
+    disconnect_lost(engines);
     gang.state.into_inner().failure.map_or(Ok(()), Err)
 }
 

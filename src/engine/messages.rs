@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MemoryUse, Opening};
 use crate::catalog::Table;
-use crate::device::{CacheStats, DeviceInfo};
+use crate::device::{CacheStats, DeviceId, DeviceInfo};
 use crate::join::{Report, Task};
 use crate::memory::{ArrayParts, Place, Span, describe, restore};
 use crate::planner::Rates;
@@ -43,6 +43,10 @@ pub(super) enum ToChild {
     Table(TableParts),
     /// Forgets tables that no task will name again.
     Forget { tables: Vec<u64> },
+    /// Lets the device write into the window of a peer. The window's file comes with the message.
+    MapWindow { peer: DeviceId, bytes: usize },
+    /// Unmaps the window of a peer.
+    UnmapWindow { peer: DeviceId },
     /// Runs a join, or one rank of it. The file of the gang's board comes with the message of a
     /// rank.
     Run(Box<Run>),
@@ -69,11 +73,11 @@ pub(super) struct Run {
     pub(super) loan: Option<Span>,
 }
 
-/// Number of a rank, and the number of ranks of its gang.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+/// Number of a rank, and the devices of all ranks of its gang.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct GangSeat {
     pub(super) rank: usize,
-    pub(super) ranks: usize,
+    pub(super) devices: Vec<DeviceId>,
 }
 
 /// Message from the process of a device to the server.
@@ -109,6 +113,8 @@ pub(super) struct Opened {
     pub(super) info: DeviceInfo,
     pub(super) memory_bytes: u64,
     pub(super) jobs_max: usize,
+    /// Bytes of the device's window. If there are any, its file comes with the message.
+    pub(super) window_bytes: usize,
 }
 
 /// State that a device reports.

@@ -50,6 +50,7 @@ mod restored;
 mod supervised;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -64,6 +65,8 @@ pub use link::SharedSlabs;
 pub use process::run as run_process;
 use serde::{Deserialize, Serialize};
 pub use supervised::SupervisedEngine;
+use windows::MappedWindows;
+pub use windows::Window;
 
 use crate::catalog::Table;
 use crate::device::{CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
@@ -141,6 +144,22 @@ pub trait Engine: Send + Sync + Debug {
     /// Returns [`Unavailable`](crate::Error::Unavailable) if the device is lost.
     fn check(&self) -> Result<()>;
 
+    /// Returns the window through which other devices write to this one; `None` if it has none.
+    fn window(&self) -> Option<Arc<Window>> {
+        None
+    }
+
+    /// Lets the device write into the window of a peer. Does nothing if it can already.
+    ///
+    /// # Errors
+    /// Errors of the system, and [`Unavailable`](crate::Error::Unavailable) if the device is lost.
+    fn connect(&self, peer: DeviceId, _window: &Arc<Window>) -> Result<()> {
+        Err(Error::Unavailable(format!("{} shares no memory with {peer}", self.id())))
+    }
+
+    /// Unmaps the window of a peer. No join that writes there may be running.
+    fn disconnect(&self, _peer: DeviceId) {}
+
     /// Returns how often the device was lost and brought back.
     fn restarts(&self) -> u64 {
         0
@@ -175,13 +194,20 @@ pub struct InProcess {
     info: DeviceInfo,
     rates: DeviceRates,
     arena: Arena,
+    window: Option<Arc<Window>>,
+    mapped: MappedWindows,
 }
 
 impl InProcess {
     /// Runs joins on `device`, with their results in `arena`.
     pub fn new(device: Arc<dyn Device>, arena: Arena) -> Self {
-        let info = DeviceInfo::of(&*device);
-        Self { rates: DeviceRates::assumed(device.id(), &info), info, device, arena }
+        let (info, window) = (DeviceInfo::of(&*device), Window::of(&*device));
+        let window = window.unwrap_or_else(|error| {
+            tracing::warn!(device = %device.id(), %error, "the device forms no gangs that exchange rows");
+            None
+        });
+        let (rates, mapped) = (DeviceRates::assumed(device.id(), &info), MappedWindows::default());
+        Self { device, info, rates, arena, window, mapped }
     }
 }
 
@@ -221,6 +247,23 @@ impl Engine for InProcess {
 
     fn check(&self) -> Result<()> {
         self.device.check()
+    }
+
+    fn window(&self) -> Option<Arc<Window>> {
+        self.window.clone()
+    }
+
+    fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
+        let Some(peers) = self.device.peers() else {
+            return Err(Error::Unavailable(format!("{} shares no memory with {peer}", self.id())));
+        };
+        self.mapped.connect(peer, window, || peers.map_window(peer, window.file.try_clone()?, window.bytes))
+    }
+
+    fn disconnect(&self, peer: DeviceId) {
+        self.mapped.disconnect(peer, || {
+            self.device.peers().into_iter().for_each(|peers| peers.unmap_window(peer));
+        });
     }
 
     fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
@@ -283,6 +326,8 @@ pub struct Opening {
     pub memory_name: String,
     /// Setting by which the operator sizes that memory.
     pub memory_setting: String,
+    /// Bytes of the window that other devices write into; 0 for a device that forms no gangs.
+    pub window_bytes: usize,
     pub test_options: TestOptions,
 }
 
@@ -293,7 +338,13 @@ impl Opening {
     /// Returns the errors of [`open_device`].
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         self.test_options.clone().set();
-        open_device(self.id, self.threads, |free| self.budget(free))
+        let device = open_device(self.id, self.threads, |free| self.budget(free))?;
+        let peers = device.peers().filter(|_| self.window_bytes > 0);
+        // Some GPUs cannot export memory, such as slices of one GPU.
+        if let Some(Err(error)) = peers.map(|peers| peers.open_window(self.window_bytes)) {
+            tracing::warn!(device = %self.id, "the device exchanges no rows with others: {error}");
+        }
+        Ok(device)
     }
 
     /// Returns a budget of `memory_bytes`, or else of the `free` bytes that the device reports,

@@ -13,9 +13,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::channel::{Receiver, Sender};
 use super::messages::{BatchParts, FromChild, GangSeat, HostRequest, HostResponse, Opened, Run, State, ToChild};
-use super::{MemoryUse, Opening, run_within, spawn};
+use super::{MemoryUse, Opening, Window, run_within, spawn};
 use crate::catalog::{Adopter, Table};
-use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo};
+use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo, PeerOps};
 use crate::join::{BatchSink, GangBoard, Monitor, Rank};
 use crate::memory::{Arena, Borrower, Budget, Lender, Reservation, SlabViews, Span};
 use crate::planner::{Target, measure_rates};
@@ -60,7 +60,9 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
     };
     let process = match Process::open(&opening, sender.clone()) {
         Ok((process, opened)) => {
-            sender.send(&FromChild::Opened(Ok(opened)), None)?;
+            let window = Window::of(&*process.device)?;
+            let file = window.as_ref().map(|window| window.file.as_fd());
+            sender.send(&FromChild::Opened(Ok(opened)), file)?;
             Arc::new(process)
         }
         Err(error) => return Ok(sender.send(&FromChild::Opened(Err(error)), None)?),
@@ -165,6 +167,7 @@ impl Process {
             info: DeviceInfo::of(&*device),
             memory_bytes: device.memory().limit_bytes(),
             jobs_max: device.jobs_max(),
+            window_bytes: device.peers().map_or(0, PeerOps::window_bytes),
         };
         let process = Self {
             slabs: Arc::new(SlabViews::pinned_by(device.pin())),
@@ -205,6 +208,17 @@ impl Process {
                 }
             }
             ToChild::Unmapped { address } => self.slabs.remove(address),
+            ToChild::MapWindow { peer, bytes } => {
+                let file = messages.file()?;
+                let mapped = self.device.peers().map_or(Ok(()), |peers| peers.map_window(peer, file, bytes));
+                // Only gangs with this peer will fail.
+                if let Err(error) = mapped {
+                    tracing::error!(device = %self.device.id(), %peer, "the memory of a peer cannot be mapped: {error}");
+                }
+            }
+            ToChild::UnmapWindow { peer } => {
+                self.device.peers().into_iter().for_each(|peers| peers.unmap_window(peer));
+            }
             ToChild::Table(table) => {
                 let number = table.number;
                 let table = table.restore(&|place| self.slabs.buffer(place)).map(Arc::new);
@@ -224,9 +238,9 @@ impl Process {
                         "the server sent a job while {running} run, which is the most"
                     )));
                 }
-                let rank = match run.seat {
-                    Some(GangSeat { rank, ranks }) => {
-                        GangBoard::of_file(messages.file()?, ranks).map(|board| Rank::of_gang(rank, board))
+                let rank = match &run.seat {
+                    Some(GangSeat { rank, devices }) => {
+                        GangBoard::of_file(messages.file()?, devices).map(|board| Rank::of_gang(*rank, board))
                     }
                     None => Ok(Rank::alone()),
                 };

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, spawn};
+use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, Window, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
 use crate::join::{BatchSink, Monitor, Rank, Task};
@@ -183,6 +183,18 @@ impl Engine for SupervisedEngine {
             let outlook = self.shared.outlook.lock().words();
             Error::Unavailable(format!("{}; {outlook}", lost.message()))
         })
+    }
+
+    fn window(&self) -> Option<Arc<Window>> {
+        self.process().window()
+    }
+
+    fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
+        self.process().connect(peer, window)
+    }
+
+    fn disconnect(&self, peer: DeviceId) {
+        self.process().disconnect(peer);
     }
 
     fn restarts(&self) -> u64 {

@@ -37,6 +37,7 @@ fn opening() -> Opening {
         memory_bytes: Some(64 << 20),
         memory_name: "memory of device host:0".into(),
         memory_setting: "--device-memory".into(),
+        window_bytes: 1 << 20,
         test_options: TestOptions::default(),
     }
 }

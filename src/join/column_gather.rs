@@ -14,7 +14,7 @@ use super::batch_sizes::BatchSizes;
 use super::context::JoinContext;
 use super::inputs::SideInput;
 use super::threads::on_device_pool;
-use super::transform::{TransformedSide, is_raw_key};
+use super::transform::{ExchangedNumbers, TransformedSide, is_raw_key};
 use crate::columns::{
     BatchSlice, KeyLayout, Role, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host,
     is_stored_by_row, with_wanted_keys,
@@ -155,6 +155,8 @@ pub(super) struct ColumnGather<'a> {
     pub(super) are_matched: bool,
     row_numbers: Option<Positions>,
     row_numbers_on_host: Option<arrow::buffer::Buffer>,
+    /// Table rows of rows that an exchange has brought.
+    table_rows: Option<Arc<Vec<u64>>>,
     /// Slices of the table that hold the rows, if the table has the rows in this order and the
     /// result may share them.
     pub(super) slices: Option<Vec<BatchSlice>>,
@@ -183,6 +185,7 @@ impl<'a> ColumnGather<'a> {
             are_matched: false,
             row_numbers: None,
             row_numbers_on_host: None,
+            table_rows: None,
             slices: None,
             asked_for: BTreeSet::new(),
             gathered: BTreeMap::new(),
@@ -307,9 +310,18 @@ impl<'a> ColumnGather<'a> {
             return Ok(PendingColumn::TextFromDevice(gathered, data_type));
         }
         assert!(self.input.movable(column).is_none(), "the device gathers all movable columns together");
-        let numbers = self.row_numbers_on_host()?;
-        let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
-        let array = on_device_pool(device, || gather_on_host(&transformed.rows, column, numbers, arena))?;
+        let rows = &transformed.rows;
+        let array = match &transformed.exchanged {
+            None => {
+                let numbers = self.row_numbers_on_host()?;
+                let numbers: &[u32] = bytemuck::cast_slice(&numbers[..4 * self.count]);
+                on_device_pool(device, || gather_on_host(rows, column, numbers, arena))?
+            }
+            Some(exchanged) => {
+                let numbers = self.table_rows(exchanged)?;
+                on_device_pool(device, || gather_on_host(rows, column, &numbers, arena))?
+            }
+        };
         Ok(match data_type {
             DataType::Dictionary(..) => PendingColumn::Encoded(array),
             _ => PendingColumn::Ready(array),
@@ -362,6 +374,24 @@ impl<'a> ColumnGather<'a> {
         let on_host = cx.device.positions_to_host(&numbers, cx.arena, cx.stream)?;
         self.row_numbers_on_host = Some(on_host.clone());
         Ok(on_host)
+    }
+}
+
+impl ColumnGather<'_> {
+    /// Returns the table rows of rows that an exchange has brought.
+    fn table_rows(&mut self, exchanged: &ExchangedNumbers) -> Result<Arc<Vec<u64>>> {
+        if let Some(rows) = &self.table_rows {
+            return Ok(rows.clone());
+        }
+        let (numbers, on_host) = (self.row_numbers()?, self.row_numbers_on_host()?);
+        let JoinContext { device, stream, arena, .. } = *self.cx;
+        let in_chunk = device.gather_to_host(&exchanged.in_chunk, &numbers, arena, stream)?;
+        device.synchronize(stream)?;
+        let of =
+            |numbers: &arrow::buffer::Buffer| -> Vec<u32> { bytemuck::pod_collect_to_vec(&numbers[..4 * self.count]) };
+        let rows = Arc::new(exchanged.table_rows(&of(&on_host), &of(&in_chunk.data)));
+        self.table_rows = Some(rows.clone());
+        Ok(rows)
     }
 }
 

@@ -23,6 +23,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::rank::BUCKET_BITS;
 use super::{Side, Strategy};
 use crate::device::RadixBits;
 
@@ -58,6 +59,9 @@ pub enum Distribution {
     /// Every rank has the whole build side. The ranks divide the probe side. Only for kinds of join
     /// that keep no build rows for the end, because no rank knows the matches of the others.
     Broadcast,
+    /// Each rank joins all rows of its own keys. Rows of both sides cross to the rank of their key.
+    /// Only for keys that are packed exactly.
+    Hash,
 }
 
 impl Distribution {
@@ -66,6 +70,7 @@ impl Distribution {
         match self {
             Self::Alone => "alone",
             Self::Broadcast => "broadcast",
+            Self::Hash => "hash",
         }
     }
 }
@@ -142,6 +147,15 @@ impl RowLayout {
                 Self::Partitioned(RadixBits { skip: 0, bits: radix_bits.unwrap_or(0) })
             }
             Strategy::SortMerge | Strategy::SortMergeGfur => Self::Sorted,
+        }
+    }
+
+    /// Returns the layout for a distribution. An exchange has used the first bits of mixed keys.
+    #[must_use]
+    pub fn within(self, distribution: Distribution) -> Self {
+        match (self, distribution) {
+            (Self::Partitioned(bits), Distribution::Hash) => Self::Partitioned(RadixBits { skip: BUCKET_BITS, ..bits }),
+            _ => self,
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::device::Width;
 use crate::{Error, Result};
 
 /// One side of a join, by its role.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SideInput {
     pub(super) role: Role,
     pub(super) side: Side,
@@ -92,6 +92,14 @@ impl SideInput {
     /// Marks the rows as rows that only this join reads.
     pub(super) fn arriving(self) -> Self {
         Self { is_stored: false, ..self }
+    }
+
+    /// Returns the input whose rows come from an exchange. Only columns without nulls move with
+    /// their rows; the host gathers the others from the table.
+    pub(super) fn exchanged(&self) -> Self {
+        let mut input = Self { shares: false, text: BTreeMap::new(), ..self.clone() };
+        input.movable.retain(|&column, _| !self.has_nulls(column));
+        input
     }
 
     /// Returns some rows of this side.

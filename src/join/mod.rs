@@ -57,6 +57,7 @@ mod context;
 mod copy_order;
 mod count;
 mod deferred;
+mod exchange;
 mod fused;
 mod inputs;
 mod kind;
@@ -89,6 +90,7 @@ pub use composition::{Composition, Distribution, MovedPayload, RowLayout, Transf
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord, Report};
 pub use prepared::PreparedJoin;
+pub(crate) use rank::BUCKET_BITS;
 pub use rank::{GangBoard, Rank};
 pub use run::{run, run_rank};
 pub use source::{IncomingBatches, RowSource, TableRows};

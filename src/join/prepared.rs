@@ -57,6 +57,7 @@ pub struct PreparedJoin {
 }
 
 /// Inputs of a join that is to be prepared.
+#[derive(Clone)]
 pub(super) struct Preparation {
     pub(super) task: Arc<Task>,
     /// Its seed may be replaced.
@@ -127,8 +128,29 @@ impl PreparedJoin {
         cx: &JoinContext<'_>,
         transformed: &mut (dyn FnMut(&KeyLayout) -> Result<()> + Send),
     ) -> Result<Self> {
-        let Preparation { task, mut layout, build, probe_shape, sizes, defers_payload } = of;
+        let (build, row_layout) = (of.build.clone(), of.task.composition.row_layout);
         check_build_rows(&build.table.name, build.table.rows)?;
+        let copy_in = if of.defers_payload { CopyIn::WhenNeeded } else { CopyIn::Prefetch };
+        let keeps_null_keys = JoinSemantics::new(&of.task, &build, &of.probe_shape, None).keeps_build_without_key();
+        Self::prepare_side(of, cx, &mut |layout| {
+            let rows = build.rows(0..build.table.rows);
+            let side = transform(cx, &build, rows, layout, row_layout, keeps_null_keys, None, copy_in)?;
+            transformed(layout)?;
+            Ok(side)
+        })
+    }
+
+    /// Indexes the build side that `side_of` lays out, once for each seed of the layout.
+    ///
+    /// # Errors
+    /// Errors of the device and of `side_of`. [`Error::Unsupported`] for a build side that
+    /// positions cannot address.
+    pub(super) fn prepare_side(
+        of: Preparation,
+        cx: &JoinContext<'_>,
+        side_of: &mut (dyn FnMut(&KeyLayout) -> Result<TransformedSide> + Send),
+    ) -> Result<Self> {
+        let Preparation { task, mut layout, build, probe_shape, sizes, defers_payload } = of;
         let fused = Fused::of(&task, &build, &probe_shape, &layout, cx.device);
         let joins_at_once = fused.is_some();
         let semantics = JoinSemantics::new(&task, &build, &probe_shape, fused);
@@ -137,15 +159,9 @@ impl PreparedJoin {
             let adjacent = layout.is_hashed() || semantics.build_rows_kept.is_some() || (repeats && !joins_at_once);
             BuildSide::new(side, task.dense_range, layout, repeats, adjacent, cx)
         };
-        let copy_in = if defers_payload { CopyIn::WhenNeeded } else { CopyIn::Prefetch };
-        let null_keys = semantics.keeps_build_without_key();
         let built = run_on_device_pool(cx.device, || {
             for _ in 0..SEEDS_MAX {
-                let rows = build.rows(0..build.table.rows);
-                let row_layout = task.composition.row_layout;
-                let side = transform(cx, &build, rows, &layout, row_layout, null_keys, None, copy_in)?;
-                transformed(&layout)?;
-                let built = indexed(&layout, side)?;
+                let built = indexed(&layout, side_of(&layout)?)?;
                 let compare = || build_runs_are_exact(&built, &layout, cx);
                 let is_exact = || cx.monitor.phase(Phase::CompareKeys, 0, compare);
                 if !layout.is_hashed() || compare_where_values_are(&layout, cx.device, is_exact)? {

@@ -115,7 +115,12 @@ impl<'a> Probing<'a> {
     pub(super) fn run(self, cx: &JoinContext<'_>) -> Result<Progress<'a>> {
         cx.device.wait_event(&self.join.ready, cx.stream)?;
         self.probe_all(cx)?;
-        Ok(self.progress.into_inner().inner)
+        Ok(self.into_progress())
+    }
+
+    /// Returns the progress, once all chunks are joined.
+    pub(super) fn into_progress(self) -> Progress<'a> {
+        self.progress.into_inner().inner
     }
 
     fn probe_all(&self, cx: &JoinContext<'_>) -> Result<()> {
@@ -256,7 +261,10 @@ impl<'a> Probing<'a> {
     }
 
     /// Matches a chunk and emits its rows.
-    fn join_chunk(
+    ///
+    /// # Errors
+    /// Errors of the device, the sink, and gathering.
+    pub(super) fn join_chunk(
         &self,
         cx: &JoinContext<'_>,
         streams: usize,

@@ -10,37 +10,74 @@
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::Result;
 use crate::columns::Role;
+use crate::device::DeviceId;
 use crate::memory::SharedCounters;
 
-/// Counters that start at their own cache lines, so that ranks do not disturb each other.
+/// Counters in a cache line. Counters that different ranks write have lines of their own.
 const LINE: usize = 8;
 
-/// Counters of a gang.
+/// Base-2 logarithm of the number of buckets that an exchange divides keys into. A bucket belongs
+/// to one rank. With 256 buckets, shares of up to eight ranks differ by at most 2 % if keys are
+/// spread evenly, and a device needs one pass.
+pub(crate) const BUCKET_BITS: u32 = 8;
+
+pub(super) const BUCKETS: usize = 1 << BUCKET_BITS;
+
+/// Counters of a channel: a line each for what is sent, for what is released, and for the slots.
+pub(super) const CHANNEL_COUNTERS: usize = 3 * LINE;
+
+pub(super) const RELEASED: usize = LINE;
+
+pub(super) const SLOT_HEADERS: usize = 2 * LINE;
+
+/// Counters of a gang, and the devices of its ranks. Clones share the counters.
 #[derive(Clone, Debug)]
 pub struct GangBoard {
-    ranks: usize,
+    devices: Arc<[DeviceId]>,
     counters: SharedCounters,
 }
 
+/// Places of counters on a board, in this order. Each group starts at its own cache line.
+enum Place {
+    /// Rows of a side that ranks have taken.
+    Taken(Role),
+    /// Number of ranks that have added to the sum.
+    Added,
+    Sum,
+    /// Number of ranks that have counted their build rows.
+    Counted,
+    /// Build rows that a rank has read in each bucket.
+    Histogram {
+        rank: usize,
+    },
+    /// Counters of a channel between two ranks.
+    Channel {
+        from: usize,
+        to: usize,
+    },
+}
+
 impl GangBoard {
-    /// Makes the board of a gang with the given number of ranks.
+    /// Makes the board of a gang with a rank on each of the given devices.
     ///
     /// # Errors
     /// [`Exhausted`](crate::Error::Exhausted) when the system has no memory for it.
-    pub fn new(ranks: usize) -> Result<Self> {
-        Ok(Self { ranks, counters: SharedCounters::new(Self::counters(ranks))? })
+    pub fn new(devices: &[DeviceId]) -> Result<Self> {
+        Ok(Self { devices: devices.into(), counters: SharedCounters::new(Self::size(devices.len()))? })
     }
 
-    /// Maps the board of a gang of this number of ranks that another process has made.
+    /// Maps the board of a gang on these devices that another process has made.
     ///
     /// # Errors
     /// The errors of [`SharedCounters::of_file`].
-    pub fn of_file(file: OwnedFd, ranks: usize) -> Result<Self> {
-        Ok(Self { ranks, counters: SharedCounters::of_file(file, Self::counters(ranks))? })
+    pub fn of_file(file: OwnedFd, devices: &[DeviceId]) -> Result<Self> {
+        let counters = SharedCounters::of_file(file, Self::size(devices.len()))?;
+        Ok(Self { devices: devices.into(), counters })
     }
 
     /// Returns the file of the board, for another process.
@@ -50,23 +87,38 @@ impl GangBoard {
 
     /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
-        self.ranks
+        self.devices.len()
     }
 
-    fn counters(_ranks: usize) -> usize {
-        4 * LINE
+    /// Returns the devices of the ranks.
+    pub fn devices(&self) -> &[DeviceId] {
+        &self.devices
     }
 
-    fn taken_rows(role: Role) -> usize {
-        match role {
-            Role::Build => 0,
-            Role::Probe => LINE,
+    /// Returns the counters, and the first of a channel between two ranks.
+    pub(super) fn channel(&self, from: usize, to: usize) -> (SharedCounters, usize) {
+        (self.counters.clone(), self.at(Place::Channel { from, to }))
+    }
+
+    fn at(&self, place: Place) -> usize {
+        let histograms = 5 * LINE;
+        match place {
+            Place::Taken(Role::Build) => 0,
+            Place::Taken(Role::Probe) => LINE,
+            Place::Added => 2 * LINE,
+            Place::Sum => 3 * LINE,
+            Place::Counted => 4 * LINE,
+            Place::Histogram { rank } => histograms + rank * BUCKETS,
+            Place::Channel { from, to } => {
+                histograms + self.ranks() * BUCKETS + (from * self.ranks() + to) * CHANNEL_COUNTERS
+            }
         }
     }
 
-    /// Number of ranks that have added to [`SUM`](Self::SUM).
-    const ADDED: usize = 2 * LINE;
-    const SUM: usize = 3 * LINE;
+    /// Counters of a board.
+    fn size(ranks: usize) -> usize {
+        5 * LINE + ranks * BUCKETS + ranks * ranks * CHANNEL_COUNTERS
+    }
 }
 
 /// Member of a gang, or a device that runs a join alone.
@@ -110,10 +162,29 @@ impl Rank {
 
     /// Adds a number of this rank, once. Returns the sum of all ranks to the last of them.
     pub(super) fn sum(&self, of_rank: u64) -> Option<u64> {
-        let Some(GangBoard { ranks, counters }) = &self.board else { return Some(of_rank) };
-        counters.counter(GangBoard::SUM).fetch_add(of_rank, Ordering::AcqRel);
-        let added = counters.counter(GangBoard::ADDED).fetch_add(1, Ordering::AcqRel) + 1;
-        (added == *ranks as u64).then(|| counters.get(GangBoard::SUM))
+        let Some(board) = &self.board else { return Some(of_rank) };
+        board.counters.counter(board.at(Place::Sum)).fetch_add(of_rank, Ordering::AcqRel);
+        let added = board.counters.counter(board.at(Place::Added)).fetch_add(1, Ordering::AcqRel) + 1;
+        (added == board.ranks() as u64).then(|| board.counters.get(board.at(Place::Sum)))
+    }
+
+    /// Adds this rank's build rows by bucket, once. Waits for all ranks, and returns the sums.
+    ///
+    /// # Errors
+    /// The error of `check`.
+    ///
+    /// # Panics
+    /// For a join on one device.
+    pub(super) fn histogram(&self, of_rank: &[u64; BUCKETS], check: &dyn Fn() -> Result<()>) -> Result<Vec<u64>> {
+        let board = self.board.as_ref().expect("only ranks of a gang exchange rows");
+        let counter = |rank: usize, bucket: usize| board.counters.counter(board.at(Place::Histogram { rank }) + bucket);
+        for (bucket, &rows) in of_rank.iter().enumerate() {
+            counter(self.number, bucket).store(rows, Ordering::Relaxed);
+        }
+        board.counters.add(board.at(Place::Counted), 1);
+        board.counters.wait(board.at(Place::Counted), board.ranks() as u64, check)?;
+        let sum = |bucket: usize| (0..board.ranks()).map(|rank| counter(rank, bucket).load(Ordering::Relaxed)).sum();
+        Ok((0..BUCKETS).map(sum).collect())
     }
 
     /// Takes the next rows of one side that no rank has taken. `rows_of` returns how many of the
@@ -128,7 +199,7 @@ impl Rank {
         mut rows_of: impl FnMut(Range<u64>) -> u64,
     ) -> Option<Range<u64>> {
         let board = self.board.as_ref().expect("only ranks of a gang share rows");
-        let taken = board.counters.counter(GangBoard::taken_rows(role));
+        let taken = board.counters.counter(board.at(Place::Taken(role)));
         let mut start = taken.load(Ordering::Relaxed);
         while start < total {
             let end = total.min(start + rows_of(start..total).max(1));
@@ -144,10 +215,30 @@ impl Rank {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DeviceKind;
+
+    fn hosts(count: u16) -> Vec<DeviceId> {
+        (0..count).map(|index| DeviceId { kind: DeviceKind::Host, index }).collect()
+    }
+
+    #[test]
+    fn all_ranks_get_the_sum_of_their_histograms() {
+        let board = GangBoard::new(&hosts(3)).unwrap();
+        let of_rank = &|number: usize| {
+            let mut rows = [0; BUCKETS];
+            (rows[number], rows[BUCKETS - 1]) = (10, number as u64);
+            Rank::of_gang(number, board.clone()).histogram(&rows, &|| Ok(())).unwrap()
+        };
+        let sums: Vec<Vec<u64>> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3).map(|number| scope.spawn(move || of_rank(number))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert!(sums.iter().all(|sum| sum[..4] == [10, 10, 10, 0] && sum[BUCKETS - 1] == 3), "{sums:?}");
+    }
 
     #[test]
     fn the_last_rank_gets_the_sum_of_all() {
-        let board = GangBoard::new(3).unwrap();
+        let board = GangBoard::new(&hosts(3)).unwrap();
         let sums: Vec<_> =
             [5, 7, 0].iter().enumerate().map(|(at, &rows)| Rank::of_gang(at, board.clone()).sum(rows)).collect();
         assert_eq!((sums, Rank::alone().sum(4)), (vec![None, None, Some(12)], Some(4)));
@@ -156,10 +247,10 @@ mod tests {
     #[test]
     fn each_row_is_taken_by_exactly_one_rank() {
         const ROWS: u64 = 100_000;
-        let board = GangBoard::new(3).unwrap();
+        let board = GangBoard::new(&hosts(3)).unwrap();
         let taken_by = &|number: usize| {
             let file = board.file().try_clone_to_owned().unwrap();
-            let rank = Rank::of_gang(number, GangBoard::of_file(file, 3).unwrap());
+            let rank = Rank::of_gang(number, GangBoard::of_file(file, &hosts(3)).unwrap());
             assert_eq!((rank.number(), rank.ranks()), (number, 3));
             let next = || rank.take_rows(Role::Probe, ROWS, |left| (left.start % 7 + number as u64 + 1).min(left.end));
             std::iter::from_fn(next).collect::<Vec<_>>()

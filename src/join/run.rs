@@ -12,6 +12,7 @@ use super::chunks::ProbeRows;
 use super::context::CallStreams;
 use super::count::{RowCount, batch_of_count};
 use super::deferred::DeferredPayload;
+use super::exchange::run_exchanged;
 use super::inputs::SideInput;
 use super::monitor::Monitor;
 use super::prefetch::{Prefetch, Probes};
@@ -21,7 +22,7 @@ use super::progress::{Progress, Stage};
 use super::rank::Rank;
 use super::source::TableRows;
 use super::transform::CopyIn;
-use super::{BatchSink, Task};
+use super::{BatchSink, Distribution, Task};
 use crate::Result;
 use crate::columns::Role;
 use crate::device::Device;
@@ -56,17 +57,31 @@ pub fn run_rank(
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
-    let input = |role| Arc::new(SideInput::of_task(task, role, device.strings().is_some()));
-    let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
     if !task.counts_rows {
-        return run_prepared(preparation, rank, device, arena, sink, monitor);
+        return run_distributed(task, rank, device, arena, sink, monitor);
     }
     let counted = RowCount::default();
-    run_prepared(preparation, rank, device, arena, &counted, monitor)?;
+    run_distributed(task, rank, device, arena, &counted, monitor)?;
     match rank.sum(counted.rows()) {
         Some(rows) => sink.push(batch_of_count(rows, task.schema.clone())?),
         None => Ok(()),
     }
+}
+
+fn run_distributed(
+    task: &Arc<Task>,
+    rank: &Rank,
+    device: &dyn Device,
+    arena: &Arena,
+    sink: &dyn BatchSink,
+    monitor: &Monitor,
+) -> Result<()> {
+    if task.composition.distribution == Distribution::Hash {
+        return run_exchanged(task, rank, device, arena, sink, monitor);
+    }
+    let input = |role| Arc::new(SideInput::of_task(task, role, device.strings().is_some()));
+    let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
+    run_prepared(preparation, rank, device, arena, sink, monitor)
 }
 
 /// Prepares, probes and finishes. Tests pass preparations with layouts whose hashes collide.

@@ -29,7 +29,8 @@ use super::threads::on_device_pool;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
 use crate::device::{
-    BytesColumn, Column, DeviceBuffer, Filter, Keys, Partitions, Payload, Phase, Positions, Sorted, Stream, Which,
+    BytesColumn, Column, DeviceBuffer, Filter, Keys, NO_ROW, Partitions, Payload, Phase, Positions, Sorted, Stream,
+    Which,
 };
 
 /// Transformed rows of one side. *Transformed positions* count in this order; *row numbers* count
@@ -50,6 +51,33 @@ pub(super) struct TransformedSide {
     /// Rows that have no key because of a null. `None` if there are none, or if the join drops
     /// them.
     pub(super) null_keys: Option<Positions>,
+    /// Table rows behind row numbers, if these number rows that an exchange has brought. `rows` are
+    /// then all rows of the table.
+    pub(super) exchanged: Option<Arc<ExchangedNumbers>>,
+}
+
+/// Table rows behind rows that came in pieces, each of one chunk of the table.
+#[derive(Debug)]
+pub(super) struct ExchangedNumbers {
+    /// Row number in its chunk of each row: 32 bits.
+    pub(super) in_chunk: Column,
+    /// First row of each piece, ascending, and the table row at which the piece's chunk starts.
+    pub(super) pieces: Vec<(usize, u64)>,
+}
+
+impl ExchangedNumbers {
+    /// Returns the table rows behind row numbers, given their numbers in chunks. [`NO_ROW`] becomes
+    /// [`u64::MAX`].
+    pub(super) fn table_rows(&self, numbers: &[u32], in_chunk: &[u32]) -> Vec<u64> {
+        let of = |(&number, &in_chunk): (&u32, &u32)| {
+            if number == NO_ROW {
+                return u64::MAX;
+            }
+            let piece = self.pieces.partition_point(|(first, _)| *first <= number as usize) - 1;
+            self.pieces[piece].1 + u64::from(in_chunk)
+        };
+        numbers.iter().zip(in_chunk).map(of).collect()
+    }
 }
 
 /// Columns on the device as they were copied in, by table column.
@@ -114,6 +142,19 @@ pub(super) enum Order {
     },
 }
 
+/// Rows of one side on the device, with their keys, before they are laid out.
+pub(super) struct ArrivedRows {
+    pub(super) rows: Rows,
+    pub(super) keys: Arc<SideKeys>,
+    /// Columns of the result that devices can move, by table column.
+    pub(super) columns: BTreeMap<usize, Column>,
+    pub(super) text: BTreeMap<usize, BytesColumn>,
+    pub(super) came_as_keys: BTreeSet<usize>,
+    pub(super) null_keys: Option<Positions>,
+    /// Table rows behind the rows, if an exchange has brought them.
+    pub(super) exchanged: Option<Arc<ExchangedNumbers>>,
+}
+
 /// Copies in, packs and transforms some rows of one side. Moved columns are complete once the
 /// context's main stream is synchronized. Columns in table order are complete once both streams of
 /// the context are. If `keeps_null_keys` is true, rows without a key are part of the result. A
@@ -133,6 +174,25 @@ pub(super) fn transform(
     filter: Option<&Filter>,
     copy_in: CopyIn,
 ) -> Result<TransformedSide> {
+    let arrived = arrive(cx, input, rows, layout, row_layout, keeps_null_keys, filter, copy_in)?;
+    lay_out(cx, input, arrived, layout, row_layout)
+}
+
+/// Copies in and packs some rows of one side, as [`transform`] does.
+///
+/// # Errors
+/// Errors of the device.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn arrive(
+    cx: &JoinContext<'_>,
+    input: &SideInput,
+    rows: Rows,
+    layout: &KeyLayout,
+    row_layout: RowLayout,
+    keeps_null_keys: bool,
+    filter: Option<&Filter>,
+    copy_in: CopyIn,
+) -> Result<ArrivedRows> {
     let (device, stream, monitor) = (cx.device, cx.stream, cx.monitor);
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
@@ -152,7 +212,7 @@ pub(super) fn transform(
         let bytes = (packed.keys.rows * layout.width().bytes()) as u64;
         keys.packed = monitor.phase(Phase::Filter, bytes, || device.filter_keys(filter, &packed, stream))?;
     }
-    let mut originals = BTreeMap::new();
+    let mut columns = BTreeMap::new();
     let mut copy_columns = |move_with_keys: bool| -> Result<()> {
         let wanted =
             input.output_columns.iter().filter(|column| move_with_keys == input.moved_columns.contains(column));
@@ -162,9 +222,9 @@ pub(super) fn transform(
                 continue;
             }
             if let Some(came) = key_columns.fixed.get(&column) {
-                originals.insert(column, came.clone());
+                columns.insert(column, came.clone());
             } else if copy_in == CopyIn::Prefetch || row_layout != RowLayout::Original {
-                originals.insert(column, copy_column(cx, cx.copies, &rows, column)?);
+                columns.insert(column, copy_column(cx, cx.copies, &rows, column)?);
             }
         }
         Ok(())
@@ -186,7 +246,7 @@ pub(super) fn transform(
     if let Some(came) = to_be_moved {
         // These columns are about to move with the keys. The others still cross the link meanwhile.
         device.wait_event(&came, stream)?;
-        record_stream(originals.iter().filter(|(column, _)| input.moved_columns.contains(column)), cx);
+        record_stream(columns.iter().filter(|(column, _)| input.moved_columns.contains(column)), cx);
     }
     let keys = Arc::new(keys);
     let null_keys = match &keys.packed.rows_kept {
@@ -196,6 +256,23 @@ pub(super) fn transform(
         _ => None,
     };
 
+    Ok(ArrivedRows { rows, keys, columns, text, came_as_keys, null_keys, exchanged: None })
+}
+
+/// Lays out rows that have arrived.
+///
+/// # Errors
+/// Errors of the device.
+pub(super) fn lay_out(
+    cx: &JoinContext<'_>,
+    input: &SideInput,
+    arrived: ArrivedRows,
+    layout: &KeyLayout,
+    row_layout: RowLayout,
+) -> Result<TransformedSide> {
+    let (device, stream, monitor) = (cx.device, cx.stream, cx.monitor);
+    let ArrivedRows { rows, keys, columns: mut originals, text, came_as_keys, null_keys, exchanged } = arrived;
+    let key_bytes = (keys.packed.keys.rows * layout.width().bytes()) as u64;
     if row_layout == RowLayout::Original {
         let order = Order::Original(keys.packed.keys.clone());
         let to_rows = keys.packed.rows_kept.clone();
@@ -209,6 +286,7 @@ pub(super) fn transform(
             moved_columns: Vec::new(),
             originals,
             null_keys,
+            exchanged,
         });
     }
     let (partition_phase, order_phase, sort_phase) = match input.role {
@@ -228,6 +306,7 @@ pub(super) fn transform(
             moved_columns: Vec::new(),
             originals: Originals::of(originals, text, came_as_keys),
             null_keys,
+            exchanged,
         });
     }
 
@@ -254,6 +333,7 @@ pub(super) fn transform(
     if numbered {
         payload.push(Payload::RowNumber);
     }
+    let row_count = keys.packed.keys.rows;
     let moved_bytes = 2 * (key_bytes + payload.iter().map(|payload| payload_bytes(payload, row_count)).sum::<u64>());
     let order = match row_layout {
         // The histogram reads the keys a second time.
@@ -271,7 +351,7 @@ pub(super) fn transform(
     }
     let originals = Originals::of(originals, text, came_as_keys);
     let mut transformed =
-        TransformedSide { rows, keys, order, to_rows: None, numbered, moved_columns, originals, null_keys };
+        TransformedSide { rows, keys, order, to_rows: None, numbered, moved_columns, originals, null_keys, exchanged };
     let phase = if matches!(row_layout, RowLayout::Sorted) { sort_phase } else { partition_phase };
     monitor.phase(phase, 0, || transformed.find_row_numbers(cx))?;
     Ok(transformed)
@@ -331,6 +411,7 @@ impl TransformedSide {
             moved_columns: Vec::new(),
             originals: Originals::of(columns, text, BTreeSet::new()),
             null_keys: None,
+            exchanged: None,
         }
     }
 
@@ -368,9 +449,9 @@ impl TransformedSide {
         self.originals.used.load(Ordering::Relaxed)
     }
 
-    /// True if all transformed positions are row numbers.
+    /// True if all transformed positions are row numbers of the table.
     pub(super) fn is_in_table_order(&self) -> bool {
-        self.numbered && self.to_rows.is_none()
+        self.numbered && self.to_rows.is_none() && self.exchanged.is_none()
     }
 
     /// Makes equal keys of partitions adjacent.

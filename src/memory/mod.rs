@@ -27,7 +27,7 @@ mod pool;
 pub(crate) use arena::of_whole_values;
 pub use arena::{
     ALIGNMENT, Arena, ArenaBuffer, ArenaReservation, ArrayParts, BackgroundGrowth, Backing, Borrower, Lender, Loans,
-    Pin, Place, SharedCounters, SlabViews, Span, describe, holding, restore,
+    Pin, Place, SharedCounters, SharedWindow, SlabViews, Span, describe, holding, restore,
 };
 pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;

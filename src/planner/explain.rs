@@ -48,7 +48,7 @@ pub struct ExplainedDevice {
     /// Number of devices that run the join together. The seconds and bytes of phases are those of
     /// one of them.
     pub ranks: usize,
-    /// Division of the join among the ranks: `alone` or `broadcast`.
+    /// Division of the join among the ranks: `alone`, `broadcast` or `hash`.
     pub distribution: &'static str,
 }
 
@@ -313,6 +313,7 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
             (Distribution::Alone, _) => String::new(),
             (Distribution::Broadcast, "build") => format!("; all of it to each of {} devices", plan.target.ranks),
             (Distribution::Broadcast, _) => format!("; divided among {} devices", plan.target.ranks),
+            (Distribution::Hash, _) => format!("; exchanged by key among {} devices", plan.target.ranks),
         };
         lines.push(format!("   {branch} {role}: {filtered}{transformed}{later}{divided}"));
         let stem = if branch == "├─" { "│ " } else { "  " };

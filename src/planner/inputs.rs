@@ -228,6 +228,10 @@ impl Inputs {
         match distribution {
             Distribution::Alone => {}
             Distribution::Broadcast => self.probe.divide(ranks as f64),
+            Distribution::Hash => {
+                self.build.divide(ranks as f64);
+                self.probe.divide(ranks as f64);
+            }
         }
         self
     }

@@ -228,13 +228,15 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
     if target.ranks > 1 {
         let of_rank = estimates.of_rank(target.ranks);
         let question = Question { estimates: &of_rank, ..*question };
-        candidates = candidates_distributed(&question, Distribution::Broadcast)?;
+        for distribution in [Distribution::Broadcast, Distribution::Hash] {
+            candidates.extend(candidates_distributed(&question, distribution)?);
+        }
     }
     // A join that no distribution can run is left to one device of the set.
     if candidates.is_empty() {
         candidates = candidates_distributed(question, Distribution::Alone)?;
     }
-    if join.left.rows.min(join.right.rows) > ROWS_MAX as u64 {
+    if candidates.is_empty() && join.left.rows.min(join.right.rows) > ROWS_MAX as u64 {
         return Err(Error::Unsupported(format!(
             "tables {:?} and {:?} have {} and {} rows, and the smaller side of a join may have at most {ROWS_MAX} on one device; \
              join them in parts",
@@ -245,11 +247,15 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
 }
 
 /// True if ranks can divide a join with the given build side in this way.
-fn is_possible(join: &BoundJoin, build_side: Side, distribution: Distribution) -> bool {
-    match distribution {
+fn is_possible(question: &Question<'_>, build_side: Side, distribution: Distribution) -> Result<bool> {
+    let Question { join, overrides, target, .. } = *question;
+    let is_hashed = || join.key_facts(build_side).map(|facts| KeyLayout::new(facts, 0).is_hashed());
+    let is_wanted = overrides.distribution.is_none_or(|wanted| wanted == distribution);
+    Ok(match distribution {
         Distribution::Alone => true,
-        Distribution::Broadcast => join.how.build_rows_kept(build_side).is_none(),
-    }
+        Distribution::Broadcast => is_wanted && join.how.build_rows_kept(build_side).is_none(),
+        Distribution::Hash => is_wanted && target.capabilities.exchanges && !is_hashed()?,
+    })
 }
 
 /// Prices each strategy on each build side, for ranks that divide the join in one way.
@@ -259,7 +265,12 @@ fn candidates_distributed(question: &Question<'_>, distribution: Distribution) -
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
     for build_side in [smaller, smaller.other()] {
-        if join.table(build_side).rows > ROWS_MAX as u64 || !is_possible(join, build_side, distribution) {
+        if !is_possible(question, build_side, distribution)? {
+            continue;
+        }
+        let build_rows = join.table(build_side).rows;
+        let shares = if distribution == Distribution::Hash { target.ranks as u64 } else { 1 };
+        if build_rows.div_ceil(shares) > ROWS_MAX as u64 {
             continue;
         }
         let ways = text_ways(question, build_side)?.into_iter();

@@ -1,21 +1,49 @@
 //! Joins on gangs of host devices, compared with the naive join.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
-use dovetail::device::Device;
 use dovetail::device::host::HostDevice;
+use dovetail::device::{Device, TestOptions, gpu_count, open_gpu};
 use dovetail::engine::{Engine, Grant, InProcess, run_gang};
 use dovetail::join::{Distribution, Monitor, Task};
 use dovetail::memory::{Budget, ReservedPool};
-use dovetail::planner::{self, JoinKind, JoinSpec, PlanOverrides, Strategy, Target};
+use dovetail::planner::{self, JoinKind, JoinSpec, PlanOverrides, Rates, Strategy, Target};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::data::Case;
 use crate::naive::NullsEqual;
 use crate::{Bench, Collect, is_wanted, naive, seed, spec};
+
+/// Most ranks of a gang in these tests.
+const RANKS_MAX: usize = 8;
+
+fn is_on_gpus() -> bool {
+    std::env::var("DOVETAIL_TEST_DEVICE").as_deref() == Ok("cuda")
+}
+
+/// Opens the device of a rank: a host device, or with `DOVETAIL_TEST_DEVICE=cuda` a GPU. Several
+/// ranks share a GPU if there are fewer GPUs.
+fn device(rank: usize, memory: u64) -> Arc<dyn Device> {
+    let budget = |_| Budget::new(format!("memory of rank {rank}"), "--device-memory", memory);
+    if !is_on_gpus() {
+        // Unlike numbers of threads and streams, so that ranks take unlike chunks.
+        let device = HostDevice::new(rank as u16, 1 + rank % 2, budget(0), None).unwrap();
+        return Arc::new(device.with_streams(1 + rank % 3));
+    }
+    static GPUS: LazyLock<usize> = LazyLock::new(|| {
+        let gpus = usize::from(gpu_count().unwrap());
+        TestOptions { gpus_of_one: Some(RANKS_MAX.div_ceil(gpus) as u16), ..TestOptions::default() }.set();
+        gpus
+    });
+    // Neighbours are on different GPUs, if there are several.
+    let index = rank % *GPUS * RANKS_MAX.div_ceil(*GPUS) + rank / *GPUS;
+    open_gpu(index as u16, 1 + rank % 2, budget).unwrap()
+}
 
 /// Engines of a gang, with the tables of a bench.
 struct Gang {
@@ -25,14 +53,21 @@ struct Gang {
 }
 
 impl Gang {
-    fn new(ranks: usize, device_memory: u64) -> Self {
+    /// Opens devices whose windows have the given bytes.
+    fn new(ranks: usize, device_memory: u64, window_bytes: usize) -> Self {
         let bench = Bench::new(1, device_memory);
-        let device = |index: usize| -> Arc<dyn Device> {
-            let budget = Budget::new(format!("memory of device host:{index}"), "--device-memory", device_memory);
-            // Unlike numbers of threads and streams, so that ranks take unlike chunks.
-            Arc::new(HostDevice::new(index as u16, 1 + index % 2, budget, None).unwrap().with_streams(1 + index % 3))
-        };
-        let devices: Vec<_> = (0..ranks).map(device).collect();
+        let devices: Vec<_> = (0..ranks).map(|rank| device(rank, device_memory)).collect();
+        for device in &devices {
+            device.peers().unwrap().open_window(window_bytes).unwrap();
+        }
+        let window_bytes = devices[0].peers().unwrap().window_bytes();
+        for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
+            let peers = device.peers().unwrap();
+            let map = |file: BorrowedFd<'_>| file.try_clone_to_owned().unwrap();
+            peer.peers()
+                .unwrap()
+                .show_window(&mut |file| peers.map_window(peer.id(), map(file), window_bytes).unwrap());
+        }
         let engine = |device: &Arc<dyn Device>| -> Arc<dyn Engine> {
             Arc::new(InProcess::new(device.clone(), bench.catalog.arena().clone()))
         };
@@ -47,7 +82,9 @@ impl Gang {
         overrides: &PlanOverrides,
         chunk_rows_min: u64,
     ) -> dovetail::Result<(Distribution, Vec<arrow::array::RecordBatch>)> {
-        let target = Target { ranks: self.engines.len(), ..Target::default() };
+        let first = &self.engines[0];
+        let target = Target::new(first.id(), first.info(), first.memory(), Rates::host(2));
+        let target = Target { ranks: self.engines.len(), ..target };
         let join = planner::bind(spec, &self.bench.catalog)?;
         let plan = planner::plan_with_overrides(join, overrides, &target)?;
         let ranks = plan.target.ranks;
@@ -64,7 +101,14 @@ impl Gang {
     }
 }
 
-fn check_all(gang: &Gang, case: &Case, nulls_equal: &NullsEqual, rng: &mut StdRng) {
+/// Checks all kinds and strategies on one pair of tables. Counts the distributions.
+fn check_all(
+    gang: &Gang,
+    case: &Case,
+    nulls_equal: &NullsEqual,
+    rng: &mut StdRng,
+    tried: &mut BTreeMap<&'static str, usize>,
+) {
     gang.bench.put("l", &case.left.batches);
     gang.bench.put("r", &case.right.batches);
     for how in JoinKind::ALL {
@@ -72,15 +116,24 @@ fn check_all(gang: &Gang, case: &Case, nulls_equal: &NullsEqual, rng: &mut StdRn
         let expected = naive::join(case, how, nulls_equal);
         for strategy in wanted {
             let spec = JoinSpec { nulls_equal: nulls_equal.whole, ..spec(case.key_kinds.len(), how) };
+            let asked = [Distribution::Broadcast, Distribution::Hash][rng.random_range(0..2)];
             let overrides = PlanOverrides { by_name: rng.random(), ..PlanOverrides::named(Some(strategy)) };
+            let overrides = PlanOverrides { distribution: Some(asked), ..overrides };
             let chunk_rows_min = rng.random_range(1..300);
-            let label = format!("{how} by {strategy} on {} ranks, {chunk_rows_min} rows, {case}", gang.engines.len());
-            let run = |spec: &JoinSpec| {
-                gang.join(spec, &overrides, chunk_rows_min).unwrap_or_else(|error| panic!("{label}: {error}"))
+            let label = format!(
+                "{how} by {strategy}, {asked:?} on {} ranks, {chunk_rows_min} rows, {case}",
+                gang.engines.len()
+            );
+            // Some joins cannot be divided as asked.
+            let without = PlanOverrides { distribution: None, ..overrides };
+            let run = |spec: &JoinSpec| match gang.join(spec, &overrides, chunk_rows_min) {
+                Err(dovetail::Error::Unsupported(_)) => gang.join(spec, &without, chunk_rows_min),
+                outcome => outcome,
             };
+            let run = |spec: &JoinSpec| run(spec).unwrap_or_else(|error| panic!("{label}: {error}"));
             let (distribution, rows) = run(&spec);
+            *tried.entry(distribution.name()).or_default() += 1;
             naive::assert_same_rows(&rows, &expected, &label);
-            assert_eq!(distribution == Distribution::Alone, how == JoinKind::Full, "{label}");
             let (_, counted) = run(&JoinSpec { count: true, ..spec });
             let counts: Vec<i64> = counted
                 .iter()
@@ -95,12 +148,19 @@ fn check_all(gang: &Gang, case: &Case, nulls_equal: &NullsEqual, rng: &mut StdRn
 fn gangs_agree_with_the_naive_join() {
     let mut rng = StdRng::seed_from_u64(seed());
     let cases = if std::env::var_os("DOVETAIL_LONG").is_some() { 500 } else { 12 };
-    let ranks: &[usize] = if std::env::var_os("DOVETAIL_LONG").is_some() { &[2, 3, 4, 5, 8] } else { &[2, 3] };
+    let ranks: &[usize] = if std::env::var_os("DOVETAIL_LONG").is_some() { &[2, 3, 4, 5, RANKS_MAX] } else { &[2, 3] };
+    let mut tried = BTreeMap::new();
     for _ in 0..cases {
         let case = Case::random(&mut rng);
-        let memory = [1 << 20, 8 << 20, 1 << 30][rng.random_range(0..3)];
-        let gang = Gang::new(ranks[rng.random_range(0..ranks.len())], memory);
+        let memory = [8 << 20, 32 << 20, 1 << 30][rng.random_range(0..3)];
+        // The streams of a GPU take 16 MiB.
+        let memory = if is_on_gpus() { memory.max(64 << 20) } else { memory };
+        let ranks = ranks[rng.random_range(0..ranks.len())];
+        let window_bytes = ranks * [24 << 10, 100 << 10, 2 << 20][rng.random_range(0..3)];
+        let gang = Gang::new(ranks, memory, window_bytes);
         let nulls_equal = NullsEqual::from(rng.random_bool(0.3));
-        check_all(&gang, &case, &nulls_equal, &mut rng);
+        check_all(&gang, &case, &nulls_equal, &mut rng, &mut tried);
     }
+    println!("{tried:?}");
+    assert!(tried["hash"] > 50 && tried["broadcast"] > 50, "{tried:?}");
 }

@@ -170,6 +170,12 @@ impl Gpu {
         self.check(kept, "setting up the memory pool")
     }
 
+    /// Returns the place of the GPU's memory, as the driver names it.
+    pub(super) fn location(&self) -> sys::CUmemLocation {
+        let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        sys::CUmemLocation { type_, id: self.context.cu_device() }
+    }
+
     /// Returns the GPU's UUID in hexadecimal digits, or an empty string if the driver does not
     /// report it.
     pub(super) fn uuid(&self) -> String {

@@ -51,6 +51,7 @@ mod match_sorted;
 mod observe;
 mod pack;
 mod partition;
+mod peers;
 mod select;
 mod sort;
 mod split;
@@ -70,14 +71,15 @@ use arrow::buffer::Buffer;
 
 use self::driver::{Gpu, Mark, Queue};
 use self::expand::KnownPairs;
+use self::peers::Windows;
 use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::{
     BitSlice, BytesColumn, BytesPart, CacheOps, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer,
     DeviceFacts, DeviceId, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField,
-    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted,
-    Stream, StringOps, Table, TimingOps, Tuning, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, PeerOps, Positions, RadixBits,
+    Sorted, Stream, StringOps, Table, TimingOps, Tuning, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -112,6 +114,7 @@ pub struct CudaDevice {
     stream_threads: Arc<CpuPools>,
     /// Shared by the views of all jobs.
     kept: Arc<OnceLock<Cached>>,
+    windows: Arc<Windows>,
 }
 
 /// Columns that stay from join to join.
@@ -158,6 +161,7 @@ impl CudaDevice {
             facts,
             tuning,
             kept: Default::default(),
+            windows: Arc::default(),
         })
     }
 
@@ -239,7 +243,8 @@ impl Device for CudaDevice {
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
         let (gpu, kept, threads) = (self.gpu.clone(), self.kept.clone(), self.threads.another()?);
         let (stream_threads, facts, tuning) = (self.stream_threads.clone(), self.facts.clone(), self.tuning);
-        Ok(Arc::new(Self { id: self.id, facts, tuning, memory, gpu, threads, stream_threads, kept }))
+        let (id, windows) = (self.id, self.windows.clone());
+        Ok(Arc::new(Self { id, facts, tuning, memory, gpu, threads, stream_threads, kept, windows }))
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
@@ -430,6 +435,10 @@ impl Device for CudaDevice {
     }
 
     fn strings(&self) -> Option<&dyn StringOps> {
+        Some(self)
+    }
+
+    fn peers(&self) -> Option<&dyn PeerOps> {
         Some(self)
     }
 

@@ -13,6 +13,7 @@
 //!   match_partitions.rs, match_sorted.rs    matching within partitions, and of sorted keys
 //!   join_partitions.rs                      matching and gathering, composed of the others
 //!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
+//!   peers.rs      windows that other devices write
 //!   fault.rs      deliberate failures, for tests
 //! ```
 //!
@@ -36,6 +37,7 @@ mod match_partitions;
 mod match_sorted;
 mod pack;
 mod partition;
+mod peers;
 #[allow(unsafe_code)]
 mod raw;
 mod select;
@@ -65,14 +67,15 @@ use self::buffer::{HostBuffer, Pool, Values};
 use self::fault::Faults;
 use self::hash::with_key;
 use self::link::Transfer;
+use self::peers::Windows;
 use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::fault::Trigger;
 use super::{
     BitSlice, CacheOps, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer, DeviceFacts, DeviceHandle,
     DeviceId, DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys,
-    Pairs, PartitionMatches, Partitions, Payload, Positions, RadixBits, Sorted, Stream, Table, Tuning, Unmatched,
-    Wanted, Which,
+    Pairs, PartitionMatches, Partitions, Payload, PeerOps, Positions, RadixBits, Sorted, Stream, Table, Tuning,
+    Unmatched, Wanted, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -93,6 +96,7 @@ pub struct HostDevice {
     route: Option<EmulatedRoute>,
     /// Columns that stay from join to join, shared by the views of all jobs. Used only with a link.
     kept: Arc<OnceLock<Arc<ColumnCache>>>,
+    windows: Arc<Windows>,
     faults: Faults,
 }
 
@@ -128,6 +132,7 @@ impl HostDevice {
             threads: CpuPools::new(id, threads).cpu_pool()?,
             route,
             kept: Default::default(),
+            windows: Arc::default(),
             faults: Faults::of(id, Trigger::of(id)),
         })
     }
@@ -299,6 +304,7 @@ impl Device for HostDevice {
             threads: if self.tuning.streams == 1 { self.threads.of_caller()? } else { self.threads.another()? },
             route: self.route.clone(),
             kept: self.kept.clone(),
+            windows: self.windows.clone(),
             faults: self.faults.clone(),
         }))
     }
@@ -472,6 +478,10 @@ impl Device for HostDevice {
 
     fn cache(&self) -> Option<&dyn CacheOps> {
         self.route.is_some().then_some(self)
+    }
+
+    fn peers(&self) -> Option<&dyn PeerOps> {
+        Some(self)
     }
 }
 

@@ -31,6 +31,7 @@ mod counters;
 mod loans;
 mod mapping;
 mod views;
+mod window;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut, RangeInclusive};
@@ -50,6 +51,7 @@ use mapping::{HUGE_PAGE_BYTES, Mapping};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use views::ViewedPlace;
 pub use views::{Place, SlabViews, holding};
+pub use window::SharedWindow;
 
 use super::free_list::{FreeList, SlabId};
 use super::{Budget, Interrupt, Reservation, ReservedPool, human_bytes};

@@ -12,7 +12,7 @@ use super::{Costed, Filter, Model};
 use crate::Result;
 use crate::columns::Role;
 use crate::device::host::FilterBytes;
-use crate::join::{Composition, MovedPayload, RowLayout, TransferOrder};
+use crate::join::{BUCKET_BITS, Composition, Distribution, MovedPayload, RowLayout, TransferOrder};
 use crate::memory::Interrupt;
 
 /// Inputs common to all prices of one plan.
@@ -63,6 +63,8 @@ impl Costed {
         };
         let passing = match overrides.filter {
             Some(false) => None,
+            // The filter of a rank knows only the keys of that rank.
+            _ if inputs.distribution == Distribution::Hash => None,
             None if !filter::is_predictable(inputs, estimates) => None,
             _ => filter::passing_rows(join, inputs),
         };
@@ -166,7 +168,7 @@ impl Choice<'_> {
         let (strategy, inputs) = (self.strategy, model.inputs);
         let composition = Composition {
             build_side: inputs.build.side,
-            row_layout: RowLayout::of(strategy, self.radix_bits),
+            row_layout: RowLayout::of(strategy, self.radix_bits).within(inputs.distribution),
             moved_payload: moved_payload(strategy, inputs),
             dense: inputs.dense_slots.is_some(),
             filter: self.filtered_rows.is_some(),
@@ -194,7 +196,8 @@ fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Optio
     let partitions = (inputs.build.rows as u64).div_ceil(target.tuning.partition_rows.max(1) as u64).max(1);
     let wanted = partitions.next_power_of_two().trailing_zeros();
     let one_pass = wanted.min(target.tuning.pass_bits_max);
-    let two_passes = wanted.min(2 * target.tuning.pass_bits_max).min(8 * inputs.key_width.bytes() as u32);
+    let used_bits = if inputs.distribution == Distribution::Hash { BUCKET_BITS } else { 0 };
+    let two_passes = wanted.min(2 * target.tuning.pass_bits_max).min(8 * inputs.key_width.bytes() as u32 - used_bits);
     let mut bits = vec![Some(one_pass)];
     if two_passes > one_pass {
         bits.push(Some(two_passes));

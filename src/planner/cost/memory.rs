@@ -6,7 +6,7 @@ use super::super::inputs::{Input, Inputs};
 use super::super::{JoinKind, Strategy, Target};
 use super::Model;
 use crate::device::host::{FilterBytes, TableBytes, sort_scratch_bytes};
-use crate::join::{CHUNK_ROWS_MIN, OVERLAPPED_CHUNK_ROWS_MIN, TransferOrder, chunks_per_stream};
+use crate::join::{CHUNK_ROWS_MIN, Distribution, OVERLAPPED_CHUNK_ROWS_MIN, TransferOrder, chunks_per_stream};
 
 /// Bytes of device memory that a strategy takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -162,7 +162,17 @@ impl Model<'_> {
         let resident = stays + filter_stays + if needs_flags { rows } else { 0.0 };
         // Build rows kept for the end: their positions and their row numbers.
         let ending = if needs_flags { 8.0 * rows } else { 0.0 };
-        let minimum = packing.max(flagging).max(transforming).max(resident + (matching + smallest_chunk).max(ending));
+        // Rows that were read and wait for their owner, rows that have arrived, and one more copy
+        // of a column while pieces are joined together.
+        let exchanging = match self.inputs.distribution {
+            Distribution::Hash => (2.5 * rows + build.heaviest_rows) * self.exchanged_row_bytes(build),
+            Distribution::Alone | Distribution::Broadcast => 0.0,
+        };
+        let minimum = packing
+            .max(flagging)
+            .max(exchanging)
+            .max(transforming)
+            .max(resident + (matching + smallest_chunk).max(ending));
         let minimum = minimum + SMALL_BYTES + self.scratch(build, build.rows);
         let whole = resident + matching + whole_chunk + self.scratch(probe, probe.rows);
         MemoryNeed {
@@ -184,7 +194,10 @@ impl Model<'_> {
         let moves_some = (!build.columns.is_empty() || !build.text_columns.is_empty())
             && build.columns.iter().all(|column| !column.came_as_key)
             && build.text_columns.iter().all(|text| !text.came_as_key);
-        let is_plain = self.strategy == Strategy::Hash && self.join.how == JoinKind::Inner && !self.join.counts_rows;
+        let is_plain = self.strategy == Strategy::Hash
+            && self.join.how == JoinKind::Inner
+            && !self.join.counts_rows
+            && self.inputs.distribution != Distribution::Hash;
         if asked_for == Some(false) || !is_plain || !moves_some {
             return None;
         }

@@ -106,6 +106,15 @@ impl Model<'_> {
         input.moved_row_bytes() + if input.needs_row_numbers() || self.inputs.hashed { 4.0 } else { 0.0 }
     }
 
+    /// Bytes per row that cross an exchange: the key, columns without nulls, and a row number if
+    /// the host gathers any other column.
+    fn exchanged_row_bytes(&self, input: &Input) -> f64 {
+        let crossing = input.columns.iter().filter(|column| column.can_move());
+        let others = input.host_gathers || input.columns.iter().any(|column| column.nullable);
+        let others = others || !input.text_columns.is_empty();
+        self.inputs.key_bytes() + crossing.map(|column| column.bytes).sum::<f64>() + if others { 4.0 } else { 0.0 }
+    }
+
     /// Rows of the result that include a row of the given side.
     fn rows_with(&self, input: &Input) -> f64 {
         let how = self.join.how;

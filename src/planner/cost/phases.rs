@@ -4,9 +4,9 @@
 //! each resource busy, and the seconds of its calls. Phases are shown as if nothing overlapped;
 //! [`total_seconds`](super::steps::total_seconds) gives their total with overlap.
 
-use super::super::Strategy;
 use super::super::inputs::{Input, Place};
 use super::super::rates::{HOST_ROWS_MAX, of_width};
+use super::super::{Distribution, Strategy};
 use super::links::Link;
 use super::memory::Chunks;
 use super::resource::{Demand, Resource};
@@ -43,6 +43,9 @@ impl Model<'_> {
         }
         for role in [Role::Build, Role::Probe] {
             steps.push(self.copy_in(role, chunks));
+        }
+        if self.inputs.distribution == Distribution::Hash {
+            steps.extend([Role::Build, Role::Probe].map(|role| self.exchange(role, chunks)));
         }
         steps.extend(self.filter(chunks));
         match self.strategy {
@@ -194,6 +197,22 @@ impl Model<'_> {
 
     fn is_read_in_place(&self, input: &Input) -> bool {
         self.rates.reads_host_memory && input.one_piece
+    }
+
+    /// Partitions rows by bucket, sends most of them to other ranks, and copies those that arrive
+    /// out of the window.
+    fn exchange(&self, role: Role, chunks: Chunks) -> Step {
+        let rows = self.transformed(role);
+        let bytes = rows * self.exchanged_row_bytes(self.inputs.of(role));
+        // Reads and writes everything, and reads the keys once more for the histogram.
+        let partitioned = 2.0 * bytes + rows * self.inputs.key_bytes();
+        let ranks = self.target.ranks as f64;
+        let leaving = bytes * (ranks - 1.0) / ranks;
+        let work = partitioned / self.rates.partition + 2.0 * bytes / self.rates.stream;
+        let calls = chunks.count * ranks;
+        Step::new(Phase::Exchange, role, partitioned + 2.0 * bytes, work)
+            .copying(Demand::of(Resource::Peers, leaving / self.rates.peers()))
+            .calling(calls, self.rates.partition_call_seconds)
     }
 
     /// Enters keys in the filter once and looks them up once. Rows that pass are written with their

@@ -37,6 +37,8 @@ resources! {
     Device = "device memory",
     /// The link from the device.
     LinkOut = "device to host",
+    /// The links to the other devices of a gang.
+    Peers = "device to device",
 }
 
 impl fmt::Display for Resource {

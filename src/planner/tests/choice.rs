@@ -27,7 +27,7 @@ fn text_is_gathered_by_the_faster_of_device_and_host() {
     }
     let planned = |count: bool, strings: bool, rates: Rates, device_gathers_text: Option<bool>| {
         let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
-        let target = Target { capabilities: Capabilities { strings }, rates, ..a100() };
+        let target = Target { capabilities: Capabilities { strings, exchanges: true }, rates, ..a100() };
         let overrides = PlanOverrides { device_gathers_text, ..PlanOverrides::default() };
         plan_with_overrides(bind(&spec, &catalog).unwrap(), &overrides, &target)
     };

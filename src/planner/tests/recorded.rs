@@ -202,7 +202,7 @@ impl RecordedTarget {
                 pass_bits_max,
                 ..Target::default().tuning
             },
-            capabilities: Capabilities { strings: supports_text },
+            capabilities: Capabilities { strings: supports_text, exchanges: false },
             rates: self.rates.clone(),
             kept,
         }

@@ -1,0 +1,221 @@
+//! Windows of GPUs: device memory that is exported by a file descriptor and mapped by the processes
+//! of other GPUs.
+//!
+//! A window is physical memory with addresses in each process that maps it (CUDA's virtual memory
+//! management). It lives until no process maps it and no file refers to it. Copies to a peer go
+//! through the mapping like copies within the GPU.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::{result, sys};
+use parking_lot::RwLock;
+
+use super::CudaDevice;
+use super::buffer::cuda;
+use super::driver::Gpu;
+use crate::device::{DeviceBuffer, DeviceId, PeerOps, Stream};
+use crate::{Error, Result};
+
+const FILE: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// The window of a GPU, and those of its peers. Views of all jobs share them.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    own: OnceLock<(Mapped, OwnedFd)>,
+    of_peers: RwLock<HashMap<DeviceId, Arc<Mapped>>>,
+}
+
+/// Memory of a window at addresses of this process. Unmapped on drop; no work may use it then.
+#[derive(Debug)]
+struct Mapped {
+    gpu: Arc<Gpu>,
+    pointer: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl Mapped {
+    /// Maps physical memory for reads and writes of this GPU.
+    fn new(gpu: &Arc<Gpu>, memory: &Physical<'_>, bytes: usize) -> Result<Self> {
+        let mut pointer = 0;
+        // SAFETY: the pointer is to a local variable.
+        let reserved = unsafe { sys::cuMemAddressReserve(&raw mut pointer, bytes, 0, 0, 0) }.result();
+        gpu.check(reserved, "reserving addresses for a window")?;
+        // SAFETY: the addresses were just reserved, and the memory has these bytes.
+        let mapped = unsafe { sys::cuMemMap(pointer, bytes, 0, memory.handle, 0) }.result();
+        if let Err(error) = gpu.check(mapped, "mapping a window") {
+            // SAFETY: nothing is mapped at these addresses.
+            let _ = unsafe { sys::cuMemAddressFree(pointer, bytes) };
+            return Err(error);
+        }
+        let mapped = Self { gpu: gpu.clone(), pointer, bytes };
+        let access = sys::CUmemAccessDesc {
+            location: gpu.location(),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the range was just mapped, and the description is read during the call.
+        let allowed = unsafe { sys::cuMemSetAccess(pointer, bytes, &raw const access, 1) }.result();
+        gpu.check(allowed, "letting the GPU use a window")?;
+        Ok(mapped)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // A lost GPU has nothing to unmap.
+        if self.gpu.bind().is_ok() {
+            // SAFETY: exactly the range that was mapped, and no work uses it any more.
+            unsafe {
+                let _ = sys::cuMemUnmap(self.pointer, self.bytes);
+                let _ = sys::cuMemAddressFree(self.pointer, self.bytes);
+            }
+        }
+    }
+}
+
+/// Reference to physical memory. The memory lives on while it is mapped.
+struct Physical<'a> {
+    gpu: &'a Gpu,
+    handle: sys::CUmemGenericAllocationHandle,
+}
+
+impl<'a> Physical<'a> {
+    /// Allocates at least `bytes` bytes. Also returns their number.
+    fn allocate(gpu: &'a Gpu, bytes: usize) -> Result<(Self, usize)> {
+        // SAFETY: all fields are numbers, an enumeration with a zero, and a null pointer.
+        let mut properties: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.requestedHandleTypes = FILE;
+        properties.location = gpu.location();
+        let (mut granule, minimum) = (0, sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+        // SAFETY: the pointers are to local variables.
+        let asked = unsafe { sys::cuMemGetAllocationGranularity(&raw mut granule, &raw const properties, minimum) };
+        gpu.check(asked.result(), "sizing a window")?;
+        let (bytes, mut handle) = (bytes.next_multiple_of(granule.max(1)), 0);
+        // SAFETY: as above.
+        let created = unsafe { sys::cuMemCreate(&raw mut handle, bytes, &raw const properties, 0) };
+        gpu.check(created.result(), "allocating a window")?;
+        Ok((Self { gpu, handle }, bytes))
+    }
+
+    /// Returns a file that refers to the memory.
+    fn export(&self) -> Result<OwnedFd> {
+        let mut file: RawFd = -1;
+        // SAFETY: the pointer is to a local variable of the type that a file needs.
+        let exported = unsafe { sys::cuMemExportToShareableHandle((&raw mut file).cast(), self.handle, FILE, 0) };
+        self.gpu.check(exported.result(), "exporting a window")?;
+        // SAFETY: the driver has opened the file for the caller, its only owner.
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    fn import(gpu: &'a Gpu, file: &OwnedFd) -> Result<Self> {
+        let mut handle = 0;
+        // SAFETY: for this type of handle, the driver takes the number of an open file.
+        let imported =
+            unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, file.as_raw_fd() as usize as *mut _, FILE) };
+        gpu.check(imported.result(), "importing the window of a peer")?;
+        Ok(Self { gpu, handle })
+    }
+}
+
+impl Drop for Physical<'_> {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: the reference is released once.
+            let _ = unsafe { sys::cuMemRelease(self.handle) };
+        }
+    }
+}
+
+impl PeerOps for CudaDevice {
+    fn open_window(&self, bytes: usize) -> Result<()> {
+        if self.windows.own.get().is_some() {
+            return Ok(());
+        }
+        self.gpu.bind()?;
+        let (memory, bytes) = Physical::allocate(&self.gpu, bytes)?;
+        let opened = (Mapped::new(&self.gpu, &memory, bytes)?, memory.export()?);
+        // Another call may have set it meanwhile, which is as good.
+        let _ = self.windows.own.set(opened);
+        Ok(())
+    }
+
+    fn window_bytes(&self) -> usize {
+        self.windows.own.get().map_or(0, |(own, _)| own.bytes)
+    }
+
+    fn show_window(&self, show: &mut dyn FnMut(BorrowedFd<'_>)) {
+        if let Some((_, file)) = self.windows.own.get() {
+            show(file.as_fd());
+        }
+    }
+
+    fn map_window(&self, peer: DeviceId, file: OwnedFd, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        let mapped = Mapped::new(&self.gpu, &Physical::import(&self.gpu, &file)?, bytes)?;
+        let earlier = self.windows.of_peers.write().insert(peer, Arc::new(mapped));
+        drop(earlier);
+        Ok(())
+    }
+
+    fn unmap_window(&self, peer: DeviceId) {
+        let mapped = self.windows.of_peers.write().remove(&peer);
+        drop(mapped);
+    }
+
+    fn push(
+        &self,
+        peer: DeviceId,
+        offset: usize,
+        from: &DeviceBuffer,
+        bytes: Range<usize>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const PURPOSE: &str = "writing to a peer";
+        let window = self.windows.of_peers.read().get(&peer).cloned();
+        let window =
+            window.ok_or_else(|| Error::Unavailable(format!("the memory of {peer} is not mapped by {}", self.id)))?;
+        let (work, from) = (self.work(stream)?, cuda(from));
+        let fits = bytes.end <= from.size() && offset + bytes.len() <= window.bytes;
+        assert!(fits, "bytes {bytes:?} of {} to {offset} of {}", from.size(), window.bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let _watched = work.watch(PURPOSE, bytes.len());
+        let (to, from) = (window.pointer + offset as u64, from.pointer() + bytes.start as u64);
+        // SAFETY: both have these bytes, as was just asserted. The ranks of a join agree that no
+        // other one uses these bytes of the window meanwhile.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes.len(), work.queue.raw()) };
+        work.queue.gpu.check(copied, PURPOSE)
+    }
+
+    fn take(&self, bytes: Range<usize>, stream: &Stream) -> Result<DeviceBuffer> {
+        const PURPOSE: &str = "taking rows from a peer";
+        let (window, _) = self.windows.own.get().expect("rows arrive only in a window that is open");
+        assert!(bytes.end <= window.bytes, "bytes {bytes:?} of a window of {}", window.bytes);
+        let work = self.work(stream)?;
+        let taken = work.buffer(bytes.len(), PURPOSE)?;
+        if !bytes.is_empty() {
+            let _watched = work.watch(PURPOSE, bytes.len());
+            let from = window.pointer + bytes.start as u64;
+            // SAFETY: both have these bytes, as was just asserted.
+            let copied = unsafe { result::memcpy_dtod_async(taken.pointer(), from, bytes.len(), work.queue.raw()) };
+            work.queue.gpu.check(copied, PURPOSE)?;
+        }
+        Ok(Arc::new(taken))
+    }
+
+    fn concat_bytes(&self, parts: &[(DeviceBuffer, Range<usize>)], stream: &Stream) -> Result<DeviceBuffer> {
+        const PURPOSE: &str = "joining pieces of rows together";
+        let work = self.work(stream)?;
+        let all = work.buffer(parts.iter().map(|(_, bytes)| bytes.len()).sum(), PURPOSE)?;
+        let mut start = 0;
+        for (part, bytes) in parts {
+            work.copy_to(cuda(part), bytes.clone(), &all, start, PURPOSE)?;
+            start += bytes.len();
+        }
+        Ok(Arc::new(all))
+    }
+}

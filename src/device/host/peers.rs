@@ -1,0 +1,139 @@
+//! Windows of host devices: memory of a file, so that peers may be in other processes.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use parking_lot::RwLock;
+
+use super::buffer::bytes_of;
+use super::{HostDevice, Run};
+use crate::device::{DeviceBuffer, DeviceId, PeerOps, Stream};
+use crate::memory::SharedWindow;
+use crate::{Error, Result};
+
+/// The window of a device, and those of its peers. Views of all jobs share them.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    own: OnceLock<SharedWindow>,
+    of_peers: RwLock<HashMap<DeviceId, SharedWindow>>,
+}
+
+impl PeerOps for HostDevice {
+    fn open_window(&self, bytes: usize) -> Result<()> {
+        if self.windows.own.get().is_none() {
+            // Another call may have set it meanwhile, which is as good.
+            let _ = self.windows.own.set(SharedWindow::new(bytes)?);
+        }
+        Ok(())
+    }
+
+    fn window_bytes(&self) -> usize {
+        self.windows.own.get().map_or(0, SharedWindow::bytes)
+    }
+
+    fn show_window(&self, show: &mut dyn FnMut(BorrowedFd<'_>)) {
+        if let Some(own) = self.windows.own.get() {
+            show(own.file());
+        }
+    }
+
+    fn map_window(&self, peer: DeviceId, file: OwnedFd, bytes: usize) -> Result<()> {
+        let window = SharedWindow::of_file(file, bytes)?;
+        self.windows.of_peers.write().insert(peer, window);
+        Ok(())
+    }
+
+    fn unmap_window(&self, peer: DeviceId) {
+        self.windows.of_peers.write().remove(&peer);
+    }
+
+    fn push(
+        &self,
+        peer: DeviceId,
+        offset: usize,
+        from: &DeviceBuffer,
+        bytes: Range<usize>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let window = self.windows.of_peers.read().get(&peer).cloned();
+        let window =
+            window.ok_or_else(|| Error::Unavailable(format!("the memory of {peer} is not mapped by {}", self.id)))?;
+        self.run(stream, |_| {
+            window.write(offset, &bytes_of(from)[bytes]);
+            Ok(())
+        })
+    }
+
+    fn take(&self, bytes: Range<usize>, stream: &Stream) -> Result<DeviceBuffer> {
+        let window = self.windows.own.get().expect("rows arrive only in a window that is open");
+        self.run(stream, |run| {
+            let mut taken = run.values::<u8>(bytes.len(), "rows from a peer")?;
+            window.read(bytes.start, &mut taken);
+            Ok(taken.freeze())
+        })
+    }
+
+    fn concat_bytes(&self, parts: &[(DeviceBuffer, Range<usize>)], stream: &Stream) -> Result<DeviceBuffer> {
+        self.run(stream, |run| concat(run, parts))
+    }
+}
+
+fn concat(run: &Run<'_>, parts: &[(DeviceBuffer, Range<usize>)]) -> Result<DeviceBuffer> {
+    let mut all = run.values::<u8>(parts.iter().map(|(_, bytes)| bytes.len()).sum(), "rows of several pieces")?;
+    let mut rest = &mut all[..];
+    for (part, bytes) in parts {
+        let (to, after) = rest.split_at_mut(bytes.len());
+        run.copy(&bytes_of(part)[bytes.clone()], to)?;
+        rest = after;
+    }
+    Ok(all.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{CancelFlag, Device, DeviceKind};
+    use crate::memory::{Arena, Budget};
+
+    fn device(index: u16) -> HostDevice {
+        HostDevice::new(index, 2, Budget::new("device memory", "--device-memory", 1 << 20), None).unwrap()
+    }
+
+    #[test]
+    fn bytes_pushed_to_a_peer_are_taken_from_its_window() {
+        let (one, other) = (device(0), device(1));
+        other.open_window(1 << 16).unwrap();
+        other.open_window(1 << 20).unwrap();
+        assert_eq!((one.window_bytes(), other.window_bytes()), (0, 1 << 16), "a window is made once");
+        let map =
+            |file: BorrowedFd<'_>| one.map_window(other.id(), file.try_clone_to_owned().unwrap(), 1 << 16).unwrap();
+        other.show_window(&mut { map });
+        let stream = one.stream(CancelFlag::new()).unwrap();
+        let bytes: Vec<u8> = (0..100).collect();
+        let buffer = one.copy_in(&[bytes.clone().into()], &stream).unwrap();
+        one.push(other.id(), 5000, &buffer, 10..40, &stream).unwrap();
+        one.push(other.id(), 5030, &buffer, 90..100, &stream).unwrap();
+        let stream = other.stream(CancelFlag::new()).unwrap();
+        let taken = other.take(5000..5040, &stream).unwrap();
+        let both = other.concat_bytes(&[(taken.clone(), 30..40), (taken, 0..30)], &stream).unwrap();
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
+        let found = other.copy_out(&both, 40, &arena, &stream).unwrap();
+        assert_eq!(found.as_slice(), [&bytes[90..100], &bytes[10..40]].concat());
+    }
+
+    #[test]
+    fn a_peer_whose_window_is_not_mapped_is_unavailable() {
+        let one = device(0);
+        let stream = one.stream(CancelFlag::new()).unwrap();
+        let buffer = one.copy_in(&[vec![0u8; 8].into()], &stream).unwrap();
+        let peer = DeviceId { kind: DeviceKind::Host, index: 1 };
+        let pushed = one.push(peer, 0, &buffer, 0..8, &stream);
+        assert!(matches!(&pushed, Err(Error::Unavailable(message)) if message.contains("host:1")), "{pushed:?}");
+        one.map_window(peer, SharedWindow::new(8).unwrap().file().try_clone_to_owned().unwrap(), 8).unwrap();
+        one.push(peer, 0, &buffer, 0..8, &stream).unwrap();
+        one.unmap_window(peer);
+        assert!(one.push(peer, 0, &buffer, 0..8, &stream).is_err());
+    }
+}

@@ -1,0 +1,375 @@
+//! Joins of a gang whose ranks exchange rows: each rank joins all rows of its own keys (hash
+//! distribution).
+//!
+//! ```text
+//!   build   chunk ─► partition by bucket ─► keep ─► (all ranks: histogram ─► owners)
+//!           kept rows ─► own ────────────────────────────────┐
+//!                     └► channel to their owner ─► pieces ───┴─► lay out ─► index
+//!   probe   chunk ─► partition by bucket ─► own ──────────────► lay out ─► match ─► batches
+//!                                        └► channel ─► pieces ─► lay out ─► match ─► batches
+//! ```
+//!
+//! A *bucket* is the set of keys whose mixed hash begins with the same bits. The rows of the build
+//! side are counted by bucket before any row crosses, so each rank gets about equally many, and
+//! knows how many. Ranks take chunks of both tables in turn.
+//!
+//! Columns of fixed width without nulls move with their keys. The host gathers the others from the
+//! table, by chunk and row number. Rows without a key cross nothing: the rank that reads them emits
+//! them, if the kind of join keeps them. Keys must be packed exactly; hashed keys would have to be
+//! compared by values that other ranks have.
+
+mod channel;
+mod owners;
+mod rows;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use self::channel::{Channel, Outgoing, Piece, peers_of};
+use self::owners::Owners;
+use self::rows::{BucketedChunk, ExchangedSide};
+use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows};
+use super::column_gather::SideRows;
+use super::context::{CallStreams, JoinContext};
+use super::inputs::{SideInput, check_build_rows};
+use super::materialize::Materializer;
+use super::prepared::{Preparation, PreparedJoin};
+use super::probe::Probing;
+use super::progress::{Progress, Stage};
+use super::rank::{BUCKETS, GangBoard, Rank};
+use super::source::TableRows;
+use super::threads::run_on_device_pool;
+use super::transform::lay_out;
+use super::{BatchSink, Monitor, Task};
+use crate::columns::{KeyLayout, Role};
+use crate::device::{Device, Phase};
+use crate::memory::Arena;
+use crate::{Error, Result, panics};
+
+/// Everything that the threads of a rank share.
+struct Exchange<'a> {
+    task: &'a Arc<Task>,
+    rank: &'a Rank,
+    board: &'a GangBoard,
+    device: &'a dyn Device,
+    arena: &'a Arena,
+    sink: &'a dyn BatchSink,
+    monitor: &'a Monitor,
+    /// Channels to and from each other rank, by its number. `None` for this rank.
+    out: Vec<Option<Channel>>,
+    into: Vec<Option<Channel>>,
+    build: ExchangedSide,
+    probe: ExchangedSide,
+    /// The sides as tables, for rows that cross nothing.
+    build_table: SideInput,
+    probe_table: SideInput,
+    preparation: Preparation,
+    /// True if a thread of this rank has failed.
+    failed: AtomicBool,
+}
+
+/// Runs one rank of a join whose ranks exchange rows.
+///
+/// # Errors
+/// The errors of [`run_rank`](super::run_rank). [`Error::Unavailable`] if the memory of a peer is
+/// not mapped.
+pub(super) fn run_exchanged(
+    task: &Arc<Task>,
+    rank: &Rank,
+    device: &dyn Device,
+    arena: &Arena,
+    sink: &dyn BatchSink,
+    monitor: &Monitor,
+) -> Result<()> {
+    let exchange = Exchange::new(task, rank, device, arena, sink, monitor)?;
+    let mut progress = Progress::new(&task.expected.stage_seconds, monitor);
+    let (owners, pieces) = exchange.exchange_build()?;
+    progress.reach(Stage::TransformBuild, 1.0);
+    let streams = CallStreams::new(device, monitor)?;
+    let cx = streams.context(device, arena, monitor);
+    let join = exchange.prepare(pieces, &cx)?;
+    progress.reach(Stage::IndexBuild, 1.0);
+    let source = TableRows::new(task.probe.table.clone());
+    let rows = ProbeRows::new(&source, task, &exchange.probe.input, device).of_rank(rank);
+    let probing = Probing::new(&join, rows, sink, progress);
+    exchange.exchange_probe(&owners, &join, &probing)?;
+    let mut progress = probing.into_progress();
+    join.finish_with(&cx, sink, &mut |share| progress.reach(Stage::KeptBuild, share))?;
+    progress.finish();
+    Ok(())
+}
+
+impl<'a> Exchange<'a> {
+    fn new(
+        task: &'a Arc<Task>,
+        rank: &'a Rank,
+        device: &'a dyn Device,
+        arena: &'a Arena,
+        sink: &'a dyn BatchSink,
+        monitor: &'a Monitor,
+    ) -> Result<Self> {
+        let board = rank.board().expect("one device exchanges no rows");
+        let window_bytes = peers_of(device)?.window_bytes();
+        let supports_text = device.strings().is_some();
+        let build_table = SideInput::of_task(task, Role::Build, supports_text);
+        let probe_table = SideInput::of_task(task, Role::Probe, supports_text);
+        let (build, probe) = (Arc::new(build_table.exchanged()), Arc::new(probe_table.exchanged()));
+        let preparation = Preparation::new(task.clone(), build.clone(), probe.clone(), device);
+        let layout = &preparation.layout;
+        assert!(!layout.is_hashed(), "hashed keys are compared by values that other ranks have");
+        let channel = |from: usize, to: usize| (from != to).then(|| Channel::new(board, from, to, window_bytes));
+        let own = rank.number();
+        Ok(Self {
+            out: (0..board.ranks()).map(|to| channel(own, to)).collect(),
+            into: (0..board.ranks()).map(|from| channel(from, own)).collect(),
+            build: ExchangedSide::new(build, layout),
+            probe: ExchangedSide::new(probe, layout),
+            task,
+            rank,
+            board,
+            device,
+            arena,
+            sink,
+            monitor,
+            build_table,
+            probe_table,
+            preparation,
+            failed: AtomicBool::new(false),
+        })
+    }
+
+    fn layout(&self) -> &KeyLayout {
+        &self.preparation.layout
+    }
+
+    /// Returns the error of a rank that should stop.
+    fn check(&self) -> Result<()> {
+        self.monitor.cancel().check()?;
+        match self.failed.load(Ordering::Relaxed) {
+            true => Err(Error::Cancelled("another thread of the rank has failed".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs `senders` threads of `send` and a thread of `receive` for each other rank, each with a
+    /// view of the device and a stream of its own. `receive` gets the number of the rank.
+    fn on_threads(
+        &self,
+        senders: usize,
+        send: &(dyn Fn(&JoinContext<'_>) -> Result<()> + Sync),
+        receive: &(dyn Fn(&JoinContext<'_>, usize) -> Result<()> + Sync),
+    ) -> Result<()> {
+        let failure = Mutex::new(None);
+        let run = |work: &dyn Fn(&JoinContext<'_>) -> Result<()>| {
+            let on_own_view = || {
+                // The view of a host device runs on its calling thread.
+                let device = self.device.for_job(self.device.memory().clone())?;
+                let streams = CallStreams::new(&*device, self.monitor)?;
+                let cx = streams.context(&*device, self.arena, self.monitor);
+                work(&JoinContext { copies: cx.stream, ..cx })
+            };
+            let said = |panic: &str| format!("a thread of the exchange panicked: {panic}");
+            if let Err(error) = panics::as_error(said, on_own_view) {
+                self.failed.store(true, Ordering::Relaxed);
+                let mut failure = failure.lock();
+                // A thread that was stopped is not the reason.
+                if failure.as_ref().is_none_or(|first| matches!(first, Error::Cancelled(_))) {
+                    *failure = Some(error);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for from in self.others() {
+                scope.spawn(move || run(&|cx| receive(cx, from)));
+            }
+            for _ in 1..senders {
+                scope.spawn(|| run(&send));
+            }
+            run(&send);
+        });
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+
+    /// Returns the numbers of the other ranks, the next one first, so that not all ranks send to the
+    /// same one at a time.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (own, ranks) = (self.rank.number(), self.board.ranks());
+        (1..ranks).map(move |step| (own + step) % ranks)
+    }
+
+    /// Takes the next chunk of a side's table that no rank has taken.
+    fn next_chunk(&self, side: &ExchangedSide, senders: usize) -> Option<Range<u64>> {
+        let (input, layout) = (&*side.input, self.layout());
+        let most = even_chunk_rows(self.task, layout, input.table.rows, senders, self.board.ranks());
+        // Each chunk is there as it came and partitioned, and receivers have pieces as well.
+        let shares = 2 * (senders + self.board.ranks());
+        self.rank.take_rows(input.role, input.table.rows, |left| {
+            let left = left.start..left.end.min(left.start + most);
+            chunk_rows(input, layout, self.device, 0, shares, left)
+        })
+    }
+
+    /// Emits the rows of a chunk that have no key, if the kind of join keeps them.
+    fn emit_without_key(&self, cx: &JoinContext<'_>, chunk: &BucketedChunk) -> Result<()> {
+        let Some((side, numbers)) = &chunk.without_key else { return Ok(()) };
+        let Preparation { task, layout, sizes, .. } = &self.preparation;
+        let (build, probe) = (&self.build_table, &self.probe_table);
+        let materializer = Materializer { cx, task, layout, build, probe, sink: self.sink, sizes: *sizes };
+        let rows = SideRows::Numbered(side, numbers.clone());
+        match chunk.role {
+            Role::Build => materializer.emit(&rows, &SideRows::Missing, numbers.len(), &mut |_| {}),
+            Role::Probe => materializer.emit(&SideRows::Missing, &rows, numbers.len(), &mut |_| {}),
+        }
+    }
+
+    /// Sends the rows of a chunk to their owners. Returns the rows of this rank.
+    fn send_chunk(
+        &self,
+        cx: &JoinContext<'_>,
+        side: &ExchangedSide,
+        owners: &Owners,
+        chunk: &BucketedChunk,
+    ) -> Result<Option<Piece>> {
+        let bounds = chunk.bounds()?;
+        let bytes = |rows: usize| (rows * side.slots.widths.iter().sum::<usize>()) as u64;
+        for to in self.others() {
+            let rows = owners.rows_of(to, bounds);
+            let channel = self.out[to].as_ref().expect("there is a channel to each other rank");
+            self.monitor.phase(Phase::Exchange, bytes(rows.len()), || {
+                let outgoing = Outgoing { columns: &chunk.columns, rows, chunk_start: chunk.start };
+                channel.send(&side.slots, &outgoing, (cx.device, cx.stream), &|| self.check())
+            })?;
+        }
+        let own = owners.rows_of(self.rank.number(), bounds);
+        if own.is_empty() {
+            return Ok(None);
+        }
+        let peers = peers_of(cx.device)?;
+        let cut = |(column, width): (&_, &usize)| {
+            peers.concat_bytes(&[(Clone::clone(column), own.start * width..own.end * width)], cx.stream)
+        };
+        let columns = chunk.columns.iter().zip(&side.slots.widths).map(cut).collect::<Result<_>>()?;
+        Ok(Some(Piece { rows: own.len(), chunk_start: chunk.start, columns }))
+    }
+
+    fn receive(&self, cx: &JoinContext<'_>, side: &ExchangedSide, from: usize) -> Result<Option<Piece>> {
+        let channel = self.into[from].as_ref().expect("there is a channel from each other rank");
+        channel.receive(&side.slots, (cx.device, cx.stream), &|| self.check())
+    }
+
+    /// Reads this rank's share of the build side. Returns the owners of all buckets, and the rows
+    /// that this rank owns.
+    fn exchange_build(&self) -> Result<(Owners, Vec<Piece>)> {
+        let senders = self.device.tuning().streams;
+        let (kept, histogram) = (Mutex::new(Vec::new()), Mutex::new([0; BUCKETS]));
+        let keeps = self.keeps_without_key(Role::Build);
+        let read = |cx: &JoinContext<'_>| {
+            while let Some(rows) = self.next_chunk(&self.build, senders) {
+                self.check()?;
+                let chunk = run_on_device_pool(cx.device, || {
+                    let chunk = self.build.read(cx, self.layout(), rows, keeps.then_some(&self.build_table))?;
+                    self.emit_without_key(cx, &chunk)?;
+                    Ok(chunk)
+                })?;
+                let mut histogram = histogram.lock();
+                for (rows, bounds) in histogram.iter_mut().zip(chunk.bounds()?.windows(2)) {
+                    *rows += (bounds[1] - bounds[0]) as u64;
+                }
+                kept.lock().push(chunk);
+            }
+            Ok(())
+        };
+        self.on_threads(senders, &read, &|_, _| Ok(()))?;
+        let rows = self.rank.histogram(&histogram.into_inner(), &|| self.check())?;
+        let owners = Owners::of(&rows, self.board.ranks());
+        let pieces = Mutex::new(Vec::new());
+        let send = |cx: &JoinContext<'_>| {
+            while let Some(chunk) = { kept.lock().pop() } {
+                let own = self.send_chunk(cx, &self.build, &owners, &chunk)?;
+                pieces.lock().extend(own);
+            }
+            self.end_channels()
+        };
+        let receive = |cx: &JoinContext<'_>, from: usize| {
+            while let Some(piece) = self.receive(cx, &self.build, from)? {
+                pieces.lock().push(piece);
+            }
+            Ok(())
+        };
+        self.on_threads(1, &send, &receive)?;
+        Ok((owners, pieces.into_inner()))
+    }
+
+    fn end_channels(&self) -> Result<()> {
+        self.out.iter().flatten().try_for_each(|channel| channel.end(&|| self.check()))
+    }
+
+    fn keeps_without_key(&self, role: Role) -> bool {
+        let Preparation { task, build, probe_shape, .. } = &self.preparation;
+        let semantics = super::semantics::JoinSemantics::new(task, build, probe_shape, None);
+        match role {
+            Role::Build => semantics.keeps_build_without_key(),
+            Role::Probe => semantics.keeps_probe_without_key(),
+        }
+    }
+
+    /// Lays out and indexes the build rows of this rank.
+    fn prepare(&self, pieces: Vec<Piece>, cx: &JoinContext<'_>) -> Result<PreparedJoin> {
+        let rows: usize = pieces.iter().map(|piece| piece.rows).sum();
+        check_build_rows(&self.build.input.table.name, rows as u64)?;
+        let mut arrived = Some(self.build.arrived(cx, pieces)?);
+        let row_layout = self.task.composition.row_layout;
+        PreparedJoin::prepare_side(self.preparation.clone(), cx, &mut |layout| {
+            let arrived = arrived.take().expect("packed keys need one layout");
+            lay_out(cx, &self.build.input, arrived, layout, row_layout)
+        })
+    }
+
+    /// Reads this rank's share of the probe side, and joins the rows that it owns.
+    fn exchange_probe(&self, owners: &Owners, join: &PreparedJoin, probing: &Probing<'_>) -> Result<()> {
+        let senders = self.device.tuning().streams;
+        let threads = senders + self.board.ranks() - 1;
+        let keeps = self.keeps_without_key(Role::Probe);
+        let join_piece = |cx: &JoinContext<'_>, piece: Piece| {
+            run_on_device_pool(cx.device, || {
+                let chunk = Chunk { segment: self.probe.input.clone(), rows: 0..piece.rows as u64 };
+                let arrived = self.probe.arrived(cx, vec![piece])?;
+                let row_layout = self.task.composition.row_layout;
+                let side = lay_out(cx, &self.probe.input, arrived, self.layout(), row_layout)?;
+                probing.join_chunk(cx, threads, &chunk, &side)
+            })
+        };
+        let sending = AtomicUsize::new(senders);
+        let send = |cx: &JoinContext<'_>| {
+            cx.device.wait_event(&join.ready, cx.stream)?;
+            while let Some(rows) = self.next_chunk(&self.probe, senders) {
+                self.check()?;
+                let chunk = run_on_device_pool(cx.device, || {
+                    let chunk = self.probe.read(cx, self.layout(), rows, keeps.then_some(&self.probe_table))?;
+                    self.emit_without_key(cx, &chunk)?;
+                    Ok(chunk)
+                })?;
+                let own = self.send_chunk(cx, &self.probe, owners, &chunk)?;
+                drop(chunk);
+                if let Some(own) = own {
+                    join_piece(cx, own)?;
+                }
+            }
+            if sending.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.end_channels()?;
+            }
+            Ok(())
+        };
+        let receive = |cx: &JoinContext<'_>, from: usize| {
+            cx.device.wait_event(&join.ready, cx.stream)?;
+            while let Some(piece) = self.receive(cx, &self.probe, from)? {
+                join_piece(cx, piece)?;
+            }
+            Ok(())
+        };
+        self.on_threads(senders, &send, &receive)
+    }
+}
