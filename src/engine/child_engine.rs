@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::channel::{Receiver, Sender};
 use super::child::ChildGuard;
 use super::link::{JobChannel, JobEvent, JobListener, Link, SharedSlabs, work_off};
-use super::messages::{FromChild, GangSeat, HostResponse, Opened, Run, TableParts, ToChild};
+use super::messages::{FromChild, GangMember, HostResponse, Opened, Run, TableParts, ToChild};
 use super::restored::{TableBuffers, restored};
 use super::windows::MappedWindows;
 use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Window, spawn};
@@ -303,8 +303,8 @@ impl Engine for ChildEngine {
         let listener = JobListener::begin(&self.link, job, channel, of_job)?;
         let loan = self.link.lend_first(job, &arena);
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
-        let seat = rank.board().map(|board| GangSeat { rank: rank.number(), devices: board.devices().to_vec() });
-        let run = ToChild::Run(Box::new(Run { job, task: numbered, seat, device_bytes, loan }));
+        let member = rank.board().map(|board| GangMember { rank: rank.number(), devices: board.devices().to_vec() });
+        let run = ToChild::Run(Box::new(Run { job, task: numbered, member, device_bytes, loan }));
         self.send_with(&run, rank.board().map(GangBoard::file))?;
         self.serve_job(&listener, &task, sink, monitor)
     }

@@ -66,7 +66,7 @@ pub(super) struct Run {
     pub(super) job: u64,
     pub(super) task: Task<u64>,
     /// `None`: the device runs the join alone.
-    pub(super) seat: Option<GangSeat>,
+    pub(super) member: Option<GangMember>,
     /// The job's part of the device's memory. `None`: the job runs alone.
     pub(super) device_bytes: Option<u64>,
     /// First loan of host memory, if some is available at once.
@@ -75,7 +75,7 @@ pub(super) struct Run {
 
 /// Number of a rank, and the devices of all ranks of its gang.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct GangSeat {
+pub(super) struct GangMember {
     pub(super) rank: usize,
     pub(super) devices: Vec<DeviceId>,
 }

@@ -12,7 +12,7 @@ use arrow::array::RecordBatch;
 use parking_lot::{Condvar, Mutex};
 
 use super::channel::{Receiver, Sender};
-use super::messages::{BatchParts, FromChild, GangSeat, HostRequest, HostResponse, Opened, Run, State, ToChild};
+use super::messages::{BatchParts, FromChild, GangMember, HostRequest, HostResponse, Opened, Run, State, ToChild};
 use super::{MemoryUse, Opening, Window, run_within, spawn};
 use crate::catalog::{Adopter, Table};
 use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo, PeerOps};
@@ -238,8 +238,8 @@ impl Process {
                         "the server sent a job while {running} run, which is the most"
                     )));
                 }
-                let rank = match &run.seat {
-                    Some(GangSeat { rank, devices }) => {
+                let rank = match &run.member {
+                    Some(GangMember { rank, devices }) => {
                         GangBoard::of_file(messages.file()?, devices).map(|board| Rank::of_gang(*rank, board))
                     }
                     None => Ok(Rank::alone()),
@@ -294,7 +294,7 @@ impl Process {
     }
 
     fn join(&self, run: Run, rank: &Rank, monitor: &Monitor) -> Result<()> {
-        let Run { job, task, seat: _, device_bytes, loan } = run;
+        let Run { job, task, member: _, device_bytes, loan } = run;
         // Created first, so that the loan goes back whatever happens.
         let lender = Box::new(JobLender { job, line: self.line.clone() });
         let borrower = Arc::new(Borrower::new(lender, self.slabs.clone(), loan));
