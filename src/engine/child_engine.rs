@@ -298,10 +298,9 @@ impl Engine for ChildEngine {
         let numbered = task.clone().map_tables(|table| self.table(&table))?;
         let job = self.number();
         let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
-        let (messages, of_job) = mpsc::channel();
-        let channel = JobChannel { arena: arena.clone(), messages };
+        let (channel, of_job) = JobChannel::new(arena, &grant.host_memory, rank.ranks());
         let listener = JobListener::begin(&self.link, job, channel, of_job)?;
-        let loan = self.link.lend_first(job, &arena);
+        let loan = self.link.lend_first(job);
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
         let member = rank.board().map(|board| GangMember { rank: rank.number(), devices: board.devices().to_vec() });
         let run = ToChild::Run(Box::new(Run { job, task: numbered, member, device_bytes, loan }));

@@ -27,7 +27,7 @@ use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, State, T
 use super::restored::Pieces;
 use crate::catalog::Table;
 use crate::join::Report;
-use crate::memory::{Arena, ArenaBuffer, ArenaReservation, Loans, Pin, Span};
+use crate::memory::{Arena, ArenaBuffer, ArenaReservation, Loans, Pin, ReservedPool, Span};
 use crate::{Error, Result, panics};
 
 /// Slabs of an arena, for processes that come and go. Each process pins its own view, so this
@@ -40,6 +40,13 @@ pub struct SharedSlabs {
 /// Longest region that is lent if less is asked for. The process gives back what it does not use
 /// with its next request, so a long region keeps nothing from the job.
 const LOAN_BYTES_MAX: usize = 64 << 20;
+
+/// Number of such regions that each rank of a gang may take of the gang's promise. A rank does not
+/// see what other ranks have borrowed and do not use, so the regions are small.
+const LOANS_OF_RANK: usize = 16;
+
+/// Regions have whole pages, so that no piece at the end of a region is cut short.
+const PAGE_BYTES: usize = 4 << 10;
 
 /// Length and file of each slab, by address.
 type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
@@ -148,8 +155,25 @@ struct LentMemory {
 #[derive(Clone, Debug)]
 pub(super) struct JobChannel {
     /// Arena that the job's memory comes from.
-    pub(super) arena: Arena,
-    pub(super) messages: mpsc::Sender<JobEvent>,
+    arena: Arena,
+    /// Longest region that is lent if less is asked for.
+    loan_bytes_max: usize,
+    messages: mpsc::Sender<JobEvent>,
+}
+
+impl JobChannel {
+    /// Creates the channel of a rank, whose gang draws on `memory`. Also returns its other end.
+    pub(super) fn new(arena: Arena, memory: &ReservedPool, ranks: usize) -> (Self, mpsc::Receiver<JobEvent>) {
+        let (messages, of_job) = mpsc::channel();
+        let loan_bytes_max = match ranks {
+            1 => LOAN_BYTES_MAX,
+            _ => {
+                let share = memory.promised_bytes() as usize / (ranks * LOANS_OF_RANK);
+                share.clamp(PAGE_BYTES, LOAN_BYTES_MAX).next_multiple_of(PAGE_BYTES)
+            }
+        };
+        (Self { arena, loan_bytes_max, messages }, of_job)
+    }
 }
 
 /// Message of a job to its thread.
@@ -336,7 +360,7 @@ impl Link {
             FromChild::Opened(_) => {}
             FromChild::Call { call, job, unused, want } => {
                 self.take_back(job, &unused);
-                let Some(JobChannel { arena, messages }) = self.jobs.lock().get(&job).cloned() else {
+                let Some(JobChannel { arena, loan_bytes_max, messages }) = self.jobs.lock().get(&job).cloned() else {
                     return request(AllocRequest::Refuse { call });
                 };
                 // A listener that is gone answers no more.
@@ -346,7 +370,7 @@ impl Link {
                     }
                 };
                 match want {
-                    HostRequest::Lend { len, purpose } => match arena.allocate_at_once(len..=len.max(LOAN_BYTES_MAX)) {
+                    HostRequest::Lend { len, purpose } => match arena.allocate_at_once(len..=len.max(loan_bytes_max)) {
                         Some(region) => self.answer(call, self.lend(job, region).map(HostResponse::Lent)),
                         None => request(AllocRequest::Lend { call, job, arena, len, purpose }),
                     },
@@ -421,8 +445,9 @@ impl Link {
     }
 
     /// Lends a job its first region, if promised memory is available at once.
-    pub(super) fn lend_first(&self, job: u64, arena: &Arena) -> Option<Span> {
-        let region = arena.allocate_at_once(1..=LOAN_BYTES_MAX)?;
+    pub(super) fn lend_first(&self, job: u64) -> Option<Span> {
+        let JobChannel { arena, loan_bytes_max, .. } = self.jobs.lock().get(&job).cloned()?;
+        let region = arena.allocate_at_once(1..=loan_bytes_max)?;
         self.lend(job, region).ok()
     }
 
