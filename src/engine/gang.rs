@@ -28,7 +28,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// The errors of [`Engine::run`]. If a rank fails, the others are stopped, and the error is that of
-/// the rank that failed first.
+/// the rank that failed first, or of a rank whose device was lost.
 pub fn run_gang(
     engines: &[Arc<dyn Engine>],
     task: Task,
@@ -77,7 +77,7 @@ struct Gang {
 #[derive(Default)]
 struct GangState {
     ended: usize,
-    /// First failure that is not the consequence of another rank's.
+    /// First failure that is not the consequence of another.
     failure: Option<Error>,
 }
 
@@ -86,9 +86,7 @@ impl Gang {
         let mut state = self.state.lock();
         state.ended += 1;
         if let Err(error) = outcome {
-            // A rank that was stopped is not the reason. Another may report the reason later.
-            let is_reason = !matches!(error, Error::Cancelled(_));
-            if state.failure.is_none() || (is_reason && matches!(state.failure, Some(Error::Cancelled(_)))) {
+            if state.failure.as_ref().is_none_or(|known| explains(&error, known)) {
                 state.failure = Some(error);
             }
             self.stop.raise();
@@ -107,6 +105,17 @@ impl Gang {
             self.changed.wait_for(&mut state, LOOK_INTERVAL);
         }
     }
+}
+
+/// True if a later failure is the reason for an earlier one. A rank that was stopped is never the
+/// reason, and a device that failed always is. A rank that waits for a reader notices that late.
+fn explains(later: &Error, earlier: &Error) -> bool {
+    let weight = |error: &Error| match error {
+        Error::Cancelled(_) => 0,
+        Error::Unavailable(_) => 2,
+        _ => 1,
+    };
+    weight(later) > weight(earlier)
 }
 
 /// Adds up what the ranks report. Work that a rank has not announced yet counts as the work that
