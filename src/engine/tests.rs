@@ -1,5 +1,7 @@
 //! Joins on a device behind a socket, whose process is a thread of the test.
 
+mod gang;
+
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -55,10 +57,18 @@ fn tables() -> (Catalog, Arc<SharedSlabs>) {
 
 /// Starts a process as a thread. Also returns its end of the socket.
 fn process_of_a_thread(catalog: &Catalog, slabs: &SharedSlabs) -> (ChildEngine, UnixStream, JoinHandle<Result<()>>) {
+    process_that_opens(&opening(), catalog, slabs)
+}
+
+fn process_that_opens(
+    opening: &Opening,
+    catalog: &Catalog,
+    slabs: &SharedSlabs,
+) -> (ChildEngine, UnixStream, JoinHandle<Result<()>>) {
     let (here, there) = UnixStream::pair().unwrap();
     let line = there.try_clone().unwrap();
     let process = std::thread::spawn(move || process::serve(there));
-    let engine = ChildEngine::over(&opening(), catalog.arena().clone(), slabs, here, None).unwrap();
+    let engine = ChildEngine::over(opening, catalog.arena().clone(), slabs, here, None).unwrap();
     (engine, line, process)
 }
 

@@ -1,0 +1,330 @@
+//! Gangs of devices behind sockets, whose processes are threads of the test.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::join::Distribution;
+use crate::planner::Plan;
+
+/// Engines of a gang, over the same tables.
+struct Gang {
+    catalog: Catalog,
+    engines: Vec<Arc<dyn Engine>>,
+    /// Process ends of the sockets, which tests cut.
+    lines: Vec<UnixStream>,
+    used_before: u64,
+}
+
+fn opening_of(index: usize) -> Opening {
+    let id = DeviceId { kind: DeviceKind::Host, index: index as u16 };
+    Opening { id, memory_name: format!("memory of device {id}"), ..opening() }
+}
+
+impl Gang {
+    /// Starts processes, and opens as many further devices in this process.
+    fn new(processes: usize, here: usize) -> Self {
+        let (catalog, slabs) = tables();
+        let (mut engines, mut lines): (Vec<Arc<dyn Engine>>, _) = (Vec::new(), Vec::new());
+        for index in 0..processes {
+            let (engine, line, _) = process_that_opens(&opening_of(index), &catalog, &slabs);
+            engines.push(Arc::new(engine));
+            lines.push(line);
+        }
+        for index in processes..processes + here {
+            let device = opening_of(index).open().unwrap();
+            engines.push(Arc::new(InProcess::new(device, catalog.arena().clone())));
+        }
+        let used_before = catalog.arena().budget().used_bytes();
+        Self { catalog, engines, lines, used_before }
+    }
+
+    fn plan(&self, spec: &JoinSpec, strategy: Strategy) -> Plan {
+        let engine = &self.engines[0];
+        let target = Target::new(engine.id(), engine.info(), engine.memory(), Rates::host(2));
+        let target = Target { ranks: self.engines.len(), ..target };
+        let plan = plan_on(bind(spec, &self.catalog).unwrap(), Some(strategy), &target).unwrap();
+        assert_eq!(plan.composition.distribution, Distribution::Broadcast, "{} by {strategy}", spec.how);
+        plan
+    }
+
+    /// Returns a task of small chunks, so that every rank has its turn.
+    fn task(&self, how: JoinKind, strategy: Strategy) -> Task {
+        let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
+        Task { chunk_rows_min: Some(500), ..self.plan(&spec, strategy).task().unwrap() }
+    }
+
+    fn run(&self, task: &Task, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        self.run_within(&grant_of(&self.catalog).host_memory, task, sink, monitor)
+    }
+
+    fn run_within(&self, memory: &ReservedPool, task: &Task, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        let grant = |_: &Arc<dyn Engine>| Grant { device_memory: None, host_memory: memory.clone() };
+        let grants: Vec<Grant> = self.engines.iter().map(grant).collect();
+        run_gang(&self.engines, task.clone(), &grants, sink, monitor)
+    }
+
+    fn rows(&self, task: &Task) -> Vec<Vec<u8>> {
+        let sink = Batches::default();
+        self.run(task, &sink, &Monitor::default()).unwrap();
+        sorted(task, &sink.0.into_inner())
+    }
+
+    /// Returns the rows that one device in this process gives.
+    fn expected(&self, task: &Task) -> Vec<Vec<u8>> {
+        let one = InProcess::new(opening().open().unwrap(), self.catalog.arena().clone());
+        sorted(task, &run_on(&one, &self.catalog, task).unwrap())
+    }
+
+    /// Waits until host memory and the memory of all devices are as before the first gang.
+    fn wait_for_all_memory(&self) {
+        // Returned memory may still be on its way when a gang has ended.
+        wait_until("all host memory", || self.catalog.arena().budget().used_bytes() == self.used_before);
+        let is_free = |engine: &Arc<dyn Engine>| engine.memory_use().used_bytes == 0;
+        wait_until("all device memory", || self.engines.iter().all(is_free));
+    }
+}
+
+/// Kinds of join that a gang divides.
+fn divided_kinds() -> impl Iterator<Item = JoinKind> {
+    JoinKind::ALL.into_iter().filter(|&how| how != JoinKind::Full)
+}
+
+/// True in the thread that serves the first rank of a gang, which is a process.
+fn serves_first_rank() -> bool {
+    std::thread::current().name() == Some("gang/0")
+}
+
+/// Sink that keeps the first batch waiting until another rank pushes too. The first rank has to be
+/// a process.
+#[derive(Default)]
+struct Meeting {
+    batches: Batches,
+    has_pushed: Mutex<BTreeSet<bool>>,
+}
+
+impl BatchSink for Meeting {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        self.has_pushed.lock().insert(serves_first_rank());
+        wait_until("a batch of another rank", || self.has_pushed.lock().len() == 2);
+        self.batches.push(batch)
+    }
+}
+
+/// Meeting that calls a function once both ranks have pushed, and is slow from then on.
+struct AfterMeeting<'a> {
+    meeting: Meeting,
+    then: &'a (dyn Fn() -> Result<()> + Sync),
+}
+
+impl BatchSink for AfterMeeting<'_> {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        self.meeting.push(batch)?;
+        (self.then)()?;
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(())
+    }
+}
+
+fn after_meeting(then: &(dyn Fn() -> Result<()> + Sync)) -> AfterMeeting<'_> {
+    AfterMeeting { meeting: Meeting::default(), then }
+}
+
+impl AfterMeeting<'_> {
+    fn pushed_rows(&self) -> usize {
+        self.meeting.batches.0.lock().iter().map(RecordBatch::num_rows).sum()
+    }
+}
+
+#[test]
+fn gangs_of_processes_give_the_rows_of_one_device_and_return_all_memory() {
+    for gang in [Gang::new(2, 0), Gang::new(3, 0), Gang::new(1, 1)] {
+        for how in divided_kinds() {
+            let expected = gang.expected(&gang.task(how, Strategy::Hash));
+            for strategy in Strategy::ALL {
+                let rows = gang.rows(&gang.task(how, strategy));
+                assert_eq!(rows, expected, "{how} by {strategy} on {} ranks", gang.engines.len());
+            }
+        }
+        gang.wait_for_all_memory();
+    }
+}
+
+#[test]
+fn a_gang_counts_the_rows_of_all_ranks() {
+    for gang in [Gang::new(3, 0), Gang::new(1, 2)] {
+        for how in divided_kinds() {
+            let spec = JoinSpec { how, count: true, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
+            let task = Task { chunk_rows_min: Some(500), ..gang.plan(&spec, Strategy::RadixHash).task().unwrap() };
+            assert_eq!(gang.rows(&task), gang.expected(&task), "{how}");
+        }
+    }
+}
+
+#[test]
+fn every_rank_of_a_gang_takes_rows() {
+    for gang in [Gang::new(2, 0), Gang::new(1, 1)] {
+        let task = Task { batch_rows: Some(10), ..gang.task(JoinKind::Inner, Strategy::Hash) };
+        let sink = Meeting::default();
+        gang.run(&task, &sink, &Monitor::default()).unwrap();
+        assert_eq!(sorted(&task, &sink.batches.0.into_inner()), gang.expected(&task));
+    }
+}
+
+#[test]
+fn a_process_that_ends_fails_its_gang_and_stops_the_other_rank() {
+    for gang in [Gang::new(2, 0), Gang::new(1, 1)] {
+        let task = Task { batch_rows: Some(10), ..gang.task(JoinKind::Inner, Strategy::Hash) };
+        let all = gang.expected(&task).len();
+        let lost = gang.lines.len() - 1;
+        let cut = || {
+            // Later batches find it cut already.
+            drop(gang.lines[lost].shutdown(Shutdown::Both));
+            Ok(())
+        };
+        let sink = after_meeting(&cut);
+        let outcome = gang.run(&task, &sink, &Monitor::default());
+        let words = format!("rank {lost} on host:{lost}: the process of host:{lost} has ended");
+        assert!(matches!(&outcome, Err(Error::Unavailable(why)) if why.contains(&words)), "{outcome:?}");
+        assert!(sink.pushed_rows() < all, "the other rank was stopped");
+        drop(sink);
+        gang.wait_for_all_memory();
+        let left = &gang.engines[1 - lost];
+        assert_eq!(sorted(&task, &run_on(&**left, &gang.catalog, &task).unwrap()).len(), all, "{} goes on", left.id());
+    }
+}
+
+/// A rank that waits for a reader may fail before the loss of another rank is noticed.
+#[test]
+fn the_loss_of_a_device_is_the_reason_why_another_rank_failed_earlier() {
+    let gang = Gang::new(2, 0);
+    let task = Task { batch_rows: Some(10), ..gang.task(JoinKind::Inner, Strategy::Hash) };
+    let has_failed = AtomicUsize::new(0);
+    let fails_late = || {
+        if serves_first_rank() {
+            drop(gang.lines[1].shutdown(Shutdown::Both));
+            has_failed.store(1, Ordering::Relaxed);
+            return Err(Error::Exhausted("the reader took nothing".into()));
+        }
+        wait_until("the failure of the first rank", || has_failed.load(Ordering::Relaxed) == 1);
+        std::thread::sleep(Duration::from_millis(20));
+        Ok(())
+    };
+    let outcome = gang.run(&task, &after_meeting(&fails_late), &Monitor::default());
+    assert!(matches!(&outcome, Err(Error::Unavailable(why)) if why.contains("rank 1 on host:1")), "{outcome:?}");
+    gang.wait_for_all_memory();
+}
+
+#[test]
+fn a_gang_whose_process_has_ended_before_fails() {
+    let gang = Gang::new(2, 0);
+    let task = gang.task(JoinKind::Inner, Strategy::Hash);
+    gang.lines[1].shutdown(Shutdown::Both).unwrap();
+    wait_until("the loss", || gang.engines[1].check().is_err());
+    let outcome = gang.run(&task, &Batches::default(), &Monitor::default());
+    assert!(matches!(&outcome, Err(Error::Unavailable(why)) if why.contains("rank 1 on host:1")), "{outcome:?}");
+    gang.wait_for_all_memory();
+}
+
+#[test]
+fn a_cancelled_gang_stops_all_ranks() {
+    for gang in [Gang::new(2, 0), Gang::new(1, 1)] {
+        let task = Task { batch_rows: Some(10), ..gang.task(JoinKind::Inner, Strategy::RadixHash) };
+        let cancel = CancelFlag::new();
+        let raise = || {
+            cancel.raise();
+            Ok(())
+        };
+        let sink = after_meeting(&raise);
+        let outcome = gang.run(&task, &sink, &Monitor::new(cancel.clone()));
+        assert!(matches!(outcome, Err(Error::Cancelled(_))), "{outcome:?}");
+        let all = gang.expected(&task);
+        assert!(sink.pushed_rows() < all.len());
+        drop(sink);
+        gang.wait_for_all_memory();
+        assert_eq!(gang.rows(&task), all, "the next gang is not affected");
+    }
+}
+
+#[test]
+fn a_refused_batch_of_one_rank_ends_the_gang_with_that_error() {
+    for gang in [Gang::new(2, 0), Gang::new(1, 1)] {
+        let task = Task { batch_rows: Some(10), ..gang.task(JoinKind::Inner, Strategy::Hash) };
+        let refuse = || match serves_first_rank() {
+            true => Err(Error::Precondition("no reader wants it".into())),
+            false => Ok(()),
+        };
+        let sink = after_meeting(&refuse);
+        let outcome = gang.run(&task, &sink, &Monitor::default());
+        assert_eq!(outcome, Err(Error::Precondition("rank 0 on host:0: no reader wants it".into())));
+        let all = gang.expected(&task);
+        assert!(sink.pushed_rows() < all.len(), "the other rank was stopped");
+        drop(sink);
+        gang.wait_for_all_memory();
+        assert_eq!(gang.rows(&task), all, "the next gang is not affected");
+    }
+}
+
+#[test]
+fn a_panic_of_one_rank_s_sink_fails_only_its_gang() {
+    let gang = Gang::new(2, 0);
+    let task = Task { batch_rows: Some(10), ..gang.task(JoinKind::Inner, Strategy::Hash) };
+    let panics = || match serves_first_rank() {
+        true => panic!("on purpose"),
+        false => Ok(()),
+    };
+    let failed = gang.run(&task, &after_meeting(&panics), &Monitor::default()).unwrap_err();
+    assert!(matches!(&failed, Error::Internal(message) if message.contains("on purpose")), "{failed:?}");
+    gang.wait_for_all_memory();
+    assert_eq!(gang.rows(&task), gang.expected(&task));
+}
+
+#[test]
+fn progress_of_a_gang_never_goes_back_and_ends_at_1() {
+    for gang in [Gang::new(3, 0), Gang::new(1, 1)] {
+        let task = Task { batch_rows: Some(100), ..gang.task(JoinKind::Inner, Strategy::RadixHash) };
+        let monitor = Monitor::default();
+        let seen = Mutex::new(Vec::new());
+        let look = || {
+            let mut seen = seen.lock();
+            seen.push((monitor.progress(), monitor.probed_rows()));
+            Ok(())
+        };
+        gang.run(&task, &after_meeting(&look), &monitor).unwrap();
+        look().unwrap();
+        let seen = seen.into_inner();
+        assert!(seen.is_sorted(), "{seen:?}");
+        assert_eq!(monitor.progress(), 1.0);
+        assert_eq!(monitor.probed_rows(), task.probe.table.rows);
+        let gathers = |phase: Phase| monitor.phases().iter().filter(|record| record.phase == phase).count();
+        assert_eq!(gathers(Phase::Gather), 1, "{:?}", monitor.phases());
+    }
+}
+
+#[test]
+fn a_gang_that_fits_in_its_promise_here_fits_in_it_on_processes() {
+    let (here, there) = (Gang::new(0, 2), Gang::new(3, 0));
+    let run = |gang: &Gang, promised: u64| {
+        let budget = gang.catalog.arena().budget();
+        let memory = ReservedPool::new(budget.clone());
+        memory.open(budget.reserve(promised, "a job").unwrap());
+        let others = budget.reserve(budget.unused_bytes(), "others").unwrap();
+        let task = Task { batch_rows: Some(1000), ..gang.task(JoinKind::Inner, Strategy::Hash) };
+        let sink = Batches::default();
+        let outcome = gang.run_within(&memory, &task, &sink, &Monitor::default());
+        drop(others);
+        memory.close();
+        outcome.map(|()| (sorted(&task, &sink.0.lock()), budget.used_bytes() - gang.used_before))
+    };
+    let (expected, result_bytes) = run(&here, 8 << 20).unwrap();
+    // The result, and a half of it for keys and positions.
+    let promised = result_bytes / 2 * 3;
+    assert_eq!(run(&here, promised).unwrap().0, expected);
+    for _ in 0..5 {
+        assert_eq!(run(&there, promised).unwrap().0, expected);
+    }
+    for gang in [&here, &there] {
+        let refused = run(gang, result_bytes / 2).unwrap_err();
+        assert!(matches!(refused, Error::Exhausted(_)), "{refused:?}");
+        gang.wait_for_all_memory();
+    }
+}
