@@ -140,11 +140,17 @@ fn plan_classes(
 ) -> Result<Planned> {
     let ids: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
     let mut sets = options.devices.sets(&ids)?;
+    let lost = sets.iter().flat_map(DeviceSet::iter).find(|&device| !in_service(device));
+    let is_gang = sets.iter().all(|devices| devices.len() > 1);
     sets.retain(|devices| devices.iter().all(&in_service));
     if sets.is_empty() {
-        return Err(Error::Unavailable(
-            "no device that may run this join is in service; see the topology, and the server's log".into(),
-        ));
+        let missing = match lost {
+            Some(lost) if is_gang => {
+                format!("{} is out of service, and this join runs on several devices", ids[lost])
+            }
+            _ => "no device that may run this join is in service".into(),
+        };
+        return Err(Error::Unavailable(format!("{missing}; see the topology, and the server's log")));
     }
     let join = BoundJoin { result_is_stored: options.into.is_some(), ..join };
     let mut planned = Planned::default();

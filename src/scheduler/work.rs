@@ -142,15 +142,15 @@ impl Shared {
         let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
             let mut state = self.state.lock();
-            let id = self.engines[device].id();
             // The same cause may have lost other devices too.
             self.note_lost(&mut state);
-            let is_lost = taken.devices.iter().any(|device| state.devices[device].lost.is_some());
-            match is_lost {
-                true => tracing::error!(device = %id, job = job.id.0, %error, "device out of service"),
-                false => tracing::warn!(device = %id, job = job.id.0, %error, "a transient device failure"),
+            let lost = taken.devices.iter().find(|&device| state.devices[device].lost.is_some());
+            let id = self.engines[lost.unwrap_or(device)].id();
+            match lost {
+                Some(_) => tracing::error!(device = %id, job = job.id.0, %error, "device out of service"),
+                None => tracing::warn!(device = %id, job = job.id.0, %error, "a transient device failure"),
             }
-            if self.try_again(&mut state, taken, is_lost, &mut leftovers) {
+            if self.try_again(&mut state, taken, lost, &mut leftovers) {
                 drop(state);
                 return;
             }
@@ -211,8 +211,8 @@ impl Shared {
     /// Puts a job back in the queue if its device was lost, or failed in a way that may pass. The
     /// job needs a device in service, and must not have delivered any rows. It is tried again only
     /// once for each of the two causes, because the job itself may be the reason.
-    fn try_again(&self, state: &mut State, taken: &Taken, is_lost: bool, leftovers: &mut Vec<Leftovers>) -> bool {
-        let job = &taken.job;
+    fn try_again(&self, state: &mut State, taken: &Taken, lost: Option<usize>, leftovers: &mut Vec<Leftovers>) -> bool {
+        let (job, is_lost) = (&taken.job, lost.is_some());
         let in_service = |device: usize| state.devices[device].lost.is_none();
         let has_place = taken.entry.places.iter().any(|place| place.devices.iter().all(in_service));
         if !has_place || job.result.progress().0 > 0 || state.shutdown {
@@ -223,7 +223,7 @@ impl Shared {
             if life.stop.is_some() || (if is_lost { life.lost_a_device } else { life.tried_again }) {
                 return false;
             }
-            let id = self.engines[taken.devices.leader()].id();
+            let id = self.engines[lost.unwrap_or(taken.devices.leader())].id();
             life.wait_again(match is_lost {
                 true => format!("{id} was lost; waiting for another"),
                 false => format!("{id} had a transient failure; trying again"),
