@@ -73,7 +73,7 @@ fn render(jobs: &[Value]) -> String {
             if job["state"] == "complete" { "100 %".into() } else { progress },
             what(job),
             text("strategy"),
-            text("device"),
+            devices(job),
             job["rows"].as_u64().filter(|_| !counts(job)).map(output::count).unwrap_or_default(),
             text("submitted"),
         ]
@@ -92,7 +92,7 @@ fn render(jobs: &[Value]) -> String {
         ("done", Align::Right),
         ("join", Align::Left),
         ("strategy", Align::Left),
-        ("device", Align::Left),
+        ("devices", Align::Left),
         ("rows", Align::Right),
         ("submitted", Align::Left),
     ];
@@ -101,6 +101,12 @@ fn render(jobs: &[Value]) -> String {
     }
     columns.extend([("behind", Align::Right), ("starts in", Align::Right), ("waiting for", Align::Left)]);
     output::table(&columns, &jobs.iter().map(|job| [row(job), waits(job)].concat()).collect::<Vec<_>>())
+}
+
+/// Returns the names of the devices that run or ran a job, separated by commas.
+pub fn devices(job: &Value) -> String {
+    let names = job["devices"].as_array().into_iter().flatten();
+    names.filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
 }
 
 /// True if a job counts rows instead of making them. The job's one row is then the count.
@@ -301,6 +307,15 @@ mod tests {
         let words = |count: bool| row(count).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         assert_eq!(words(true), "7 complete 100 % count of a inner b hash now");
         assert_eq!(words(false), "7 complete 100 % a inner b hash 1 now");
+    }
+
+    #[test]
+    fn a_job_is_shown_with_all_its_devices() {
+        let gang = json!({"job": 7, "state": "running", "device": "host:0", "devices": ["host:0", "host:2"]});
+        let shown = render(&[gang, json!({"job": 8, "state": "queued", "device": null, "devices": []})]);
+        let (title, lines) = shown.split_once('\n').unwrap();
+        assert!(title.contains("devices") && lines.lines().next().unwrap().contains("host:0, host:2"), "{shown}");
+        assert!(!lines.lines().nth(1).unwrap().contains("host"), "{shown}");
     }
 
     #[test]

@@ -418,14 +418,15 @@ fn report(what: &str, job: &Value, start: Instant, args: &JoinArgs) -> Result<()
     }
     let rows = job["rows"].as_u64().unwrap_or(0);
     let kept = into.map(|table| format!(" -> table {table}")).unwrap_or_default();
+    let devices = jobs::devices(job);
+    let on = if devices.is_empty() { String::new() } else { format!(" on {devices}") };
     let text = format!(
-        "{what}: {} in {} (job {}, {}{}){kept}",
+        "{what}: {} in {} (job {}, {}{on}){kept}",
         // The job of a count has one row, which holds the number.
         if args.spec.count { "counted".into() } else { output::counted(rows, "row") },
         output::seconds(start.elapsed().as_secs_f64()),
         job["job"],
         job["strategy"].as_str().unwrap_or("?"),
-        job["device"].as_str().map(|device| format!(" on {device}")).unwrap_or_default(),
     );
     match into {
         Some(_) => output::write_line(text),

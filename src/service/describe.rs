@@ -60,7 +60,9 @@ pub fn job(job: &Job) -> Value {
         "job": job.id.0,
         "owner": job.owner,
         "state": state_name(&status.state),
+        // The first of the devices, which leads the others.
         "device": status.devices.first().map(ToString::to_string),
+        "devices": status.devices.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "progress": status.progress,
         "queue_position": status.queue_position,
         "waiting_for": status.waiting_for,

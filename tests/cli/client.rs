@@ -471,6 +471,10 @@ fn jobs_plans_and_devices_are_shown() {
     let plan = server.json(&["explain", "orders", "lines", "--on", "key=order", "--strategy", "sort-merge"]);
     assert!(plan[0].to_string().contains("sort-merge"), "{}", plan[0]);
     assert!(server.ok(&["explain", "orders", "lines", "--on", "key=order"]).lines().count() > 1);
+    let on_both = ["join", "orders", "lines", "--on", "key=order", "--devices", "all", "--into", "both"];
+    assert!(server.ok(&on_both).contains(" on host:0, host:1)"));
+    assert_eq!(server.json(&["jobs"])[1]["devices"], json!(["host:0", "host:1"]));
+    assert!(server.ok(&["jobs"]).contains(" host:0, host:1 "));
     let devices = server.ok(&["topology"]);
     assert!(devices.contains("host:0") && devices.contains("host:1"), "{devices}");
 
