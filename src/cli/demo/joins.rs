@@ -24,8 +24,8 @@ pub const STEPS: [Step; 7] = [
     },
     Step {
         title: "TPC-H query 3, second join: their lines that are not yet shipped",
-        why: "one side is the result of the first join",
-        words: "q3_customer_orders q3_lineitem --on o_orderkey=l_orderkey \
+        why: "one side is the result of the first join; all devices run this join together",
+        words: "q3_customer_orders q3_lineitem --on o_orderkey=l_orderkey --devices all \
                 --columns o_orderkey,o_orderdate,o_shippriority,l_extendedprice,l_discount",
     },
     Step {

@@ -49,7 +49,7 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
 
-    /// Devices of the server, as in `dovetail serve`
+    /// Devices of the server, as in `dovetail serve`. One of the joins runs on all of them together
     #[arg(long, default_value = "auto")]
     devices: String,
 
@@ -350,7 +350,9 @@ fn phases(job: &Value) -> impl Iterator<Item = (&str, f64)> {
 /// Renders the time and the rate. The rate counts input and output rows: an anti join may output
 /// hardly any rows, and a many-to-many join spends its time on output.
 fn time_of(done: &Done, rows_in: u64) -> String {
-    let engine: f64 = phases(&done.job).map(|(_, seconds)| seconds).sum();
+    // Each of the devices that ran the join together took its share of the phases' time.
+    let devices = done.job["devices"].as_array().map_or(1, Vec::len).max(1);
+    let engine = phases(&done.job).map(|(_, seconds)| seconds).sum::<f64>() / devices as f64;
     format!(
         "{} rows in, {} out, in {}: {} rows/s\nwith submitting and fetching {} in {}: {}/s",
         output::count(rows_in),
@@ -374,6 +376,7 @@ fn conclude(right: usize, steps: usize, seconds: f64, keep: bool) -> Result<()> 
             "
 What to try next
   dovetail demo --keep                       the same, and the server keeps running
+  dovetail demo --devices host:2             the same on two devices, one join on both together
   dovetail demo --save .                     its tables as files: orders.parquet, lineitem.parquet, ...
   dovetail serve                             your own server; then, in another terminal:
   dovetail put orders.parquet lineitem.parquet
