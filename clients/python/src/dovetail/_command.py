@@ -173,7 +173,7 @@ def _columns(columns: object) -> list[str]:
 
 
 def _devices(devices: object) -> int | str | list[str] | None:
-    takes = 'a number of devices of at least 1, the name of one, or a list of names, such as ["host:0"]'
+    takes = 'a number of devices of at least 1, the name of one, a list of names such as ["host:0"], or "all"'
     if devices is None or isinstance(devices, str):
         return devices
     if isinstance(devices, Iterable):

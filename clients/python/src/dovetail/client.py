@@ -303,7 +303,8 @@ class Client:
             into: Name of a table to keep the result in.
             into_mode: Action if a table of that name exists: ``"create"``, the default, fails. ``"replace"`` replaces
                 it when the result is complete.
-            devices: Number of devices that may run the join, the name of one, or a list of names.
+            devices: Devices that run the join together: their number, the name of one, a list of names, or ``"all"``.
+                By default, the server chooses one.
             priority: Priority of the job, -100 to 100, 0 by default. Jobs of higher priority start first.
             retain_seconds: Seconds that the server keeps the complete result. 0: the server releases rows as one reader
                 reads them, so the result may be larger than its memory.
