@@ -1,0 +1,326 @@
+"""Gangs: one join on several devices together, in the server's process and in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dovetail
+import oracle
+import tables
+from harness import Server, binary, clean
+from oracle import HOWS, LEFT_ROW, RIGHT_ROW, Case
+from refusals import refused
+from test_device_processes import (
+    REPEATED_KEYS,
+    REPEATED_ROWS,
+    ROWS,
+    assert_all_read,
+    assert_right,
+    children,
+    device_up,
+    upload,
+    wait_until_restarted,
+)
+
+DEVICES = ["host:0", "host:1", "host:2"]
+
+# Each way to ask for a gang, with the number of its devices.
+REQUESTS: list[tuple[object, int]] = [(2, 2), ("all", 3), (["host:0", "host:2"], 2)]
+
+# Strategies of three layouts. Rust tests run gangs by all.
+STRATEGIES = ["hash", "radix-hash-gfur", "sort-merge"]
+
+# Several chunks for each rank on the side that is divided.
+LEFT_ROWS, RIGHT_ROWS = 30_000, 250_000
+
+
+@pytest.fixture(scope="module")
+def start_gangs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Server]:
+    """Starts servers with three devices, whose rates are measured once."""
+    rates = tmp_path_factory.mktemp("rates") / "rates.json"
+    equal = {"devices": "host:3", "device_memory": "256MiB", "device_cache": "0", "rates_file": rates}
+
+    def start(**settings: object) -> Server:
+        return Server(tmp_path_factory.mktemp("gangs"), **equal, **settings)
+
+    return start
+
+
+@pytest.fixture(scope="module", params=["off", "on"], ids=["threads", "processes"])
+def gangs_server(request: pytest.FixtureRequest, start_gangs: Callable[..., Server]) -> Iterator[Server]:
+    with start_gangs(device_processes=request.param, host_memory="1GiB") as server:
+        yield server
+
+
+@pytest.fixture
+def gangs(gangs_server: Server) -> Iterator[dovetail.Client]:
+    with gangs_server.connect() as client:
+        yield client
+        clean(gangs_server, client)
+
+
+def case_of(seed: int, how: str) -> Case:
+    rng = np.random.default_rng([seed, HOWS.index(how)])
+
+    def side(row: str, rows: int, name: str, domain: int) -> pa.Table:
+        keys = tables.with_nulls(rng, pa.array(rng.integers(0, domain, rows)), 0.03)
+        words = pa.array([None if at % 11 == 0 else f"{name} {at}" for at in range(rows)])
+        return pa.table({"k": keys, row: np.arange(rows), f"{name}_words": words})
+
+    # Some keys of either side have no match on the other.
+    left, right = side(LEFT_ROW, LEFT_ROWS, "l", 30_000), side(RIGHT_ROW, RIGHT_ROWS, "r", 40_000)
+    return Case(left, right, [("k", "k")], how)
+
+
+def is_divided(how: str) -> bool:
+    """Whether a gang divides this kind of join."""
+    return how != "full"
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_gangs_agree_with_duckdb(gangs: dovetail.Client, seed: int, how: str) -> None:
+    case = case_of(seed, how)
+    gangs.put("l", case.left)
+    gangs.put("r", case.right)
+    rows = oracle.matching_rows(case)
+    for strategy, (devices, ranks) in zip(STRATEGIES, REQUESTS, strict=True):
+        job = gangs.submit("l", "r", on="k", how=how, strategy=strategy, devices=devices)
+        oracle.check(case, job.result().table(), rows)
+        assert job.explain()["device"]["ranks"] == (ranks if is_divided(how) else 1), f"{devices}, {strategy}"
+        assert gangs.count("l", "r", on="k", how=how, strategy=strategy, devices=devices) == len(rows[0])
+        job.cancel()
+
+
+def test_results_of_gangs_are_inputs_of_the_next(gangs: dovetail.Client) -> None:
+    rng = np.random.default_rng(3)
+    a = pa.table({"k": rng.integers(0, 5_000, 20_000), "a": np.arange(20_000)})
+    b = pa.table({"k": rng.integers(0, 5_000, 20_000), "b": np.arange(20_000)})
+    c = pa.table({"b": rng.integers(0, 20_000, 30_000), "c": np.arange(30_000)})
+    for name, table in (("a", a), ("b", b), ("c", c)):
+        gangs.put(name, table)
+    gangs.join("a", "b", on="k", devices=2, into="ab").wait()
+    gangs.join("ab", "c", on="b", devices="all", into="abc").wait()
+    gangs.join(
+        "abc", "a", on="k", how="left_semi", devices=["host:1", "host:2"], into="abc", into_mode="replace"
+    ).wait()
+    with duckdb.connect() as db:
+        for name, table in (("a", a), ("b", b), ("c", c)):
+            db.register(name, table)
+        expected = db.sql(
+            "SELECT k, a, b, c FROM a JOIN b USING (k) JOIN c USING (b) ORDER BY a, b, c"
+        ).to_arrow_table()
+    found = gangs.get("abc").select(["k", "a", "b", "c"]).sort_by([(name, "ascending") for name in ("a", "b", "c")])
+    assert found.num_rows > 100_000
+    assert found.combine_chunks().equals(expected.combine_chunks())
+
+
+def command_line(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "DOVETAIL_SERVER": server.uri}
+    return subprocess.run([str(binary()), *words], env=env, capture_output=True, text=True, check=False)
+
+
+def test_all_devices_of_a_gang_are_shown(gangs_server: Server, gangs: dovetail.Client) -> None:
+    gangs.put("l", pa.table({"k": np.arange(200_000), "a": np.arange(200_000)}))
+    gangs.put("r", pa.table({"k": np.arange(1000), "b": np.arange(1000)}))
+    planned = gangs.explain("l", "r", on="k", devices=2)
+    assert (planned["device"]["ranks"], planned["device"]["distribution"]) == (2, "broadcast")
+    assert "all of it to each of 2 devices" in str(planned) and "divided among 2 devices" in str(planned)
+    alone = gangs.explain("l", "r", on="k")
+    assert (alone["device"]["ranks"], alone["device"]["distribution"]) == (1, "alone")
+
+    job = gangs.submit("l", "r", on="k", devices=["host:2", "host:0"], retain_seconds=300)
+    assert job.wait().rows == 1000
+    status = job.status().raw
+    assert (status["device"], status["devices"]) == ("host:0", ["host:0", "host:2"])
+    assert job.explain()["device"]["name"] == "host:0, host:2"
+    assert gangs.job(gangs.submit("l", "r", on="k", devices="host:1").id).wait().raw["devices"] == ["host:1"]
+
+    title, *listed = command_line(gangs_server, "jobs").stdout.splitlines()
+    [line] = [line for line in listed if line.split()[0] == str(job.id)]
+    assert " devices " in title and " host:0, host:2 " in line, (title, line)
+    [shown] = [
+        line for line in command_line(gangs_server, "jobs", str(job.id)).stdout.splitlines() if "devices" in line
+    ]
+    assert shown.split(None, 1)[1] == "host:0, host:2"
+    answered = json.loads(command_line(gangs_server, "--json", "jobs", str(job.id)).stdout)
+    assert answered["devices"] == ["host:0", "host:2"]
+    said = command_line(gangs_server, "join", "l", "r", "--on", "k", "--devices", "all", "--into", "j")
+    assert said.returncode == 0 and " on host:0, host:1, host:2)" in said.stdout, said
+
+
+# What a client asks for, what the command line is told (None where it has no way to say so), and words of the refusal.
+REFUSED: dict[str, tuple[object, str | None, str]] = {
+    "more than there are": (4, "4", "the server has 3 devices of one kind at most: host:0, host:1, host:2"),
+    "an empty list": ([], None, '"devices" is an empty list; name some of host:0, host:1, host:2'),
+    "a device that is not there": ("host:7", "host:7", 'there is no device "host:7"; name some of host:0'),
+    "a list with one that is not there": (["host:0", "gpu"], "host:0,gpu", 'there is no device "gpu"'),
+    "all in a list": (["all", "host:0"], "all,host:0", 'there is no device "all"'),
+    "a kind that is not there": (["cuda:0", "host:0"], "cuda:0,host:0", 'there is no device "cuda:0"'),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_devices_that_cannot_run_a_join_together_are_refused(
+    gangs_server: Server, gangs: dovetail.Client, name: str
+) -> None:
+    devices, words, sentence = REFUSED[name]
+    gangs.put("t", {"k": [1, 2, 3]})
+    jobs = len(gangs.jobs())
+    for call in (gangs.join, gangs.count, gangs.explain):
+        with refused(dovetail.InvalidRequest, sentence):
+            call("t", "t", on="k", devices=devices)
+    assert len(gangs.jobs()) == jobs, "no refused join became a job"
+    if words is not None:
+        said = command_line(gangs_server, "join", "t", "t", "--on", "k", "--devices", words, "--into", "u")
+        assert said.returncode != 0 and sentence in said.stderr, said
+
+
+@pytest.mark.parametrize(
+    ("devices", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), ([1], TypeError), ({"a": 1}, TypeError)]
+)
+def test_the_client_refuses_what_is_no_request_for_devices(
+    gangs: dovetail.Client, devices: object, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="devices"):
+        gangs.join("t", "t", on="k", devices=devices)
+
+
+def test_the_command_line_is_told_that_a_join_needs_a_device(gangs_server: Server, gangs: dovetail.Client) -> None:
+    gangs.put("t", {"k": [1, 2, 3]})
+    said = command_line(gangs_server, "explain", "t", "t", "--on", "k", "--devices", "0")
+    assert said.returncode != 0 and '"devices" is 0, and a join needs one; name some of host:0' in said.stderr, said
+
+
+def test_gangs_and_small_joins_run_beside_each_other(gangs_server: Server, gangs: dovetail.Client) -> None:
+    rows = 150_000
+    gangs.put("l", pa.table({"k": np.arange(rows), "a": np.arange(rows)}))
+    gangs.put("r", pa.table({"k": np.arange(rows) * 2, "b": np.arange(rows)}))
+    gangs.put("few", pa.table({"k": np.arange(500), "c": np.arange(500)}))
+    used = gangs_server.arena_used()
+    jobs = []
+    for number in range(12):
+        devices = [2, "all", ["host:1", "host:2"]][number % 3]
+        jobs.append((gangs.submit("l", "r", on="k", devices=devices), rows // 2))
+        jobs += [(gangs.submit("few", "r", on="k", devices=device), 250) for device in (DEVICES[number % 3], None)]
+    for job, expected in jobs:
+        joined = job.result().table()
+        assert joined.num_rows == expected
+        assert joined["a" if expected > 250 else "c"].to_numpy().sum() == sum(range(0, 2 * expected, 2))
+    assert all(job.status().raw["state"] == "complete" for job, _ in jobs)
+    for job, _ in jobs:
+        job.cancel()
+    gangs_server.wait_for(lambda: gangs_server.arena_used() == used, "the memory of the results to be free again")
+    gangs_server.wait_for(lambda: gangs_server.device_used() == 0, "device memory to be free again")
+
+
+@pytest.fixture(scope="module")
+def mortal_server(start_gangs: Callable[..., Server]) -> Iterator[Server]:
+    """A server whose devices have processes, which are started again after they have ended."""
+    with start_gangs(device_processes="on", device_restart_seconds=1, host_memory="512MiB") as server:
+        yield server
+
+
+@pytest.fixture
+def mortals(mortal_server: Server) -> Iterator[dovetail.Client]:
+    with mortal_server.connect() as client:
+        upload(client)
+        yield client
+        clean(mortal_server, client)
+
+
+def kill(server: Server, device: str) -> None:
+    os.kill(children(server)[device], signal.SIGKILL)
+
+
+def restarts(server: Server, device: str) -> int:
+    return int(server.metric(rf'^dovetail_device_restarts_total\{{device="{device}"\}}'))
+
+
+def assert_as_before(server: Server, client: dovetail.Client, used: int) -> None:
+    """All devices take part in gangs, and no memory is missing."""
+    assert sorted(children(server)) == DEVICES
+    assert [device["lost"] for device in client.topology()["devices"]] == [None, None, None]
+    job = client.submit("l", "r", on="k", devices="all")
+    assert_right(job.result().table())
+    assert job.status().raw["devices"] == DEVICES
+    job.cancel()
+    server.wait_for(lambda: server.arena_used() == used, "host memory to be free again")
+    server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+
+
+def test_a_gang_that_has_delivered_rows_fails_with_its_device_and_harms_no_other_job(
+    mortal_server: Server, mortals: dovetail.Client
+) -> None:
+    # So many rows that each rank has a chunk, and is in the middle of it.
+    mortals.put("more", pa.table({"k": np.arange(250_000) % REPEATED_KEYS, "w": np.arange(250_000)}))
+    used, before = mortal_server.arena_used(), restarts(mortal_server, "host:1")
+    # Results that do not fit in memory, so that the joins wait for their readers in the middle.
+    options = {"on": "k", "strategy": "hash", "retain_seconds": 0}
+    unharmed = mortals.submit("many", "many", devices=["host:2"], **options)
+    harmed = mortals.submit("many", "more", devices=["host:0", "host:1"], **options)
+    batches = iter(harmed.result().reader())
+    assert next(batches).num_rows > 0
+    kill(mortal_server, "host:1")
+    with pytest.raises(dovetail.Unavailable, match=r"the process of host:1 has ended \(signal: 9"):
+        for _ in batches:
+            pass
+    assert harmed.status().raw["devices"] == ["host:0", "host:1"]
+    assert_all_read(unharmed)
+    wait_until_restarted(mortal_server, "host:1", before + 1)
+    assert_as_before(mortal_server, mortals, used)
+
+
+def test_a_gang_that_has_delivered_nothing_is_tried_again_without_the_lost_device(
+    mortal_server: Server, mortals: dovetail.Client
+) -> None:
+    used = mortal_server.arena_used()
+    keys = {"on": {"v": "k"}, "how": "right_anti", "strategy": "sort-merge"}
+    counted: list[int] = []
+
+    def count() -> None:
+        counted.append(mortals.count("many", "l", devices=2, **keys))
+
+    for _ in range(5):
+        known = {job.id for job in mortals.jobs()}
+        caller = threading.Thread(target=count)
+        caller.start()
+        started: list[dovetail.JobStatus] = []
+        while not started:
+            started = [job for job in mortals.jobs() if job.id not in known and job.progress > 0]
+        [job] = started
+        lost = job.raw["devices"][1]
+        before = restarts(mortal_server, lost)
+        kill(mortal_server, lost)
+        caller.join()
+        after = mortals.job(job.id).status().raw
+        wait_until_restarted(mortal_server, lost, before + 1)
+        if lost not in after["devices"]:
+            break
+    else:
+        pytest.fail("no process was killed in time")
+    assert set(counted) == {ROWS - REPEATED_ROWS}
+    assert after["state"] == "complete" and len(after["devices"]) == 2
+    assert_as_before(mortal_server, mortals, used)
+
+
+def test_a_gang_with_a_lost_device_is_refused_and_smaller_ones_go_on(start_gangs: Callable[..., Server]) -> None:
+    with start_gangs(device_processes="on", host_memory="512MiB") as server, server.connect() as client:
+        upload(client)
+        kill(server, "host:0")
+        server.wait_for(lambda: device_up(server, "host:0") == 0, "the loss to be noticed")
+        for devices in (["host:0", "host:1"], "all", 3):
+            with refused(dovetail.Unavailable, "host:0 is out of service, and this join runs on several devices"):
+                client.join("l", "r", on="k", devices=devices)
+        job = client.submit("l", "r", on="k", devices=2)
+        assert_right(job.result().table())
+        assert job.status().raw["devices"] == ["host:1", "host:2"]
