@@ -1,7 +1,7 @@
 //! Ranks: the members of a gang, each of which runs the same task on a device of its own.
 //!
 //! ```text
-//!   rank 0   chunk 0 │ chunk 2 │ chunk 5 │ ...      each takes the next rows that no rank has taken
+//!   rank 0   chunk 0 │ chunk 2 │ chunk 5 │ ...   each takes the next rows that no rank has taken
 //!   rank 1   chunk 1 │ chunk 3 │ chunk 4 │ ...
 //! ```
 //!

@@ -43,7 +43,7 @@ pub struct ExplainedDevice {
     /// One name, or the names of all ranks, separated by commas.
     pub name: String,
     pub reason: String,
-    /// Of each device.
+    /// Bytes of each device.
     pub memory_bytes: u64,
     /// Number of devices that run the join together. The seconds and bytes of phases are those of
     /// one of them.
