@@ -40,8 +40,8 @@ pub trait PeerOps: Send + Sync {
     /// Copies bytes of a buffer into the window of a peer.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::Error::Unavailable) if the peer's window is not mapped, and the errors
-    /// of every call of [`Device`](super::Device).
+    /// [`Unavailable`](crate::Error::Unavailable) if the peer's window is not mapped. The errors of
+    /// every call of [`Device`](super::Device).
     fn push(
         &self,
         peer: DeviceId,

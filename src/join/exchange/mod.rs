@@ -193,8 +193,8 @@ impl<'a> Exchange<'a> {
         failure.into_inner().map_or(Ok(()), Err)
     }
 
-    /// Returns the numbers of the other ranks, the next one first, so that not all ranks send to the
-    /// same one at a time.
+    /// Returns the numbers of the other ranks, the next one first, so that ranks do not all send to
+    /// the same one at a time.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (own, ranks) = (self.rank.number(), self.board.ranks());
         (1..ranks).map(move |step| (own + step) % ranks)
