@@ -221,12 +221,13 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Box<dyn Engine>]) -> Stri
     }
 }
 
-/// Returns the bytes of a device's window: a few pieces of a few megabytes from each peer, and less
-/// on a device with little memory. The window comes in addition to the memory for joins.
-fn window_bytes(memory_bytes: Option<u64>) -> usize {
-    const WINDOW_BYTES_MAX: u64 = 16 << 20;
+/// Returns the bytes of a device's window: a few pieces of a few megabytes from each peer, or of
+/// tens of megabytes on a GPU, whose chunks are larger. Less on a device with little memory. The
+/// window comes in addition to the memory for joins.
+fn window_bytes(kind: DeviceKind, memory_bytes: Option<u64>) -> usize {
     const MEMORY_SHARE: u64 = 16;
-    memory_bytes.map_or(WINDOW_BYTES_MAX, |bytes| WINDOW_BYTES_MAX.min(bytes / MEMORY_SHARE)) as usize
+    let most = if kind == DeviceKind::Cuda { 256 << 20 } else { 16 << 20 };
+    memory_bytes.map_or(most, |bytes| most.min(bytes / MEMORY_SHARE)) as usize
 }
 
 /// Opens the devices of a topology. The settings fill in what the topology omits. A device gets an
@@ -266,9 +267,12 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         let memory_name = format!("memory of device {}", node.name);
         let id = DeviceId { kind, index: node.index };
         let test_options = settings.test_options.clone();
-        let window_bytes = if like(node.kind) > 1 { window_bytes(memory_bytes) } else { 0 };
+        // The GPUs of one process fail together, and form no gangs that exchange rows.
+        let own_process = has_own_process(settings, topology, node.kind)?;
+        let exchanges = like(node.kind) > 1 && (kind == DeviceKind::Host || own_process);
+        let window_bytes = if exchanges { window_bytes(kind, memory_bytes) } else { 0 };
         let opening = Opening { id, threads, memory_bytes, memory_name, memory_setting, window_bytes, test_options };
-        if has_own_process(settings, topology, node.kind)? {
+        if own_process {
             arena.pin_by(Some(slabs.clone()));
             let (settings, arena, slabs) = (settings.clone(), arena.clone(), slabs.clone());
             let start = move |memory_bytes: Option<u64>| {

@@ -162,5 +162,7 @@ fn gangs_agree_with_the_naive_join() {
         check_all(&gang, &case, &nulls_equal, &mut rng, &mut tried);
     }
     println!("{tried:?}");
-    assert!(tried["hash"] > 50 && tried["broadcast"] > 50, "{tried:?}");
+    // Slow sanitizers run a few of the joins.
+    let few = std::env::var_os("DOVETAIL_TEST_JOINS_EVERY").is_some();
+    assert!(few || (tried["hash"] > 50 && tried["broadcast"] > 50), "{tried:?}");
 }

@@ -77,8 +77,16 @@ pub(super) struct Channel {
     /// First byte of the slots in the receiver's window.
     window_start: usize,
     slot_bytes: usize,
+    done: Mutex<Done>,
+}
+
+/// Progress of one end.
+#[derive(Default)]
+struct Done {
     /// Slots that this end has sent or released.
-    done: Mutex<u64>,
+    slots: u64,
+    /// True if the receiver has come to the end of a sequence.
+    is_ended: bool,
 }
 
 impl Channel {
@@ -94,7 +102,7 @@ impl Channel {
             at,
             window_start: part * SLOTS * slot_bytes,
             slot_bytes,
-            done: Mutex::new(0),
+            done: Mutex::default(),
         }
     }
 
@@ -121,7 +129,7 @@ impl Channel {
         for start in outgoing.rows.clone().step_by(rows_max) {
             let rows = start..outgoing.rows.end.min(start + rows_max);
             let mut sent = self.done.lock();
-            let slot = self.slot_for(*sent, check)?;
+            let slot = self.slot_for(sent.slots, check)?;
             let places = layout.places(rows.len());
             for ((buffer, place), width) in outgoing.columns.iter().zip(places).zip(&layout.widths) {
                 let bytes = rows.start * width..rows.end * width;
@@ -139,13 +147,18 @@ impl Channel {
     /// The error of `check`.
     pub(super) fn end(&self, check: &dyn Fn() -> Result<()>) -> Result<()> {
         let mut sent = self.done.lock();
-        let slot = self.slot_for(*sent, check)?;
+        let slot = self.slot_for(sent.slots, check)?;
         self.publish(&mut sent, slot, 0, 0);
         Ok(())
     }
 
-    /// Takes the rows of the next slot. Returns `None` at the end of a sequence. One thread
-    /// receives.
+    /// Begins to receive another sequence.
+    pub(super) fn begin(&self) {
+        self.done.lock().is_ended = false;
+    }
+
+    /// Takes the rows of the next slot. Returns `None` at the end of a sequence. Any number of
+    /// threads may receive.
     ///
     /// # Errors
     /// The error of `check`, and errors of the device.
@@ -156,8 +169,11 @@ impl Channel {
         check: &dyn Fn() -> Result<()>,
     ) -> Result<Option<Piece>> {
         let mut released = self.done.lock();
-        self.counters.wait(self.at, *released + 1, check)?;
-        let slot = (*released % SLOTS as u64) as usize;
+        if released.is_ended {
+            return Ok(None);
+        }
+        self.counters.wait(self.at, released.slots + 1, check)?;
+        let slot = (released.slots % SLOTS as u64) as usize;
         let header = self.at + SLOT_HEADERS + 2 * slot;
         let (rows, chunk_start) = (self.counters.get(header) as usize, self.counters.get(header + 1));
         let start = self.slot_start(slot);
@@ -165,7 +181,8 @@ impl Channel {
         let take = |place: Range<usize>| peers.take(start + place.start..start + place.end, stream);
         let columns = layout.places(rows).into_iter().map(take).collect::<Result<Vec<_>>>()?;
         device.synchronize(stream)?;
-        *released += 1;
+        released.slots += 1;
+        released.is_ended = rows == 0;
         self.counters.add(self.at + RELEASED, 1);
         Ok((rows > 0).then_some(Piece { rows, chunk_start, columns }))
     }
@@ -176,11 +193,11 @@ impl Channel {
         Ok((sent % SLOTS as u64) as usize)
     }
 
-    fn publish(&self, sent: &mut u64, slot: usize, rows: u64, chunk_start: u64) {
+    fn publish(&self, sent: &mut Done, slot: usize, rows: u64, chunk_start: u64) {
         let header = self.at + SLOT_HEADERS + 2 * slot;
         self.counters.counter(header).store(rows, Ordering::Relaxed);
         self.counters.counter(header + 1).store(chunk_start, Ordering::Relaxed);
-        *sent += 1;
+        sent.slots += 1;
         self.counters.add(self.at, 1);
     }
 
@@ -199,3 +216,149 @@ pub(super) fn peers_of(device: &dyn Device) -> Result<&dyn PeerOps> {
 }
 
 const _: () = assert!(2 * SLOTS <= 8, "the headers of all slots fit in a line");
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::AtomicBool;
+
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+    use crate::device::CancelFlag;
+    use crate::device::host::HostDevice;
+    use crate::memory::{Arena, Budget};
+
+    /// Two columns, of 4 and of 1 bytes.
+    fn layout() -> SlotLayout {
+        SlotLayout { widths: vec![4, 1] }
+    }
+
+    /// Opens two devices that have mapped each other's windows.
+    fn pair(window_bytes: usize) -> [HostDevice; 2] {
+        let budget = || Budget::new("device memory", "--device-memory", 64 << 20);
+        let devices = [0, 1].map(|index| HostDevice::new(index, 1, budget(), None).unwrap());
+        devices.iter().for_each(|device| device.open_window(window_bytes).unwrap());
+        for (device, peer) in [(&devices[0], &devices[1]), (&devices[1], &devices[0])] {
+            let map = |file: std::os::fd::BorrowedFd<'_>| {
+                device.map_window(peer.id(), file.try_clone_to_owned().unwrap(), window_bytes).unwrap();
+            };
+            peer.show_window(&mut { map });
+        }
+        devices
+    }
+
+    /// Numbers of the rows that a thread sends, and their columns.
+    fn rows(device: &dyn Device, stream: &Stream, first: u32, count: usize) -> Vec<DeviceBuffer> {
+        let numbers: Vec<u32> = (first..).take(count).collect();
+        let bytes: Vec<u8> = numbers.iter().map(|number| (number % 251) as u8).collect();
+        let column = |bytes: Vec<u8>| device.copy_in(&[bytes.into()], stream).unwrap();
+        vec![column(bytemuck::cast_slice(&numbers).to_vec()), column(bytes)]
+    }
+
+    /// Sends and receives with several threads at both ends, which pause at random places. Every
+    /// row arrives once and whole, through a window that holds only a few rows at a time.
+    #[test]
+    fn every_row_arrives_once_whatever_the_order_of_steps() {
+        const SENDERS: u32 = 3;
+        const PIECES: u32 = 20;
+        for seed in 0..12 {
+            let window_bytes = [6 << 10, 20 << 10, 1 << 20][seed as usize % 3];
+            let devices = pair(window_bytes);
+            let board = GangBoard::new(&devices.each_ref().map(Device::id)).unwrap();
+            let end = |_: usize| Channel::new(&board, 0, 1, window_bytes);
+            let (sender, receiver) = (end(0), end(1));
+            let pause = |random: &mut StdRng| (0..random.random_range(0..3)).for_each(|_| std::thread::yield_now());
+            let arrived = Mutex::new(BTreeMap::new());
+            let sending = std::sync::atomic::AtomicU32::new(SENDERS);
+            let check = || Ok(());
+            std::thread::scope(|scope| {
+                for thread in 0..SENDERS {
+                    let (sender, devices, sending) = (&sender, &devices, &sending);
+                    scope.spawn(move || {
+                        let mut random = StdRng::seed_from_u64(1000 * seed + u64::from(thread));
+                        let device = devices[0].for_job(devices[0].memory().clone()).unwrap();
+                        let stream = device.stream(CancelFlag::new()).unwrap();
+                        for piece in 0..PIECES {
+                            let count = random.random_range(0..2000);
+                            let first = (thread * PIECES + piece) * 10_000;
+                            let columns = rows(&*device, &stream, first, count);
+                            let sent = Outgoing { columns: &columns, rows: 0..count, chunk_start: u64::from(first) };
+                            sender.send(&layout(), &sent, (&*device, &stream), &check).unwrap();
+                            pause(&mut random);
+                        }
+                        if sending.fetch_sub(1, Ordering::AcqRel) == 1 {
+                            sender.end(&check).unwrap();
+                        }
+                    });
+                }
+                for thread in 0..2 {
+                    let (receiver, devices, arrived) = (&receiver, &devices, &arrived);
+                    scope.spawn(move || {
+                        let mut random = StdRng::seed_from_u64(1000 * seed + 100 + thread);
+                        let device = devices[1].for_job(devices[1].memory().clone()).unwrap();
+                        let stream = device.stream(CancelFlag::new()).unwrap();
+                        let arena = Arena::new(Budget::new("host memory", "--host-memory", 64 << 20));
+                        while let Some(piece) = receiver.receive(&layout(), (&*device, &stream), &check).unwrap() {
+                            let numbers = device.copy_out(&piece.columns[0], 4 * piece.rows, &arena, &stream).unwrap();
+                            let bytes = device.copy_out(&piece.columns[1], piece.rows, &arena, &stream).unwrap();
+                            let numbers: Vec<u32> = bytemuck::pod_collect_to_vec(&numbers[..]);
+                            for (number, byte) in numbers.into_iter().zip(&bytes[..]) {
+                                assert_eq!(
+                                    (u64::from(number) / 10_000 * 10_000, number % 251),
+                                    (piece.chunk_start, u32::from(*byte))
+                                );
+                                *arrived.lock().entry(number).or_insert(0) += 1;
+                            }
+                            pause(&mut random);
+                        }
+                    });
+                }
+            });
+            let mut expected = 0;
+            for thread in 0..SENDERS {
+                let mut random = StdRng::seed_from_u64(1000 * seed + u64::from(thread));
+                for piece in 0..PIECES {
+                    let count = random.random_range(0..2000);
+                    let first = (thread * PIECES + piece) * 10_000;
+                    assert!((first..).take(count).all(|number| arrived.lock().get(&number) == Some(&1)), "seed {seed}");
+                    expected += count;
+                    pause(&mut random);
+                }
+            }
+            assert_eq!(arrived.lock().len(), expected, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_full_ring_holds_its_sender_back_until_it_is_stopped() {
+        let devices = pair(6 << 10);
+        let board = GangBoard::new(&devices.each_ref().map(Device::id)).unwrap();
+        let sender = Channel::new(&board, 0, 1, 6 << 10);
+        let stream = devices[0].stream(CancelFlag::new()).unwrap();
+        let columns = rows(&devices[0], &stream, 0, 50_000);
+        let stop = AtomicBool::new(false);
+        let check = || match stop.swap(true, Ordering::Relaxed) {
+            true => Err(Error::Cancelled("stopped".into())),
+            false => Ok(()),
+        };
+        let sent = Outgoing { columns: &columns, rows: 0..50_000, chunk_start: 0 };
+        let outcome = sender.send(&layout(), &sent, (&devices[0], &stream), &check);
+        assert_eq!(outcome, Err(Error::Cancelled("stopped".into())));
+        let slots = sender.done.lock().slots;
+        assert_eq!((slots, sender.counters.get(sender.at)), (SLOTS as u64, SLOTS as u64), "no slot is filled twice");
+    }
+
+    #[test]
+    fn a_window_too_small_for_a_row_is_refused() {
+        let devices = pair(1 << 10);
+        let board = GangBoard::new(&devices.each_ref().map(Device::id)).unwrap();
+        let stream = devices[0].stream(CancelFlag::new()).unwrap();
+        let columns = rows(&devices[0], &stream, 0, 1);
+        let sent = Outgoing { columns: &columns, rows: 0..1, chunk_start: 0 };
+        let channel = Channel::new(&board, 0, 1, 1 << 10);
+        let refused = channel.send(&layout(), &sent, (&devices[0], &stream), &|| Ok(())).unwrap_err();
+        assert!(matches!(&refused, Error::Exhausted(message) if message.contains("host:1")), "{refused}");
+    }
+}

@@ -154,11 +154,19 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Runs `senders` threads of `send` and a thread of `receive` for each other rank, each with a
-    /// view of the device and a stream of its own. `receive` gets the number of the rank.
+    /// Returns the threads that receive rows of one other rank. With the senders, they are about
+    /// twice as many as the device has streams, because half of them wait.
+    fn receivers(&self) -> usize {
+        self.device.tuning().streams.div_ceil(self.board.ranks() - 1)
+    }
+
+    /// Runs `senders` threads of `send` and `receivers` threads of `receive` for each other rank,
+    /// each with a view of the device and a stream of its own. `receive` gets the number of the
+    /// rank.
     fn on_threads(
         &self,
         senders: usize,
+        receivers: usize,
         send: &(dyn Fn(&JoinContext<'_>) -> Result<()> + Sync),
         receive: &(dyn Fn(&JoinContext<'_>, usize) -> Result<()> + Sync),
     ) -> Result<()> {
@@ -182,7 +190,7 @@ impl<'a> Exchange<'a> {
             }
         };
         std::thread::scope(|scope| {
-            for from in self.others() {
+            for from in self.others().flat_map(|from| std::iter::repeat_n(from, receivers)) {
                 scope.spawn(move || run(&|cx| receive(cx, from)));
             }
             for _ in 1..senders {
@@ -205,7 +213,7 @@ impl<'a> Exchange<'a> {
         let (input, layout) = (&*side.input, self.layout());
         let most = even_chunk_rows(self.task, layout, input.table.rows, senders, self.board.ranks());
         // Each chunk is there as it came and partitioned, and receivers have pieces as well.
-        let shares = 2 * (senders + self.board.ranks());
+        let shares = 2 * (senders + self.receivers() * (self.board.ranks() - 1));
         self.rank.take_rows(input.role, input.table.rows, |left| {
             let left = left.start..left.end.min(left.start + most);
             chunk_rows(input, layout, self.device, 0, shares, left)
@@ -282,7 +290,7 @@ impl<'a> Exchange<'a> {
             }
             Ok(())
         };
-        self.on_threads(senders, &read, &|_, _| Ok(()))?;
+        self.on_threads(senders, 0, &read, &|_, _| Ok(()))?;
         let rows = self.rank.histogram(&histogram.into_inner(), &|| self.check())?;
         let owners = Owners::of(&rows, self.board.ranks());
         let pieces = Mutex::new(Vec::new());
@@ -299,7 +307,8 @@ impl<'a> Exchange<'a> {
             }
             Ok(())
         };
-        self.on_threads(1, &send, &receive)?;
+        self.on_threads(1, 1, &send, &receive)?;
+        self.into.iter().flatten().for_each(Channel::begin);
         Ok((owners, pieces.into_inner()))
     }
 
@@ -331,7 +340,7 @@ impl<'a> Exchange<'a> {
     /// Reads this rank's share of the probe side, and joins the rows that it owns.
     fn exchange_probe(&self, owners: &Owners, join: &PreparedJoin, probing: &Probing<'_>) -> Result<()> {
         let senders = self.device.tuning().streams;
-        let threads = senders + self.board.ranks() - 1;
+        let threads = senders + self.receivers() * (self.board.ranks() - 1);
         let keeps = self.keeps_without_key(Role::Probe);
         let join_piece = |cx: &JoinContext<'_>, piece: Piece| {
             run_on_device_pool(cx.device, || {
@@ -370,6 +379,6 @@ impl<'a> Exchange<'a> {
             }
             Ok(())
         };
-        self.on_threads(senders, &send, &receive)
+        self.on_threads(senders, self.receivers(), &send, &receive)
     }
 }
