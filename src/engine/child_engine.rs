@@ -1,37 +1,36 @@
 //! Engine over a device in a process of its own: it sends requests to the process, and serves the
 //! jobs there.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::channel::{Receiver, Sender};
 use super::child::ChildGuard;
-use super::link::{JobChannel, JobEvent, JobListener, Link, SharedSlabs, work_off};
-use super::messages::{FromChild, GangMember, HostResponse, Opened, Run, TableParts, ToChild};
-use super::restored::{TableBuffers, restored};
+use super::child_jobs::{ChildJobs, JobCall};
+use super::child_join::ChildJoin;
+use super::link::{Link, SharedSlabs, work_off};
+use super::messages::{FromChild, Opened, ToChild, Work};
+use super::restored::TableBuffers;
 use super::windows::MappedWindows;
-use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Window, spawn};
+use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Prepared, Window, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
 use crate::human::system_words;
-use crate::join::{BatchSink, GangBoard, Monitor, Rank, Task};
+use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget};
 use crate::planner::Rates;
-use crate::{Context, Error, Result, panics};
+use crate::{Context, Error, Result};
 
 /// Threads that lend memory. One may wait tenths of a second for a slab, while others find room.
 const ALLOCATION_WORKERS: usize = 3;
-
-/// Time between two checks whether a job should stop.
-const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Time that a process may take to open its device.
 const OPENING_WAIT: Duration = Duration::from_secs(120);
@@ -54,12 +53,10 @@ pub struct ChildEngine {
     memory: Budget,
     jobs_max: usize,
     rates: DeviceRates,
-    arena: Arena,
-    link: Arc<Link>,
+    jobs: Arc<ChildJobs>,
     window: Option<Arc<Window>>,
     mapped: MappedWindows,
     reader: Option<JoinHandle<()>>,
-    last_number: AtomicU64,
 }
 
 impl ChildEngine {
@@ -118,7 +115,7 @@ impl ChildEngine {
         let Opened { info, memory_bytes, jobs_max, window_bytes: bytes } = opened;
         let window = if bytes > 0 { Some(Arc::new(Window { file: messages.file()?, bytes })) } else { None };
         let (work, alloc_workers) = mpsc::channel();
-        let link = Arc::new(Link::new(sender));
+        let link = Arc::new(Link::new(sender, jobs_max));
         let alloc_workers = Arc::new(Mutex::new(alloc_workers));
         for _ in 0..ALLOCATION_WORKERS {
             let (link, alloc_workers) = (Arc::downgrade(&link), alloc_workers.clone());
@@ -128,10 +125,10 @@ impl ChildEngine {
         let reader = spawn(format!("{}/reader", opening.id), move || read.read(messages, &work, child))?;
         slabs.show_to(&link).context(|| format!("sharing host memory with the process of {}", opening.id))?;
         let memory = Budget::new(opening.memory_name.clone(), opening.memory_setting.clone(), memory_bytes);
-        let rates = DeviceRates::assumed(opening.id, &info);
-        let (reader, last_number) = (Some(reader), AtomicU64::new(0));
-        let (id, mapped) = (opening.id, MappedWindows::default());
-        Ok(Self { id, info, memory, jobs_max, rates, arena, link, window, mapped, reader, last_number })
+        let jobs = Arc::new(ChildJobs::new(opening.id, link, arena));
+        let (id, rates) = (opening.id, DeviceRates::assumed(opening.id, &info));
+        let (mapped, reader) = (MappedWindows::default(), Some(reader));
+        Ok(Self { id, info, memory, jobs_max, rates, jobs, window, mapped, reader })
     }
 
     /// Lets the device cache columns of joins, in at most `limit_bytes` of its memory.
@@ -139,128 +136,22 @@ impl ChildEngine {
     /// # Errors
     /// Returns the errors of [`Engine::check`].
     pub fn enable_cache(&self, limit_bytes: u64) -> Result<()> {
-        self.send(&ToChild::EnableCache { limit_bytes })
+        self.jobs.send(&ToChild::EnableCache { limit_bytes })
     }
 
     /// Waits until the process has handled all messages so far, at most `OPENING_WAIT`.
     pub(super) fn settle(&self) {
-        self.ask(OPENING_WAIT, |question| ToChild::CachedRows { question, table: 0 }, |_| Some(()));
+        self.jobs.ask(OPENING_WAIT, |question| ToChild::CachedRows { question, table: 0 }, |_| Some(()));
     }
 
-    /// True if the process has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.reader.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    fn send(&self, message: &ToChild) -> Result<()> {
-        self.send_with(message, None)
-    }
-
-    fn send_with(&self, message: &ToChild, file: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.check()?;
-        self.link.sender.send(message, file).map_err(|error| {
-            // The reader notices the failure too, and learns how the process ended.
-            self.link.wait_until_lost();
-            let why = system_words(&error);
-            let unheard = || Error::Unavailable(format!("the process of {} cannot be reached: {why}", self.id));
-            self.check().err().unwrap_or_else(unheard)
-        })
-    }
-
-    fn number(&self) -> u64 {
-        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// Returns the number by which the process knows a table. Tells the process of a new table, and
-    /// of tables that are gone.
-    fn table(&self, table: &Arc<Table>) -> Result<u64> {
-        self.link.forget_gone_tables();
-        let mut known = self.link.tables.lock();
-        let address = Arc::as_ptr(table) as usize;
-        if let Some((number, _)) = known.get(&address) {
-            return Ok(*number);
-        }
-        let number = self.number();
-        let parts = TableParts::of(number, table, &|buffer| self.arena.place_of(buffer));
-        self.send(&ToChild::Table(parts))?;
-        known.insert(address, (number, Arc::downgrade(table)));
-        Ok(number)
     }
 
     /// Returns the number of tables that the process should know.
     #[cfg(test)]
     pub(super) fn known_tables(&self) -> usize {
-        self.link.tables.lock().len()
-    }
-
-    /// Asks the process a question; `None` if it does not answer in time.
-    fn ask<T>(
-        &self,
-        wait: Duration,
-        message: impl FnOnce(u64) -> ToChild,
-        answer: impl Fn(FromChild) -> Option<T>,
-    ) -> Option<T> {
-        let question = self.number();
-        let (sender, answered) = mpsc::sync_channel(1);
-        self.link.questions.lock().insert(question, sender);
-        let answer = self.send(&message(question)).ok().and_then(|()| answer(answered.recv_timeout(wait).ok()?));
-        self.link.questions.lock().remove(&question);
-        answer
-    }
-
-    /// Serves the requests of a job and takes its reports, until the job ends.
-    fn serve_job(
-        &self,
-        listener: &JobListener<'_>,
-        task: &Task,
-        sink: &dyn BatchSink,
-        monitor: &Monitor,
-    ) -> Result<()> {
-        let job = listener.job;
-        let mut is_told_to_stop = false;
-        // Error of the batch that could not be pushed. Later batches may already be on their way.
-        let mut refused = None;
-        let tables = TableBuffers::new(task);
-        loop {
-            if monitor.cancel().is_raised() && !is_told_to_stop {
-                is_told_to_stop = true;
-                self.send(&ToChild::Cancel { job })?;
-            }
-            match listener.messages.recv_timeout(CANCEL_INTERVAL) {
-                Ok(JobEvent::Push { call, batch, pieces, shared }) => {
-                    let push = || {
-                        restored(task, &tables, &pieces, &batch).and_then(|batch| match &shared {
-                            Some(shared) => sink.push_sharing(batch, shared),
-                            None => sink.push(batch),
-                        })
-                    };
-                    if refused.is_none() {
-                        // The job gets an answer, even if the push panics here.
-                        let said = |panic: &str| format!("taking a batch of the result panicked: {panic}");
-                        refused = panics::as_error(said, push).err();
-                    }
-                    let answer = refused.clone().map_or(Ok(HostResponse::Pushed), Err);
-                    self.send(&ToChild::HostResponse { call, answer })?;
-                }
-                Ok(JobEvent::ReadersMayHelp { call, waited }) => {
-                    let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
-                    let said = |panic: &str| format!("waiting for readers of the result panicked: {panic}");
-                    let may = panics::as_error(said, || sink.wait_for_readers(since));
-                    let answer = may.map(HostResponse::ReadersMayHelp);
-                    self.send(&ToChild::HostResponse { call, answer })?;
-                }
-                Ok(JobEvent::Progress(report)) => monitor.take_over(report),
-                Ok(JobEvent::Ended { outcome, report }) => {
-                    monitor.take_over(report);
-                    return refused.map_or(outcome, Err);
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    self.check()?;
-                    return Err(Error::Internal(format!("the reader of the process of {} has ended", self.id)));
-                }
-            }
-        }
+        self.jobs.link.tables.lock().len()
     }
 }
 
@@ -278,7 +169,7 @@ impl Engine for ChildEngine {
     }
 
     fn memory_use(&self) -> MemoryUse {
-        self.link.state.lock().memory
+        self.jobs.link.state.lock().memory
     }
 
     fn jobs_max(&self) -> usize {
@@ -295,21 +186,26 @@ impl Engine for ChildEngine {
 
     fn run_rank(&self, task: Task, rank: &Rank, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         self.check()?;
-        let numbered = task.clone().map_tables(|table| self.table(&table))?;
-        let job = self.number();
-        let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
-        let (channel, of_job) = JobChannel::new(arena, &grant.host_memory, rank.ranks());
-        let listener = JobListener::begin(&self.link, job, channel, of_job)?;
-        let loan = self.link.lend_first(job);
+        let buffers = TableBuffers::new(vec![task.build.table.clone(), task.probe.table.clone()]);
+        let (schema, host_memory) = (&task.schema.clone(), &grant.host_memory);
+        let task = task.map_tables(|table| self.jobs.table(&table))?;
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
-        let member = rank.board().map(|board| GangMember { rank: rank.number(), devices: board.devices().to_vec() });
-        let run = ToChild::Run(Box::new(Run { job, task: numbered, member, device_bytes, loan }));
-        self.send_with(&run, rank.board().map(GangBoard::file))?;
-        self.serve_job(&listener, &task, sink, monitor)
+        let call = JobCall { schema, buffers: &buffers, host_memory, rank, rows: None, sink, monitor };
+        self.jobs.run(Work::Run { task, device_bytes }, &call).map(drop)
+    }
+
+    fn prepare(
+        &self,
+        task: Task,
+        build: &dyn RowSource,
+        grant: &Grant,
+        monitor: &Monitor,
+    ) -> Result<Box<dyn Prepared>> {
+        Ok(Box::new(ChildJoin::prepare(&self.jobs, task, build, grant, monitor)?))
     }
 
     fn check(&self) -> Result<()> {
-        self.link.check()
+        self.jobs.check()
     }
 
     fn window(&self) -> Option<Arc<Window>> {
@@ -317,25 +213,25 @@ impl Engine for ChildEngine {
     }
 
     fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
-        let map = || self.send_with(&ToChild::MapWindow { peer, bytes: window.bytes }, Some(window.file.as_fd()));
+        let map = || self.jobs.send_with(&ToChild::MapWindow { peer, bytes: window.bytes }, Some(window.file.as_fd()));
         self.mapped.connect(peer, window, map)
     }
 
     fn disconnect(&self, peer: DeviceId) {
         // A process that cannot be reached is about to end.
-        self.mapped.disconnect(peer, || drop(self.send(&ToChild::UnmapWindow { peer })));
+        self.mapped.disconnect(peer, || drop(self.jobs.send(&ToChild::UnmapWindow { peer })));
     }
 
     fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
         // The process has cached no rows of a table that it does not know.
-        let Some(number) = self.link.tables.lock().get(&(Arc::as_ptr(table) as usize)).map(|(number, _)| *number)
+        let Some(number) = self.jobs.link.tables.lock().get(&(Arc::as_ptr(table) as usize)).map(|(number, _)| *number)
         else {
             return Vec::new();
         };
-        if self.link.state.lock().cache.is_none() {
+        if self.jobs.link.state.lock().cache.is_none() {
             return Vec::new();
         }
-        let kept = self.ask(
+        let kept = self.jobs.ask(
             QUESTION_WAIT,
             |question| ToChild::CachedRows { question, table: number },
             |answer| match answer {
@@ -351,15 +247,15 @@ impl Engine for ChildEngine {
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {
-        self.link.state.lock().cache
+        self.jobs.link.state.lock().cache
     }
 
     fn dropped_lines(&self) -> Option<u64> {
-        Some(self.link.state.lock().dropped_lines)
+        Some(self.jobs.link.state.lock().dropped_lines)
     }
 
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {
-        let rates = self.ask(
+        let rates = self.jobs.ask(
             RATES_WAIT,
             |question| ToChild::MeasureRates { question },
             |answer| match answer {
@@ -375,8 +271,8 @@ impl Engine for ChildEngine {
 impl Drop for ChildEngine {
     fn drop(&mut self) {
         // The process ends when the server hangs up. The reader ends when the process has ended.
-        self.link.is_hung_up.store(true, Ordering::Relaxed);
-        self.link.sender.hang_up();
+        self.jobs.link.is_hung_up.store(true, Ordering::Relaxed);
+        self.jobs.link.sender.hang_up();
         if let Some(reader) = self.reader.take()
             && reader.join().is_err()
         {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::windows::{connect_all, disconnect_lost};
-use super::{Engine, Grant, spawn_scoped};
+use super::{Engine, Grant, spawn_in};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{BatchSink, Distribution, GangBoard, Monitor, Rank, Report, Task};
 use crate::{Context, Error, Result, panics};
@@ -56,7 +56,7 @@ pub fn run_gang(
                 let ran = panics::as_error(said, || engine.run_rank(task, &rank, grant, sink, of_rank));
                 gang.ended(ran.context(|| format!("rank {number} on {}", engine.id())));
             };
-            if let Err(error) = spawn_scoped(scope, format!("gang/{number}"), run) {
+            if let Err(error) = spawn_in(scope, format!("gang/{number}"), run) {
                 gang.ended(Err(error));
             }
         }

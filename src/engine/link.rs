@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   run() ── one thread per job: pushes batches, reports progress ──────────┐
+//!   rows ── one thread per probe: waits for rows of a source ────────────────┤
 //!   allocation workers ── lend memory that has to be waited for ────────────┤◄── reader ◄── socket
 //!   questions: cached rows, rates ──────────────────────────────────────────┘
 //! ```
@@ -24,7 +25,7 @@ use parking_lot::Mutex;
 use super::channel::{Receiver, Sender};
 use super::child::{ChildGuard, KILLED_WAIT};
 use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, State, ToChild};
-use super::restored::Pieces;
+use super::restored::{PushSources, TableBuffers};
 use crate::catalog::Table;
 use crate::join::Report;
 use crate::memory::{Arena, ArenaBuffer, ArenaReservation, Loans, Pin, ReservedPool, Span};
@@ -127,7 +128,7 @@ pub(super) type Tables = HashMap<usize, (u64, Weak<Table>)>;
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) sender: Sender,
-    /// Listener of each job.
+    jobs_max: usize,
     jobs: Mutex<HashMap<u64, JobChannel>>,
     /// Receiver of each answer, by question.
     pub(super) questions: Mutex<HashMap<u64, mpsc::SyncSender<FromChild>>>,
@@ -143,8 +144,9 @@ pub(super) struct Link {
 /// Memory of the server that the process has borrowed.
 #[derive(Debug, Default)]
 struct LentMemory {
-    /// Memory of each job.
     loans: HashMap<u64, Loans>,
+    /// Segments that each job has taken from its source and may still read, by number.
+    segments: HashMap<u64, HashMap<u64, Arc<TableBuffers>>>,
     held: HashMap<u64, ArenaReservation>,
     last_held: u64,
     /// True if the process has ended, so that nothing more is lent to it.
@@ -155,15 +157,22 @@ struct LentMemory {
 #[derive(Clone, Debug)]
 pub(super) struct JobChannel {
     /// Arena that the job's memory comes from.
-    arena: Arena,
+    pub(super) arena: Arena,
     /// Longest region that is lent if less is asked for.
     loan_bytes_max: usize,
-    messages: mpsc::Sender<JobEvent>,
+    pub(super) messages: mpsc::Sender<JobEvent>,
+    /// Takes calls for the next segment, if the job has a source.
+    pub(super) segment_calls: Option<mpsc::Sender<u64>>,
 }
 
 impl JobChannel {
     /// Creates the channel of a rank, whose gang draws on `memory`. Also returns its other end.
-    pub(super) fn new(arena: Arena, memory: &ReservedPool, ranks: usize) -> (Self, mpsc::Receiver<JobEvent>) {
+    pub(super) fn new(
+        arena: Arena,
+        memory: &ReservedPool,
+        ranks: usize,
+        segment_calls: Option<mpsc::Sender<u64>>,
+    ) -> (Self, mpsc::Receiver<JobEvent>) {
         let (messages, of_job) = mpsc::channel();
         let loan_bytes_max = match ranks {
             1 => LOAN_BYTES_MAX,
@@ -172,15 +181,16 @@ impl JobChannel {
                 share.clamp(PAGE_BYTES, LOAN_BYTES_MAX).next_multiple_of(PAGE_BYTES)
             }
         };
-        (Self { arena, loan_bytes_max, messages }, of_job)
+        (Self { arena, loan_bytes_max, messages, segment_calls }, of_job)
     }
 }
 
 /// Message of a job to its thread.
 #[derive(Debug)]
 pub(super) enum JobEvent {
-    Push { call: u64, batch: BatchParts, pieces: Pieces, shared: Option<Vec<bool>> },
+    Push { call: u64, batch: BatchParts, sources: PushSources, shared: Option<Vec<bool>> },
     ReadersMayHelp { call: u64, waited: Duration },
+    StopRows(Error),
     Progress(Report),
     Ended { outcome: Result<()>, report: Report },
 }
@@ -211,7 +221,6 @@ pub(super) enum AllocRequest {
 }
 
 impl AllocRequest {
-    /// Returns the call that made the request.
     fn call(&self) -> u64 {
         match self {
             Self::Lend { call, .. }
@@ -230,13 +239,26 @@ pub(super) struct JobListener<'a> {
 }
 
 impl<'a> JobListener<'a> {
+    /// Opens the channel of a job.
+    ///
+    /// # Errors
+    /// [`Exhausted`](Error::Exhausted) if as many jobs run as the process has threads for: one more
+    /// would leave none to read. [`Unavailable`](Error::Unavailable) if the device is lost.
     pub(super) fn begin(
         link: &'a Link,
         job: u64,
         channel: JobChannel,
         messages: mpsc::Receiver<JobEvent>,
     ) -> Result<Self> {
-        link.jobs.lock().insert(job, channel);
+        let mut jobs = link.jobs.lock();
+        if jobs.len() >= link.jobs_max {
+            return Err(Error::Exhausted(format!(
+                "the device runs {} jobs, which is the most; try again when one of them has ended",
+                jobs.len()
+            )));
+        }
+        jobs.insert(job, channel);
+        drop(jobs);
         let listener = Self { link, job, messages };
         // A link records that the device is lost before it closes its channels.
         link.check()?;
@@ -257,10 +279,10 @@ impl Drop for JobListener<'_> {
 }
 
 impl Link {
-    /// Creates a link with nothing lent yet.
-    pub(super) fn new(sender: Sender) -> Self {
+    pub(super) fn new(sender: Sender, jobs_max: usize) -> Self {
         Self {
             sender,
+            jobs_max,
             jobs: Mutex::default(),
             questions: Mutex::default(),
             lent: Mutex::default(),
@@ -353,14 +375,14 @@ impl Link {
         state.cache.iter_mut().for_each(|cache| cache.bytes = 0);
     }
 
-    /// Passes a message to its receiver.
     fn take(&self, message: FromChild, work: &mpsc::Sender<AllocRequest>) {
         let request = |request: AllocRequest| work.send(request).expect("allocation workers end after the reader");
         match message {
             FromChild::Opened(_) => {}
             FromChild::Call { call, job, unused, want } => {
                 self.take_back(job, &unused);
-                let Some(JobChannel { arena, loan_bytes_max, messages }) = self.jobs.lock().get(&job).cloned() else {
+                let channel = self.jobs.lock().get(&job).cloned();
+                let Some(JobChannel { arena, loan_bytes_max, messages, segment_calls }) = channel else {
                     return request(AllocRequest::Refuse { call });
                 };
                 // A listener that is gone answers no more.
@@ -379,9 +401,14 @@ impl Link {
                     }
                     HostRequest::FreeBytes => request(AllocRequest::FreeBytes { call, arena }),
                     HostRequest::Push { batch, pieces, shared } => {
-                        let cut_out = self.lent.lock().loans.get_mut(&job).map(|loans| loans.cut_out(&pieces));
-                        let pieces = cut_out.unwrap_or_default();
-                        say(JobEvent::Push { call, batch, pieces, shared });
+                        let sources = self.lent.lock().sources_of(job, &pieces);
+                        say(JobEvent::Push { call, batch, sources, shared });
+                    }
+                    HostRequest::NextSegment => {
+                        // The receiver answers all calls that reach it.
+                        if segment_calls.is_none_or(|calls| calls.send(call).is_err()) {
+                            request(AllocRequest::Refuse { call });
+                        }
                     }
                     HostRequest::ReadersMayHelp { waited_seconds } => {
                         let waited = Duration::try_from_secs_f64(waited_seconds).unwrap_or_default();
@@ -400,18 +427,33 @@ impl Link {
                 let held = self.lent.lock().held.remove(&held);
                 drop(held);
             }
+            FromChild::DropSegment { job, segment } => {
+                let dropped = self.lent.lock().segments.get_mut(&job).and_then(|taken| taken.remove(&segment));
+                drop(dropped);
+            }
+            FromChild::StopRows { job, error } => self.tell(job, JobEvent::StopRows(error)),
             FromChild::Progress { job, report } => self.tell(job, JobEvent::Progress(report)),
             FromChild::State(state) => *self.state.lock() = state,
             FromChild::CachedRows { question, .. } | FromChild::Rates { question, .. } => {
-                if let Some(asker) = self.questions.lock().remove(&question) {
-                    // The asker may have stopped waiting.
-                    let _ = asker.send(message);
-                }
+                self.answered(question, message);
+            }
+            FromChild::Dropped { question, state } => {
+                *self.state.lock() = state;
+                self.answered(question, message);
             }
             FromChild::Ended { job, outcome, report, state, .. } => {
                 *self.state.lock() = state;
+                let segments = self.lent.lock().segments.remove(&job);
+                drop(segments);
                 self.tell(job, JobEvent::Ended { outcome, report });
             }
+        }
+    }
+
+    /// Passes the answer to a question to the asker, which may have stopped waiting.
+    fn answered(&self, question: u64, message: FromChild) {
+        if let Some(asker) = self.questions.lock().remove(&question) {
+            let _ = asker.send(message);
         }
     }
 
@@ -455,13 +497,23 @@ impl Link {
         Ok(self.lent.lock().open()?.loans.entry(job).or_default().lend(region))
     }
 
+    /// Keeps a segment's rows until the job has no more use for them.
+    ///
+    /// # Errors
+    /// [`Cancelled`](Error::Cancelled) if the process has ended.
+    pub(super) fn lend_segment(&self, job: u64, number: u64, rows: Arc<Table>) -> Result<()> {
+        let rows = Arc::new(TableBuffers::new(vec![rows]));
+        self.lent.lock().open()?.segments.entry(job).or_default().insert(number, rows);
+        Ok(())
+    }
+
     fn take_back(&self, job: u64, unused: &[Span]) {
         let freed = self.lent.lock().loans.get_mut(&job).map(|loans| loans.take_back(unused));
         // Freed without the lock, because a slab may be unmapped.
         drop(freed);
     }
 
-    fn answer(&self, call: u64, answer: Result<HostResponse>) {
+    pub(super) fn answer(&self, call: u64, answer: Result<HostResponse>) {
         // Ignore send errors; the reader reports a process that has ended.
         let _ = self.sender.send(&ToChild::HostResponse { call, answer }, None);
     }
@@ -480,6 +532,15 @@ pub(super) fn work_off(link: &Weak<Link>, alloc_workers: &Mutex<mpsc::Receiver<A
 }
 
 impl LentMemory {
+    /// Returns what a batch may refer to that a job has pushed: `pieces` of its loans, and segments
+    /// of its source.
+    fn sources_of(&mut self, job: u64, pieces: &[Span]) -> PushSources {
+        PushSources {
+            pieces: self.loans.get_mut(&job).map(|loans| loans.cut_out(pieces)).unwrap_or_default(),
+            segments: self.segments.get(&job).map(|taken| taken.values().cloned().collect()).unwrap_or_default(),
+        }
+    }
+
     /// Returns itself for additions; an error if the process has ended.
     fn open(&mut self) -> Result<&mut Self> {
         match self.is_closed {

@@ -4,9 +4,11 @@
 //!   server                                        process of a device
 //!   Open, slabs as they come and go ────────────► opens the device          ──► Opened
 //!   tables, each once ──────────────────────────► keeps them until told to forget them
-//!   Run, with a first loan of memory ───────────► runs the task
+//!   Job, with a first loan of memory ───────────► works on it
 //!         ◄── Call: push a batch, lend more memory, ... ─── answered by HostResponse
+//!         ◄── Call: more rows of a source ── answered with a segment ── DropSegment
 //!         ◄── Progress, and at the end EndLoans and Ended
+//!   DropPrepared ───────────────────────────────► frees a prepared join     ──► Dropped
 //!   CachedRows, MeasureRates ───────────────────► answered by CachedRows, Rates
 //! ```
 //!
@@ -31,46 +33,92 @@ use crate::{Error, Result};
 /// Message from the server to the process of a device.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToChild {
-    /// Opens a device. The first message.
+    /// The first message.
     Open(Opening),
     /// Caches columns of joins, in at most `limit_bytes` of the device's memory.
-    EnableCache { limit_bytes: u64 },
-    /// Adds a slab of the arena. Its file comes with the message.
-    Slab { address: u64, len: u64 },
-    /// Removes a slab.
-    Unmapped { address: u64 },
+    EnableCache {
+        limit_bytes: u64,
+    },
+    /// The file of the slab comes with the message.
+    Slab {
+        address: u64,
+        len: u64,
+    },
+    Unmapped {
+        address: u64,
+    },
     /// Describes a table, which tasks will name by its number.
     Table(TableParts),
     /// Forgets tables that no task will name again.
-    Forget { tables: Vec<u64> },
+    Forget {
+        tables: Vec<u64>,
+    },
     /// Lets the device write into the window of a peer. The window's file comes with the message.
-    MapWindow { peer: DeviceId, bytes: usize },
-    /// Unmaps the window of a peer.
-    UnmapWindow { peer: DeviceId },
-    /// Runs a join, or one rank of it. The file of the gang's board comes with the message of a
-    /// rank.
-    Run(Box<Run>),
-    /// Stops a join.
-    Cancel { job: u64 },
-    /// Answers a call.
-    HostResponse { call: u64, answer: Result<HostResponse> },
-    /// Asks which rows of a table the device has cached.
-    CachedRows { question: u64, table: u64 },
-    /// Asks the device to measure its rates now.
-    MeasureRates { question: u64 },
+    MapWindow {
+        peer: DeviceId,
+        bytes: usize,
+    },
+    UnmapWindow {
+        peer: DeviceId,
+    },
+    /// Gives a job. The file of the gang's board comes with the message of a rank.
+    Job(Box<Job>),
+    Cancel {
+        job: u64,
+    },
+    HostResponse {
+        call: u64,
+        answer: Result<HostResponse>,
+    },
+    CachedRows {
+        question: u64,
+        table: u64,
+    },
+    MeasureRates {
+        question: u64,
+    },
+    DropPrepared {
+        question: u64,
+        prepared: u64,
+    },
 }
 
-/// Join to run.
+/// Job to work on.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Run {
-    pub(super) job: u64,
-    pub(super) task: Task<u64>,
-    /// `None`: the device runs the join alone.
+pub(super) struct Job {
+    pub(super) number: u64,
+    /// `None`: the device runs the job alone.
     pub(super) member: Option<GangMember>,
-    /// The job's part of the device's memory. `None`: the job runs alone.
-    pub(super) device_bytes: Option<u64>,
     /// First loan of host memory, if some is available at once.
     pub(super) loan: Option<Span>,
+    pub(super) work: Work,
+}
+
+/// Work of a job. `device_bytes` is the part of the device's memory that the join may use. `None`:
+/// all of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Work {
+    Run {
+        task: Task<u64>,
+        device_bytes: Option<u64>,
+    },
+    /// Prepares a join with all rows of the table `build`. Later jobs name the join by the number
+    /// of this job.
+    Prepare {
+        task: Task<u64>,
+        device_bytes: Option<u64>,
+        build: u64,
+        is_stored: bool,
+    },
+    /// Probes with the rows that the job asks for.
+    Probe {
+        prepared: u64,
+        total_rows: Option<u64>,
+        is_stored: bool,
+    },
+    Finish {
+        prepared: u64,
+    },
 }
 
 /// Number of a rank, and the devices of all ranks of its gang.
@@ -83,28 +131,64 @@ pub(super) struct GangMember {
 /// Message from the process of a device to the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromChild {
-    /// Answers [`ToChild::Open`].
     Opened(Result<Opened>),
     /// Asks for something on behalf of a job. The job waits for the answer, except to a push. After
     /// a push, the job may send more messages before the server has pushed the batch. First, the
     /// job gives back lent bytes that it does not use.
-    Call { call: u64, job: u64, unused: Vec<Span>, want: HostRequest },
+    Call {
+        call: u64,
+        job: u64,
+        unused: Vec<Span>,
+        want: HostRequest,
+    },
     /// Gives back lent bytes that a job does not use.
-    GiveBack { job: u64, unused: Vec<Span> },
+    GiveBack {
+        job: u64,
+        unused: Vec<Span>,
+    },
     /// Gives back all that is lent to a job.
-    EndLoans { job: u64 },
-    /// Releases a reservation.
-    Release { reservation: u64 },
-    /// Reports the progress of a job.
-    Progress { job: u64, report: Report },
+    EndLoans {
+        job: u64,
+    },
+    Release {
+        reservation: u64,
+    },
+    /// Reports that a job has no more use for the buffers of a segment.
+    DropSegment {
+        job: u64,
+        segment: u64,
+    },
+    /// Stops the source of a job's rows, because its rows cannot be joined.
+    StopRows {
+        job: u64,
+        error: Error,
+    },
+    Progress {
+        job: u64,
+        report: Report,
+    },
     /// Reports the state of the device, if it has changed.
     State(State),
-    /// Answers [`ToChild::CachedRows`].
-    CachedRows { question: u64, kept: Vec<(usize, Range<u64>)> },
-    /// Answers [`ToChild::MeasureRates`].
-    Rates { question: u64, rates: Option<Box<Rates>> },
-    /// Reports the end of a job, and the state of the device.
-    Ended { job: u64, outcome: Result<()>, report: Report, state: State, lost: Option<Error> },
+    CachedRows {
+        question: u64,
+        kept: Vec<(usize, Range<u64>)>,
+    },
+    Rates {
+        question: u64,
+        rates: Option<Box<Rates>>,
+    },
+    /// Reports that a prepared join is dropped.
+    Dropped {
+        question: u64,
+        state: State,
+    },
+    Ended {
+        job: u64,
+        outcome: Result<()>,
+        report: Report,
+        state: State,
+        lost: Option<Error>,
+    },
 }
 
 /// Properties of a device that was opened.
@@ -146,6 +230,8 @@ pub(super) enum HostRequest {
         pieces: Vec<Span>,
         shared: Option<Vec<bool>>,
     },
+    /// Takes the next segment of the job's rows, once some have arrived.
+    NextSegment,
     ReadersMayHelp {
         waited_seconds: f64,
     },
@@ -155,10 +241,23 @@ pub(super) enum HostRequest {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HostResponse {
     Lent(Span),
-    Reserved { reservation: u64 },
+    Reserved {
+        reservation: u64,
+    },
     FreeBytes(u64),
     Pushed,
+    /// Answers [`HostRequest::NextSegment`]; `None` after the last row.
+    Segment(Option<Segment>),
     ReadersMayHelp(bool),
+}
+
+/// Segment of the rows of a source.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Segment {
+    /// Number of a table that the process knows.
+    Stored(u64),
+    /// Rows that no other job reads.
+    Arriving(TableParts),
 }
 
 /// Unused bytes that may be sent with a slice, because copying the slice would cost more.

@@ -1,9 +1,9 @@
 //! Engines: each runs the joins of one device, in this process or in a process of its own.
 //!
 //! ```text
-//!   scheduler ── Task, Grant ──► Engine
-//!   Engine ─┬─ InProcess ────────────────────────────────────────────────► join::run on a Device
-//!           └─ SupervisedEngine ─ ChildEngine ─ socket ─► process::serve ─► join::run on a Device
+//!   scheduler ── Task, Grant ──► Engine: run, or prepare ─► probe(rows)* ─► finish
+//!   Engine ─┬─ InProcess ────────────────────────────────────────────────► join on a Device
+//!           └─ SupervisedEngine ─ ChildEngine ─ socket ─► process::serve ─► join on a Device
 //!                                      │                        │
 //!                          tables, results: slabs of the arena, which both processes see (memfd)
 //! ```
@@ -35,24 +35,42 @@
 //! regions back. It waits until the system reports the end, because the GPU may write there until
 //! then.
 //!
+//! # Prepared joins
+//! A prepared join ([`Prepared`]) stays in the process that made it, with the device memory of its
+//! grant. Each call of it is a job: it borrows memory, pushes batches, reports progress and stops
+//! as a whole join does. The build side crosses as a table. The rows of a probe cross in segments,
+//! at the request of the child:
+//!
+//! ```text
+//!   NextSegment ── a thread of the job waits for rows of the source, so nothing else waits
+//!   Segment ────── its batches, described as those of a table; or the number of a stored table
+//!   DropSegment ── once the child has dropped the last buffer: the rows may be freed
+//!   StopRows ───── stops the source, whose writer may wait
+//! ```
+//!
 //! This room knows tasks, devices, their rates and memory. It knows nothing of queues or the wire.
 
 mod channel;
 mod child;
 mod child_engine;
+mod child_jobs;
+mod child_join;
 mod device_rates;
 mod devices;
 mod gang;
 mod link;
 mod messages;
+mod prepared;
 mod process;
 mod restored;
+mod server;
 mod supervised;
 #[cfg(test)]
 mod tests;
 mod windows;
 
 use std::fmt::Debug;
+use std::io;
 use std::sync::Arc;
 use std::thread::{JoinHandle, Scope};
 
@@ -62,6 +80,8 @@ pub use devices::{DeviceSettings, arena_backing, gpus_used, host_memory_bytes, o
 pub(crate) use devices::{cache_bytes, device_memory_bytes};
 pub use gang::run_gang;
 pub use link::SharedSlabs;
+pub use prepared::Prepared;
+use prepared::{InProcessJoin, LocalJoin, arena_of_call};
 pub use process::run as run_process;
 use serde::{Deserialize, Serialize};
 pub use supervised::SupervisedEngine;
@@ -70,7 +90,7 @@ pub use windows::Window;
 
 use crate::catalog::Table;
 use crate::device::{CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
-use crate::join::{self, BatchSink, Monitor, Rank, Task};
+use crate::join::{self, BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Rates, Target, measure_rates};
 use crate::{Error, Result};
@@ -112,7 +132,8 @@ pub trait Engine: Send + Sync + Debug {
     /// Returns how much of the device's memory is in use.
     fn memory_use(&self) -> MemoryUse;
 
-    /// Returns the number of jobs that the device can run at a time.
+    /// Returns the number of jobs that the device can run at a time. The calls of prepared joins
+    /// are jobs, too.
     fn jobs_max(&self) -> usize;
 
     /// Returns the rates that joins are planned with. They are assumed until others are set.
@@ -137,6 +158,15 @@ pub trait Engine: Send + Sync + Debug {
     fn run(&self, task: Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         self.run_rank(task, &Rank::alone(), grant, sink, monitor)
     }
+
+    /// Prepares a join of all rows of `build`, which have the columns of the task's build table, as
+    /// [`PreparedJoin::prepare`](join::PreparedJoin::prepare) does. The granted device memory is
+    /// the join's until it is dropped.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Self::run), and of the source. The source gets the error, too.
+    fn prepare(&self, task: Task, build: &dyn RowSource, grant: &Grant, monitor: &Monitor)
+    -> Result<Box<dyn Prepared>>;
 
     /// Checks that the device can still work, as far as is known without a request to it.
     ///
@@ -241,8 +271,20 @@ impl Engine for InProcess {
     }
 
     fn run_rank(&self, task: Task, rank: &Rank, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
+        let arena = arena_of_call(&self.arena, &grant.host_memory, monitor);
         run_within(grant.device_memory.clone(), &*self.device, task, rank, &arena, sink, monitor)
+    }
+
+    fn prepare(
+        &self,
+        task: Task,
+        build: &dyn RowSource,
+        grant: &Grant,
+        monitor: &Monitor,
+    ) -> Result<Box<dyn Prepared>> {
+        let arena = arena_of_call(&self.arena, &grant.host_memory, monitor);
+        let join = LocalJoin::prepare(task, build, &self.device, grant.device_memory.clone(), &arena, monitor)?;
+        Ok(Box::new(InProcessJoin { join, arena: self.arena.clone() }))
     }
 
     fn check(&self) -> Result<()> {
@@ -298,21 +340,17 @@ fn run_within(
     join::run_rank(&Arc::new(task), rank, &*device.for_job(memory)?, arena, sink, monitor)
 }
 
-fn spawn_scoped<'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    name: String,
-    body: impl FnOnce() + Send + 'scope,
-) -> Result<()> {
+/// Starts a thread that may borrow what outlives `scope`.
+fn spawn_in<'scope>(scope: &'scope Scope<'scope, '_>, name: String, body: impl FnOnce() + Send + 'scope) -> Result<()> {
     let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, body);
-    thread.map(drop).map_err(no_thread)
+    thread.map(drop).map_err(|error| no_thread(&error))
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name(name).spawn(body);
-    thread.map_err(no_thread)
+    std::thread::Builder::new().name(name).spawn(body).map_err(|error| no_thread(&error))
 }
 
-fn no_thread(error: std::io::Error) -> Error {
+fn no_thread(error: &io::Error) -> Error {
     Error::Exhausted(format!("the system starts no thread: {error}"))
 }
 

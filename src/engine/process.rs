@@ -4,20 +4,20 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use arrow::array::RecordBatch;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::channel::{Receiver, Sender};
-use super::messages::{BatchParts, FromChild, GangMember, HostRequest, HostResponse, Opened, Run, State, ToChild};
+use super::messages::{FromChild, GangMember, Job, Opened, State, ToChild, Work};
+use super::prepared::LocalJoin;
+use super::server::{JobLender, JobSink, Server, ServerRows};
 use super::{MemoryUse, Opening, Window, run_within, spawn};
-use crate::catalog::{Adopter, Table};
+use crate::catalog::Table;
 use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo, PeerOps};
-use crate::join::{BatchSink, GangBoard, Monitor, Rank};
-use crate::memory::{Arena, Borrower, Budget, Lender, Reservation, SlabViews, Span};
+use crate::join::{GangBoard, Monitor, Rank, TableRows, Task};
+use crate::memory::{Arena, Borrower, Budget, Reservation, SlabViews};
 use crate::planner::{Target, measure_rates};
 use crate::{Error, Result, lines, panics};
 
@@ -27,10 +27,6 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// Time that a job waits for device memory that it was promised. Meanwhile the device evicts cached
 /// columns that other jobs no longer use.
 const PROMISED_WAIT: Duration = Duration::from_secs(5);
-
-/// Most batches of a job that are sent and not yet pushed. A device's streams together make a few
-/// less at a time.
-const PUSHES_MAX: usize = 8;
 
 /// Runs the process that [`ChildEngine`](super::ChildEngine) starts. Standard input is its socket.
 ///
@@ -74,7 +70,8 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
     spawn(format!("{}/tell", opening.id), move || tell_progress(&watched))?;
     let (ended, outcome) = mpsc::channel();
     let turn = Arc::new(Mutex::new(Some(messages)));
-    // One thread for each job, and one that reads. The server sends no more jobs at once.
+    // One thread for each job, and one that reads. The server refuses more jobs
+    // (`JobListener::begin`).
     for at in 0..=process.device.jobs_max() {
         let reader = Reader {
             process: Arc::downgrade(&process),
@@ -104,17 +101,17 @@ struct Reader {
 impl Reader {
     /// Serves until the socket is closed.
     fn serve(&self) {
-        while let Some((run, rank)) = self.next_run() {
+        while let Some((job, rank)) = self.next_job() {
             let Some(process) = self.process.upgrade() else { return };
-            process.run(run, rank);
+            process.run(job, rank);
         }
     }
 
-    /// Waits for its turn, and handles messages up to the next job. `None` once the socket is
+    /// Waits for its turn, and takes messages up to the next job. `None` once the socket is
     /// closed or the process ends. A panic is an error that ends the process, as a lost message
     /// might leave its receiver waiting. A reader must not send or wait for anything during its
     /// turn, because the server may be waiting for room in the socket.
-    fn next_run(&self) -> Option<RankRun> {
+    fn next_job(&self) -> Option<RankJob> {
         let mut turn = self.turn.lock();
         let messages = turn.as_mut()?;
         let outcome = loop {
@@ -124,7 +121,7 @@ impl Reader {
                     let said = |panic: &str| format!("taking a message of the server panicked: {panic}");
                     match panics::as_error(said, || process.take(message, messages, &self.questions)) {
                         Ok(None) => {}
-                        Ok(Some(run)) => return Some(run),
+                        Ok(Some(job)) => return Some(job),
                         Err(error) => break Err(error),
                     }
                 }
@@ -139,25 +136,28 @@ impl Reader {
     }
 }
 
-/// Join to run, and the rank to run it as, if the board of its gang could be mapped.
-type RankRun = (Run, Result<Rank>);
+/// Job, and the rank to run it as, if the board of its gang could be mapped.
+type RankJob = (Job, Result<Rank>);
 
-/// Question whose answer is sent by a thread that does not read.
+/// Question whose answer is sent by a thread that does not read. Dropping a prepared join sends
+/// messages, too.
 enum Question {
     CachedRows { question: u64, table: u64 },
     MeasureRates { question: u64 },
+    DropPrepared { question: u64, prepared: u64 },
 }
 
 /// Device and the server's tables, slabs and jobs.
-#[derive(Debug)]
 struct Process {
     device: Arc<dyn Device>,
     slabs: Arc<SlabViews>,
     /// Tables that the server has sent, or the error of a table that could not be decoded.
     tables: Mutex<HashMap<u64, Result<Arc<Table>>>>,
+    /// Prepared joins, by the number of the job that prepared them.
+    prepared: Mutex<HashMap<u64, Arc<LocalJoin>>>,
     /// Jobs that have not ended.
     jobs: Mutex<HashMap<u64, Arc<Monitor>>>,
-    line: Arc<ServerConnection>,
+    server: Arc<Server>,
 }
 
 impl Process {
@@ -173,13 +173,9 @@ impl Process {
             slabs: Arc::new(SlabViews::pinned_by(device.pin())),
             device,
             tables: Mutex::default(),
+            prepared: Mutex::default(),
             jobs: Mutex::default(),
-            line: Arc::new(ServerConnection {
-                sender,
-                waiting: Mutex::default(),
-                last_call: AtomicU64::new(0),
-                is_cut: AtomicBool::new(false),
-            }),
+            server: Arc::new(Server::new(sender)),
         };
         Ok((process, opened))
     }
@@ -191,7 +187,7 @@ impl Process {
         message: ToChild,
         messages: &mut Receiver,
         questions: &mpsc::Sender<Question>,
-    ) -> Result<Option<RankRun>> {
+    ) -> Result<Option<RankJob>> {
         let ask = |question: Question| questions.send(question).expect("questions are answered until the end");
         match message {
             ToChild::Open(_) => return Err(Error::Internal("the device is open already".into())),
@@ -230,7 +226,7 @@ impl Process {
                 drop(known);
                 drop(forgotten);
             }
-            ToChild::Run(run) => {
+            ToChild::Job(job) => {
                 let running = self.jobs.lock().len();
                 if running >= self.device.jobs_max() {
                     // No thread would be left to read.
@@ -238,23 +234,24 @@ impl Process {
                         "the server sent a job while {running} run, which is the most"
                     )));
                 }
-                let rank = match &run.member {
+                let rank = match &job.member {
                     Some(GangMember { rank, devices }) => {
                         GangBoard::of_file(messages.file()?, devices).map(|board| Rank::of_gang(*rank, board))
                     }
                     None => Ok(Rank::alone()),
                 };
-                self.jobs.lock().insert(run.job, Arc::new(Monitor::new(CancelFlag::new())));
-                return Ok(Some((*run, rank)));
+                self.jobs.lock().insert(job.number, Arc::new(Monitor::new(CancelFlag::new())));
+                return Ok(Some((*job, rank)));
             }
             ToChild::Cancel { job } => {
                 if let Some(monitor) = self.jobs.lock().get(&job) {
                     monitor.cancel().raise();
                 }
             }
-            ToChild::HostResponse { call, answer } => self.line.answered(call, answer),
+            ToChild::HostResponse { call, answer } => self.server.answered(call, answer),
             ToChild::CachedRows { question, table } => ask(Question::CachedRows { question, table }),
             ToChild::MeasureRates { question } => ask(Question::MeasureRates { question }),
+            ToChild::DropPrepared { question, prepared } => ask(Question::DropPrepared { question, prepared }),
         }
         Ok(None)
     }
@@ -262,7 +259,7 @@ impl Process {
     /// Ends everything that waits for the server.
     fn hang_up(&self) {
         self.jobs.lock().values().for_each(|monitor| monitor.cancel().raise());
-        self.line.cut();
+        self.server.cut();
     }
 
     fn answer(&self, question: Question) {
@@ -273,42 +270,83 @@ impl Process {
                     .and_then(Result::ok)
                     .map_or_else(Vec::new, |table| Target::cached_rows(&*self.device, &table));
                 let kept = kept.into_iter().map(|kept| (kept.column, kept.rows)).collect();
-                self.line.send(&FromChild::CachedRows { question, kept });
+                self.server.send(&FromChild::CachedRows { question, kept });
             }
             Question::MeasureRates { question } => {
                 let rates = measure_rates(&*self.device, &|_| ()).map(Box::new);
-                self.line.send(&FromChild::Rates { question, rates });
+                self.server.send(&FromChild::Rates { question, rates });
+            }
+            Question::DropPrepared { question, prepared } => {
+                let join = self.prepared.lock().remove(&prepared);
+                drop(join);
+                self.server.send(&FromChild::Dropped { question, state: self.state() });
             }
         }
     }
 
-    fn run(&self, run: Run, rank: Result<Rank>) {
-        let job = run.job;
-        let monitor = self.jobs.lock().get(&job).expect("a running job has a monitor").clone();
+    fn run(&self, job: Job, rank: Result<Rank>) {
+        let number = job.number;
+        let monitor = self.jobs.lock().get(&number).expect("a running job has a monitor").clone();
         // A panic fails the job, not the process.
         let said = |panic: &str| format!("the join panicked on {}: {panic}", self.device.id());
-        let outcome = panics::as_error(said, || self.join(run, &rank?, &monitor));
-        self.jobs.lock().remove(&job);
+        let outcome = panics::as_error(said, || self.work(job, &rank?, &monitor));
+        self.jobs.lock().remove(&number);
         let (report, lost) = (monitor.report(), self.device.check().err());
-        self.line.send(&FromChild::Ended { job, outcome, report, state: self.state(), lost });
+        self.server.send(&FromChild::Ended { job: number, outcome, report, state: self.state(), lost });
     }
 
-    fn join(&self, run: Run, rank: &Rank, monitor: &Monitor) -> Result<()> {
-        let Run { job, task, member: _, device_bytes, loan } = run;
+    fn work(&self, job: Job, rank: &Rank, monitor: &Monitor) -> Result<()> {
+        let Job { number, loan, member: _, work } = job;
         // Created first, so that the loan goes back whatever happens.
-        let lender = Box::new(JobLender { job, line: self.line.clone() });
+        let lender = Box::new(JobLender { job: number, server: self.server.clone() });
         let borrower = Arc::new(Borrower::new(lender, self.slabs.clone(), loan));
-        let find = |number: u64| -> Result<Arc<Table>> {
-            let known = self.tables.lock().get(&number).cloned();
-            known.unwrap_or_else(|| Err(Error::Internal(format!("a task names table {number}, which was not sent"))))
-        };
-        let task = task.map_tables(find)?;
+        let outcome = self.work_with(&borrower, number, work, rank, monitor);
+        // A prepared join may keep pieces that were allocated by this job. All else goes back.
+        if Arc::strong_count(&borrower) > 1 {
+            self.server.send(&FromChild::GiveBack { job: number, unused: borrower.take_unused() });
+        }
+        outcome
+    }
+
+    fn work_with(&self, borrower: &Arc<Borrower>, job: u64, work: Work, rank: &Rank, monitor: &Monitor) -> Result<()> {
         let arena = Arena::borrowed(borrower.clone()).interrupted_by(monitor.cancel().interrupt());
-        let adopter = Mutex::new(Adopter::new(arena.clone()));
-        let (pushes, line, slabs) = (Arc::default(), &*self.line, &*self.slabs);
-        let sink = JobSink { job, pushes, line, slabs, borrower: &borrower, adopter };
-        let promised = device_bytes.map(|bytes| self.promised(bytes, monitor.cancel())).transpose()?;
-        run_within(promised.map(Budget::within), &*self.device, task, rank, &arena, &sink, monitor)
+        let sink = JobSink::new(job, &self.server, &self.slabs, borrower, arena.clone());
+        let of_tables = |task: Task<u64>| task.map_tables(|table| self.table(table));
+        match work {
+            Work::Run { task, device_bytes } => {
+                let (task, memory) = (of_tables(task)?, self.memory(device_bytes, monitor.cancel())?);
+                run_within(memory, &*self.device, task, rank, &arena, &sink, monitor)
+            }
+            Work::Prepare { task, device_bytes, build, is_stored } => {
+                let (task, memory) = (of_tables(task)?, self.memory(device_bytes, monitor.cancel())?);
+                let rows = self.table(build)?;
+                let rows = if is_stored { TableRows::new(rows) } else { TableRows::of_one_join(rows) };
+                let join = LocalJoin::prepare(task, &rows, &self.device, memory, &arena, monitor)?;
+                self.prepared.lock().insert(job, Arc::new(join));
+                Ok(())
+            }
+            Work::Probe { prepared, total_rows, is_stored } => {
+                let (server, slabs, stored) = (&self.server, &self.slabs, &|number| self.table(number));
+                let rows = ServerRows { job, server, slabs, stored, total_rows, is_stored };
+                self.prepared(prepared)?.probe(&rows, &arena, &sink, monitor)
+            }
+            Work::Finish { prepared } => self.prepared(prepared)?.finish(&arena, &sink, monitor),
+        }
+    }
+
+    fn prepared(&self, number: u64) -> Result<Arc<LocalJoin>> {
+        let known = self.prepared.lock().get(&number).cloned();
+        known.ok_or_else(|| Error::Internal(format!("a job names prepared join {number}, which does not exist")))
+    }
+
+    fn table(&self, number: u64) -> Result<Arc<Table>> {
+        let known = self.tables.lock().get(&number).cloned();
+        known.unwrap_or_else(|| Err(Error::Internal(format!("a task names table {number}, which was not sent"))))
+    }
+
+    /// Returns the device memory that the server has promised to a job.
+    fn memory(&self, device_bytes: Option<u64>, cancel: &CancelFlag) -> Result<Option<Budget>> {
+        device_bytes.map(|bytes| self.promised(bytes, cancel).map(Budget::within)).transpose()
     }
 
     /// Reserves the device memory that the server has promised to a job. The promises fit in the
@@ -359,211 +397,15 @@ fn tell_progress(process: &Weak<Process>) {
             let report = monitor.report();
             if told.get(&job) != Some(&report) {
                 told.insert(job, report.clone());
-                process.line.send(&FromChild::Progress { job, report });
+                process.server.send(&FromChild::Progress { job, report });
             }
         }
         let state = process.state();
         if state != told_state {
             told_state = state;
-            process.line.send(&FromChild::State(state));
+            process.server.send(&FromChild::State(state));
         }
         drop(process);
         std::thread::sleep(PROGRESS_INTERVAL);
-    }
-}
-
-/// Connection to the server.
-#[derive(Debug)]
-struct ServerConnection {
-    sender: Arc<Sender>,
-    /// Calls that wait for answers.
-    waiting: Mutex<HashMap<u64, PendingReply>>,
-    last_call: AtomicU64,
-    is_cut: AtomicBool,
-}
-
-impl ServerConnection {
-    /// Sends a message that needs no answer. If the server cannot receive the message, the process
-    /// is about to end.
-    fn send(&self, message: &FromChild) {
-        if let Err(error) = self.sender.send(message, None) {
-            tracing::debug!("a message to the server was not sent: {error}");
-        }
-    }
-
-    /// Gives back `unused`, makes a request and waits for its answer.
-    fn call(&self, job: u64, unused: Vec<Span>, want: HostRequest) -> Result<HostResponse> {
-        let (answer, answered) = mpsc::sync_channel(1);
-        self.ask(job, unused, want, PendingReply::Caller(answer))?;
-        answered.recv().unwrap_or_else(|_| Err(hung_up()))
-    }
-
-    /// Makes a request whose answer goes to `waiting`.
-    fn ask(&self, job: u64, unused: Vec<Span>, want: HostRequest, waiting: PendingReply) -> Result<()> {
-        let call = self.last_call.fetch_add(1, Ordering::Relaxed) + 1;
-        self.waiting.lock().insert(call, waiting);
-        if self.is_cut.load(Ordering::Acquire) {
-            self.cut();
-        }
-        Ok(self.sender.send(&FromChild::Call { call, job, unused, want }, None)?)
-    }
-
-    fn answered(&self, call: u64, answer: Result<HostResponse>) {
-        let waiting = self.waiting.lock().remove(&call);
-        if let Some(waiting) = waiting {
-            waiting.answered(answer);
-        }
-    }
-
-    fn cut(&self) {
-        self.is_cut.store(true, Ordering::Release);
-        let waiting = std::mem::take(&mut *self.waiting.lock());
-        waiting.into_values().for_each(|waiting| waiting.answered(Err(hung_up())));
-    }
-}
-
-fn hung_up() -> Error {
-    Error::Cancelled("the server has closed the connection".into())
-}
-
-/// Receiver of an answer.
-#[derive(Debug)]
-enum PendingReply {
-    Caller(mpsc::SyncSender<Result<HostResponse>>),
-    Pushes(Arc<Pushes>),
-}
-
-impl PendingReply {
-    fn answered(self, answer: Result<HostResponse>) {
-        match self {
-            // The caller is waiting for the answer.
-            Self::Caller(caller) => drop(caller.send(answer)),
-            Self::Pushes(pushes) => pushes.answered(answer.err()),
-        }
-    }
-}
-
-/// Batches of a job that are sent and not yet pushed.
-#[derive(Debug, Default)]
-struct Pushes {
-    state: Mutex<PushesInFlight>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct PushesInFlight {
-    count: usize,
-    /// Reason why a batch was refused, which ends the job.
-    refused: Option<Error>,
-}
-
-impl Pushes {
-    /// Waits until another batch may be sent.
-    fn begin(&self) -> Result<()> {
-        let mut state = self.state.lock();
-        self.changed.wait_while(&mut state, |state| state.refused.is_none() && state.count >= PUSHES_MAX);
-        if let Some(refused) = &state.refused {
-            return Err(refused.clone());
-        }
-        state.count += 1;
-        Ok(())
-    }
-
-    fn answered(&self, refused: Option<Error>) {
-        let mut state = self.state.lock();
-        state.count -= 1;
-        state.refused = state.refused.take().or(refused);
-        self.changed.notify_all();
-    }
-}
-
-fn unexpected(answer: &HostResponse) -> Error {
-    Error::Internal(format!("the server sent {answer:?}, which answers another kind of request"))
-}
-
-/// Lends the server's memory to a job.
-#[derive(Debug)]
-struct JobLender {
-    job: u64,
-    line: Arc<ServerConnection>,
-}
-
-impl Lender for JobLender {
-    fn lend(&self, len: usize, purpose: &str, unused: Vec<Span>) -> Result<Span> {
-        match self.line.call(self.job, unused, HostRequest::Lend { len, purpose: purpose.into() })? {
-            HostResponse::Lent(region) => Ok(region),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    fn reserve(&self, bytes: u64, purpose: &str, unused: Vec<Span>) -> Result<u64> {
-        match self.line.call(self.job, unused, HostRequest::Reserve { bytes, purpose: purpose.into() })? {
-            HostResponse::Reserved { reservation } => Ok(reservation),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    fn take_back(&self, unused: Vec<Span>) {
-        self.line.send(&FromChild::GiveBack { job: self.job, unused });
-    }
-
-    fn release(&self, held: u64) {
-        self.line.send(&FromChild::Release { reservation: held });
-    }
-
-    fn free_bytes(&self) -> u64 {
-        match self.line.call(self.job, Vec::new(), HostRequest::FreeBytes) {
-            Ok(HostResponse::FreeBytes(bytes)) => bytes,
-            _ => 0,
-        }
-    }
-}
-
-impl Drop for JobLender {
-    fn drop(&mut self) {
-        self.line.send(&FromChild::EndLoans { job: self.job });
-    }
-}
-
-/// Pushes a job's batches to the server.
-struct JobSink<'a> {
-    job: u64,
-    pushes: Arc<Pushes>,
-    line: &'a ServerConnection,
-    slabs: &'a SlabViews,
-    borrower: &'a Borrower,
-    /// Copies columns that are in no slab.
-    adopter: Mutex<Adopter>,
-}
-
-impl JobSink<'_> {
-    fn send(&self, batch: RecordBatch, shared: Option<Vec<bool>>) -> Result<()> {
-        // Dropped at the end, so that its pieces go back only after it was sent.
-        let batch = self.adopter.lock().adopt(batch)?;
-        self.pushes.begin()?;
-        let parts = BatchParts::of(&batch, &|buffer| self.slabs.place_of(buffer));
-        let mut places = Vec::new();
-        parts.each_place(&mut |place| places.push(place));
-        let (pieces, unused) = self.borrower.pieces_of(places);
-        let push = HostRequest::Push { batch: parts, pieces, shared };
-        self.line.ask(self.job, unused, push, PendingReply::Pushes(self.pushes.clone()))
-    }
-}
-
-impl BatchSink for JobSink<'_> {
-    fn push(&self, batch: RecordBatch) -> Result<()> {
-        self.send(batch, None)
-    }
-
-    fn push_sharing(&self, batch: RecordBatch, shared: &[bool]) -> Result<()> {
-        self.send(batch, Some(shared.to_vec()))
-    }
-
-    fn wait_for_readers(&self, since: Instant) -> Result<bool> {
-        let waited_seconds = since.elapsed().as_secs_f64();
-        match self.line.call(self.job, self.borrower.take_unused(), HostRequest::ReadersMayHelp { waited_seconds })? {
-            HostResponse::ReadersMayHelp(may) => Ok(may),
-            other => Err(unexpected(&other)),
-        }
     }
 }

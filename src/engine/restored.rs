@@ -1,37 +1,51 @@
-//! Batches of a result that another process made, restored from lent pieces and buffers of both
-//! tables.
+//! Batches of a result that another process made, restored from lent pieces and from buffers of
+//! tables and segments.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use arrow::array::{Array, ArrayData, RecordBatch};
 use arrow::buffer::Buffer;
+use arrow::datatypes::SchemaRef;
 
 use super::messages::BatchParts;
-use crate::join::Task;
+use crate::catalog::Table;
 use crate::memory::{Place, holding};
 use crate::{Error, Result};
 
-/// Lent pieces that are not written any more, by start address.
-pub(super) type Pieces = BTreeMap<u64, Buffer>;
+/// Memory that a pushed batch may refer to, in addition to the tables of its job.
+#[derive(Debug, Default)]
+pub(super) struct PushSources {
+    /// Lent pieces that are not written any more, by start address.
+    pub(super) pieces: BTreeMap<u64, Buffer>,
+    /// Segments of the job's rows.
+    pub(super) segments: Vec<Arc<TableBuffers>>,
+}
 
-/// Restores a batch of a task's result from lent pieces and the buffers of both tables.
+impl PushSources {
+    fn find(&self, address: u64, len: usize) -> Option<Buffer> {
+        let in_segment = || self.segments.iter().find_map(|segment| segment.find(address, len));
+        slice_of(&self.pieces, address, len).or_else(in_segment)
+    }
+}
+
+/// Restores a batch of a result.
 pub(super) fn restored(
-    task: &Task,
-    tables: &TableBuffers<'_>,
-    pieces: &Pieces,
+    schema: &SchemaRef,
+    tables: &TableBuffers,
+    sources: &PushSources,
     parts: &BatchParts,
 ) -> Result<RecordBatch> {
     let find = |place: &Place| match place {
         Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
         Place::Slab { address, len } => {
             let (address, len) = (*address, *len as usize);
-            slice_of(pieces, address, len).or_else(|| tables.find(address, len)).ok_or_else(|| {
-                Error::Internal(format!("{len} bytes at {address:#x} were not lent, and are in neither table"))
+            sources.find(address, len).or_else(|| tables.find(address, len)).ok_or_else(|| {
+                Error::Internal(format!("{len} bytes at {address:#x} were not lent, and are in no rows of the join"))
             })
         }
     };
-    parts.restore(&task.schema, &find)
+    parts.restore(schema, &find)
 }
 
 /// Returns the slice of a buffer at `address`.
@@ -40,21 +54,22 @@ fn slice_of(buffers: &BTreeMap<u64, Buffer>, address: u64, len: usize) -> Option
     Some(buffers[&start].slice_with_length(offset, len))
 }
 
-/// Buffers of both tables of a task, by address. A result may share them.
-pub(super) struct TableBuffers<'a> {
-    task: &'a Task,
+/// Buffers of tables, by address. A result may share them.
+#[derive(Debug)]
+pub(super) struct TableBuffers {
+    tables: Vec<Arc<Table>>,
     buffers: OnceLock<BTreeMap<u64, Buffer>>,
 }
 
-impl<'a> TableBuffers<'a> {
-    pub(super) fn new(task: &'a Task) -> Self {
-        Self { task, buffers: OnceLock::new() }
+impl TableBuffers {
+    pub(super) fn new(tables: Vec<Arc<Table>>) -> Self {
+        Self { tables, buffers: OnceLock::new() }
     }
 
     pub(super) fn find(&self, address: u64, len: usize) -> Option<Buffer> {
         let buffers = self.buffers.get_or_init(|| {
             let mut buffers = BTreeMap::new();
-            for table in [&self.task.build.table, &self.task.probe.table] {
+            for table in &self.tables {
                 for column in table.batches.iter().flat_map(|batch| batch.columns()) {
                     collect(&column.to_data(), &mut buffers);
                 }

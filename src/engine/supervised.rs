@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, Window, spawn};
+use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, Prepared, Window, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
-use crate::join::{BatchSink, Monitor, Rank, Task};
+use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::Budget;
 use crate::planner::Rates;
 use crate::{Context, Error, Result};
@@ -176,6 +176,18 @@ impl Engine for SupervisedEngine {
 
     fn run_rank(&self, task: Task, rank: &Rank, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         self.process().run_rank(task, rank, grant, sink, monitor)
+    }
+
+    /// Prepares a join that belongs to the current process. After the process has ended, all calls
+    /// of the join fail.
+    fn prepare(
+        &self,
+        task: Task,
+        build: &dyn RowSource,
+        grant: &Grant,
+        monitor: &Monitor,
+    ) -> Result<Box<dyn Prepared>> {
+        self.process().prepare(task, build, grant, monitor)
     }
 
     fn check(&self) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Joins on a device behind a socket, whose process is a thread of the test.
 
 mod gang;
+mod prepared;
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -460,7 +461,7 @@ fn a_buffer_is_found_in_its_table_even_if_another_table_has_a_part_of_it() {
     let batch = &task.build.table.batches[0];
     let part = Table::from_batches("part", batch.schema(), vec![batch.slice(50, 30)]).unwrap();
     task.probe.table = Arc::new(part);
-    let tables = restored::TableBuffers::new(&task);
+    let tables = restored::TableBuffers::new(vec![task.build.table.clone(), task.probe.table.clone()]);
     let keys = task.build.table.batches[0].column(0).to_data().buffers()[0].clone();
     let found = tables.find(keys.as_ptr() as u64 + 8 * 100, 8 * 300).unwrap();
     assert_eq!(found.as_slice(), &keys.as_slice()[8 * 100..8 * 400]);

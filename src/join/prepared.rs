@@ -29,8 +29,9 @@ use super::threads::{compare_where_values_are, run_on_device_pool};
 use super::transform::{CopyIn, TransformedSide, transform};
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Monitor, Task};
+use crate::catalog::Table;
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Device, DeviceBuffer, Event, Filter, Phase};
+use crate::device::{CancelFlag, Device, DeviceBuffer, Event, Filter, Phase};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -105,9 +106,7 @@ impl PreparedJoin {
         or_stop(build, || {
             let streams = CallStreams::new(device, monitor)?;
             let cx = streams.context(device, arena, monitor);
-            let shape = &task.build.table;
-            let table = take_all(build, shape, |rows| check_build_rows(&shape.name, rows), monitor.cancel())?;
-            task.check_rows(shape, &table)?;
+            let table = take_build(&task, build, monitor.cancel())?;
             let supports_text = device.strings().is_some();
             let input = SideInput::new(&task, Role::Build, table, supports_text);
             let input = if build.is_stored() { input } else { input.arriving() };
@@ -237,6 +236,18 @@ impl PreparedJoin {
         }
         cx.device.synchronize(cx.stream)
     }
+}
+
+/// Takes all rows of the build side of a task as one table. Waits for the last row.
+///
+/// # Errors
+/// Errors of the source. [`Error::Unsupported`] for a build side that positions cannot address,
+/// before its last row. [`Error::Internal`] for rows that the task was not planned for.
+pub fn take_build(task: &Task, source: &dyn RowSource, cancel: &CancelFlag) -> Result<Arc<Table>> {
+    let shape = &task.build.table;
+    let table = take_all(source, shape, |rows| check_build_rows(&shape.name, rows), cancel)?;
+    task.check_rows(shape, &table)?;
+    Ok(table)
 }
 
 /// Builds a filter of the build keys. Returns `None` if the device has no memory for a filter,

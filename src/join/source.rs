@@ -54,13 +54,19 @@ pub trait RowSource: Send + Sync {
 #[derive(Debug)]
 pub struct TableRows {
     table: Arc<Table>,
+    is_stored: bool,
     is_taken: AtomicBool,
 }
 
 impl TableRows {
     /// Creates a source of all rows of `table`.
     pub fn new(table: Arc<Table>) -> Self {
-        Self { table, is_taken: AtomicBool::new(false) }
+        Self { table, is_stored: true, is_taken: AtomicBool::new(false) }
+    }
+
+    /// Creates a source of all rows of a table that no other join reads.
+    pub fn of_one_join(table: Arc<Table>) -> Self {
+        Self { is_stored: false, ..Self::new(table) }
     }
 }
 
@@ -70,7 +76,7 @@ impl RowSource for TableRows {
     }
 
     fn is_stored(&self) -> bool {
-        true
+        self.is_stored
     }
 
     fn next_segment(&self, _: &CancelFlag) -> Result<Option<Arc<Table>>> {
@@ -209,7 +215,7 @@ fn have_same_dictionaries(one: &RecordBatch, other: &RecordBatch) -> bool {
 ///
 /// # Errors
 /// The errors of `work`.
-pub(super) fn or_stop<T>(source: &dyn RowSource, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn or_stop<T>(source: &dyn RowSource, work: impl FnOnce() -> Result<T>) -> Result<T> {
     work().inspect_err(|error| source.stop(error))
 }
 

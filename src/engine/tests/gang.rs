@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::join::Distribution;
-use crate::planner::Plan;
+use crate::planner::{Plan, PlanOverrides, plan_with_overrides};
 
 /// Engines of a gang, over the same tables.
 struct Gang {
@@ -38,19 +38,22 @@ impl Gang {
         Self { catalog, engines, lines, used_before }
     }
 
-    fn plan(&self, spec: &JoinSpec, strategy: Strategy) -> Plan {
+    fn plan(&self, spec: &JoinSpec, strategy: Strategy, distribution: Distribution) -> Plan {
         let engine = &self.engines[0];
         let target = Target::new(engine.id(), engine.info(), engine.memory(), Rates::host(2));
         let target = Target { ranks: self.engines.len(), ..target };
-        let plan = plan_on(bind(spec, &self.catalog).unwrap(), Some(strategy), &target).unwrap();
-        assert_eq!(plan.composition.distribution, Distribution::Broadcast, "{} by {strategy}", spec.how);
-        plan
+        let overrides = PlanOverrides { distribution: Some(distribution), ..PlanOverrides::named(Some(strategy)) };
+        plan_with_overrides(bind(spec, &self.catalog).unwrap(), &overrides, &target).unwrap()
     }
 
     /// Returns a task of small chunks, so that every rank has its turn.
     fn task(&self, how: JoinKind, strategy: Strategy) -> Task {
+        self.task_of(how, strategy, Distribution::Broadcast)
+    }
+
+    fn task_of(&self, how: JoinKind, strategy: Strategy, distribution: Distribution) -> Task {
         let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
-        Task { chunk_rows_min: Some(500), ..self.plan(&spec, strategy).task().unwrap() }
+        Task { chunk_rows_min: Some(500), ..self.plan(&spec, strategy, distribution).task().unwrap() }
     }
 
     fn run(&self, task: &Task, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
@@ -125,6 +128,19 @@ impl BatchSink for AfterMeeting<'_> {
     }
 }
 
+/// Sink that calls a function with each batch.
+struct AfterPush<'a> {
+    batches: Batches,
+    then: &'a (dyn Fn() -> Result<()> + Sync),
+}
+
+impl BatchSink for AfterPush<'_> {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        self.batches.push(batch)?;
+        (self.then)()
+    }
+}
+
 fn after_meeting(then: &(dyn Fn() -> Result<()> + Sync)) -> AfterMeeting<'_> {
     AfterMeeting { meeting: Meeting::default(), then }
 }
@@ -141,8 +157,10 @@ fn gangs_of_processes_give_the_rows_of_one_device_and_return_all_memory() {
         for how in divided_kinds() {
             let expected = gang.expected(&gang.task(how, Strategy::Hash));
             for strategy in Strategy::ALL {
-                let rows = gang.rows(&gang.task(how, strategy));
-                assert_eq!(rows, expected, "{how} by {strategy} on {} ranks", gang.engines.len());
+                for distribution in [Distribution::Broadcast, Distribution::Hash] {
+                    let rows = gang.rows(&gang.task_of(how, strategy, distribution));
+                    assert_eq!(rows, expected, "{how} by {strategy}, {distribution:?}, {} ranks", gang.engines.len());
+                }
             }
         }
         gang.wait_for_all_memory();
@@ -154,8 +172,14 @@ fn a_gang_counts_the_rows_of_all_ranks() {
     for gang in [Gang::new(3, 0), Gang::new(1, 2)] {
         for how in divided_kinds() {
             let spec = JoinSpec { how, count: true, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
-            let task = Task { chunk_rows_min: Some(500), ..gang.plan(&spec, Strategy::RadixHash).task().unwrap() };
-            assert_eq!(gang.rows(&task), gang.expected(&task), "{how}");
+            let task = |distribution| {
+                let plan = gang.plan(&spec, Strategy::RadixHash, distribution);
+                Task { chunk_rows_min: Some(500), ..plan.task().unwrap() }
+            };
+            let expected = gang.expected(&task(Distribution::Broadcast));
+            for distribution in [Distribution::Broadcast, Distribution::Hash] {
+                assert_eq!(gang.rows(&task(distribution)), expected, "{how}, {distribution:?}");
+            }
         }
     }
 }
@@ -168,6 +192,33 @@ fn every_rank_of_a_gang_takes_rows() {
         gang.run(&task, &sink, &Monitor::default()).unwrap();
         assert_eq!(sorted(&task, &sink.batches.0.into_inner()), gang.expected(&task));
     }
+}
+
+/// Broadcast cannot run a full join on several ranks.
+#[test]
+fn ranks_that_exchange_rows_run_a_full_join() {
+    let gang = Gang::new(3, 0);
+    let alone = gang.task_of(JoinKind::Full, Strategy::Hash, Distribution::Alone);
+    let task = gang.task_of(JoinKind::Full, Strategy::RadixHash, Distribution::Hash);
+    assert_eq!(gang.rows(&task), gang.expected(&alone));
+    gang.wait_for_all_memory();
+}
+
+/// One process ends while rows cross. The others fail too, and a gang of the others works.
+#[test]
+fn a_process_that_ends_in_an_exchange_fails_its_gang_and_no_later_one() {
+    let gang = Gang::new(3, 0);
+    let task = gang.task_of(JoinKind::Inner, Strategy::Hash, Distribution::Hash);
+    let expected = gang.expected(&gang.task(JoinKind::Inner, Strategy::Hash));
+    let cut = || Ok(gang.lines[0].shutdown(Shutdown::Both)?);
+    let sink = AfterPush { batches: Batches::default(), then: &cut };
+    let failed = gang.run(&task, &sink, &Monitor::default()).unwrap_err();
+    assert!(matches!(&failed, Error::Unavailable(message) if message.contains("host:0")), "{failed}");
+    drop(sink);
+    let others = Gang { engines: gang.engines[1..].to_vec(), ..gang };
+    let task = others.task_of(JoinKind::Inner, Strategy::Hash, Distribution::Hash);
+    assert_eq!(others.rows(&task), expected);
+    others.wait_for_all_memory();
 }
 
 #[test]

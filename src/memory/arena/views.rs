@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -137,13 +138,24 @@ impl SlabViews {
     /// # Errors
     /// [`Error::Internal`] when no slab known here contains the place.
     pub fn buffer(&self, place: &Place) -> Result<Buffer> {
+        self.buffer_with(place, ())
+    }
+
+    /// Returns the bytes at a place, as [`buffer`](Self::buffer) does. If the bytes are in a slab,
+    /// drops `kept` with the last reference to them.
+    ///
+    /// # Errors
+    /// The errors of [`buffer`](Self::buffer).
+    pub fn buffer_with(&self, place: &Place, kept: impl Send + Sync + 'static) -> Result<Buffer> {
         match place {
             Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
             Place::Slab { address, len } => {
                 let ViewedPlace { start, memory } = self.view(*address, *len as usize)?;
+                // A buffer only drops its owner, so a panic leaves no half-changed state.
+                let owner = Arc::new(AssertUnwindSafe((memory, kept)));
                 // SAFETY: the bytes stay mapped while the mapping lives. Their owner lets no other
                 // code write to them while a job reads them.
-                Ok(unsafe { Buffer::from_custom_allocation(start, *len as usize, memory) })
+                Ok(unsafe { Buffer::from_custom_allocation(start, *len as usize, owner) })
             }
         }
     }

@@ -27,8 +27,8 @@ use super::*;
 use crate::catalog::{Catalog, Editor, SpoolState, Table};
 use crate::device::host::HostDevice;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo, DeviceKind};
-use crate::engine::{DeviceRates, Engine, Grant, MemoryUse};
-use crate::join::{BatchSink, Monitor, Rank, Task};
+use crate::engine::{DeviceRates, Engine, Grant, MemoryUse, Prepared};
+use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, Interrupt};
 use crate::planner::{Explanation, JoinKind, JoinSpec, KeyPair, Rates, bind};
 use crate::{Error, Result};
@@ -115,6 +115,10 @@ impl Engine for Puppet {
         let outcome = order(sink, monitor);
         self.lost.fetch_or(outcome.as_ref().is_err_and(|error| *error == context_lost()), Ordering::Relaxed);
         outcome
+    }
+
+    fn prepare(&self, _: Task, _: &dyn RowSource, _: &Grant, _: &Monitor) -> Result<Box<dyn Prepared>> {
+        unreachable!("the scheduler prepares no joins")
     }
 
     fn check(&self) -> Result<()> {

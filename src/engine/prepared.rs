@@ -1,0 +1,113 @@
+//! Prepared joins of engines: prepared once, probed by several threads at once, and finished.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::device::Device;
+use crate::join::{BatchSink, Monitor, PreparedJoin, RowSource, Task};
+use crate::memory::{Arena, Budget, ReservedPool};
+
+/// Join that an engine has prepared. Dropping it frees its device memory.
+///
+/// Each call is a job of the device, also while it waits for rows. The caller bounds the number of
+/// jobs by [`Engine::jobs_max`](super::Engine::jobs_max). A child engine refuses more with
+/// [`Exhausted`](crate::Error::Exhausted), because its process has a thread for each job and one
+/// that reads.
+pub trait Prepared: Send + Sync {
+    /// Probes the build side with all rows of a source, as [`PreparedJoin::probe`] does. Host
+    /// memory comes from `host_memory`. Several threads may call it at once.
+    ///
+    /// # Errors
+    /// The errors of [`Engine::run`](super::Engine::run), and of the source. The source gets the
+    /// error, too.
+    fn probe(
+        &self,
+        rows: &dyn RowSource,
+        host_memory: &ReservedPool,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()>;
+
+    /// Emits the build rows that the kind of join keeps at the end, once all rows are probed.
+    ///
+    /// # Errors
+    /// The errors of [`Engine::run`](super::Engine::run).
+    fn finish(&self, host_memory: &ReservedPool, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
+}
+
+/// Prepared join with the device of this process that prepared it.
+pub(super) struct LocalJoin {
+    join: PreparedJoin,
+    device: Arc<dyn Device>,
+    /// Device memory of the join and of all its calls.
+    memory: Budget,
+}
+
+impl LocalJoin {
+    /// Prepares a join in a part of the device's memory, or in all of it (`None`).
+    ///
+    /// # Errors
+    /// The errors of [`PreparedJoin::prepare`] and [`Device::for_job`].
+    pub(super) fn prepare(
+        task: Task,
+        build: &dyn RowSource,
+        device: &Arc<dyn Device>,
+        memory: Option<Budget>,
+        arena: &Arena,
+        monitor: &Monitor,
+    ) -> Result<Self> {
+        let memory = memory.unwrap_or_else(|| device.memory().clone());
+        let view = view(&**device, &memory, build)?;
+        let join = PreparedJoin::prepare(Arc::new(task), build, &*view, arena, monitor)?;
+        Ok(Self { join, device: device.clone(), memory })
+    }
+
+    /// Probes as [`PreparedJoin::probe`] does.
+    pub(super) fn probe(
+        &self,
+        rows: &dyn RowSource,
+        arena: &Arena,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        self.join.probe(rows, &*view(&*self.device, &self.memory, rows)?, arena, sink, monitor)
+    }
+
+    /// Finishes as [`PreparedJoin::finish`] does.
+    pub(super) fn finish(&self, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        self.join.finish(&*self.device.for_job(self.memory.clone())?, arena, sink, monitor)
+    }
+}
+
+/// Returns a view of the device for one call. If the device refuses, `rows` get the error.
+fn view(device: &dyn Device, memory: &Budget, rows: &dyn RowSource) -> Result<Arc<dyn Device>> {
+    device.for_job(memory.clone()).inspect_err(|error| rows.stop(error))
+}
+
+/// Prepared join of an engine over a device of this process.
+pub(super) struct InProcessJoin {
+    pub(super) join: LocalJoin,
+    pub(super) arena: Arena,
+}
+
+impl Prepared for InProcessJoin {
+    fn probe(
+        &self,
+        rows: &dyn RowSource,
+        host_memory: &ReservedPool,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        self.join.probe(rows, &arena_of_call(&self.arena, host_memory, monitor), sink, monitor)
+    }
+
+    fn finish(&self, host_memory: &ReservedPool, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        self.join.finish(&arena_of_call(&self.arena, host_memory, monitor), sink, monitor)
+    }
+}
+
+/// Returns the arena for one call: it draws on `host_memory`, and waits no longer than `monitor`
+/// lets it.
+pub(super) fn arena_of_call(arena: &Arena, host_memory: &ReservedPool, monitor: &Monitor) -> Arena {
+    arena.drawing_on(host_memory.clone()).interrupted_by(monitor.cancel().interrupt())
+}
