@@ -82,11 +82,6 @@ def case_of(seed: int, how: str) -> Case:
     return Case(left, right, [("k", "k")], how)
 
 
-def is_divided(how: str) -> bool:
-    """Whether a gang divides this kind of join."""
-    return how != "full"
-
-
 @pytest.mark.parametrize("how", HOWS)
 def test_gangs_agree_with_duckdb(gangs: dovetail.Client, seed: int, how: str) -> None:
     case = case_of(seed, how)
@@ -96,7 +91,7 @@ def test_gangs_agree_with_duckdb(gangs: dovetail.Client, seed: int, how: str) ->
     for strategy, (devices, ranks) in zip(STRATEGIES, REQUESTS, strict=True):
         job = gangs.submit("l", "r", on="k", how=how, strategy=strategy, devices=devices)
         oracle.check(case, job.result().table(), rows)
-        assert job.explain()["device"]["ranks"] == (ranks if is_divided(how) else 1), f"{devices}, {strategy}"
+        assert job.explain()["device"]["ranks"] == ranks, f"{devices}, {strategy}"
         assert gangs.count("l", "r", on="k", how=how, strategy=strategy, devices=devices) == len(rows[0])
         job.cancel()
 
