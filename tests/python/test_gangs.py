@@ -260,7 +260,7 @@ def assert_as_before(server: Server, client: dovetail.Client, used: int) -> None
 def test_a_gang_that_has_delivered_rows_fails_with_its_device_and_harms_no_other_job(
     mortal_server: Server, mortals: dovetail.Client
 ) -> None:
-    # So many rows that each rank has a chunk, and is in the middle of it.
+    # Enough rows that the kill meets each rank in the middle of a chunk.
     mortals.put("more", pa.table({"k": np.arange(250_000) % REPEATED_KEYS, "w": np.arange(250_000)}))
     used, before = mortal_server.arena_used(), restarts(mortal_server, "host:1")
     # Results that do not fit in memory, so that the joins wait for their readers in the middle.
