@@ -8,11 +8,61 @@
 //! Each device has one window, made when it is opened and mapped by all its peers. Nothing here
 //! says which bytes are in use: the ranks of a join agree on that.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::{DeviceBuffer, DeviceId, Stream};
-use crate::Result;
+use parking_lot::RwLock;
+
+use super::{Device, DeviceBuffer, DeviceId, Stream};
+use crate::{Error, Result};
+
+/// Windows of peers that a device has mapped, by peer. Clones of a window share its mapping.
+#[derive(Debug)]
+pub(super) struct MappedPeers<W>(RwLock<HashMap<DeviceId, W>>);
+
+impl<W> Default for MappedPeers<W> {
+    fn default() -> Self {
+        Self(RwLock::default())
+    }
+}
+
+impl<W: Clone> MappedPeers<W> {
+    /// Puts a window in place of an earlier one of the same peer.
+    pub(super) fn insert(&self, peer: DeviceId, window: W) {
+        // Unmapped without the lock.
+        let earlier = self.0.write().insert(peer, window);
+        drop(earlier);
+    }
+
+    pub(super) fn remove(&self, peer: DeviceId) {
+        let window = self.0.write().remove(&peer);
+        drop(window);
+    }
+
+    /// Returns the window of a peer that `device` writes to.
+    ///
+    /// # Errors
+    /// [`Unavailable`](Error::Unavailable) if it is not mapped.
+    pub(super) fn get(&self, peer: DeviceId, device: DeviceId) -> Result<W> {
+        let window = self.0.read().get(&peer).cloned();
+        window.ok_or_else(|| Error::Unavailable(format!("the memory of {peer} is not mapped by {device}")))
+    }
+}
+
+/// Returns the peer operations of a device that has a window.
+///
+/// # Errors
+/// [`Unavailable`](Error::Unavailable) if it has none.
+pub fn peers(device: &dyn Device) -> Result<&dyn PeerOps> {
+    let peers = device.peers().filter(|peers| peers.window_bytes() > 0);
+    peers.ok_or_else(|| shares_no_memory(device.id()))
+}
+
+/// Returns the error of an exchange with a device that has no window.
+pub fn shares_no_memory(device: DeviceId) -> Error {
+    Error::Unavailable(format!("{device} shares no memory with other devices"))
+}
 
 /// Memory that devices share.
 pub trait PeerOps: Send + Sync {
@@ -25,8 +75,8 @@ pub trait PeerOps: Send + Sync {
     /// Returns the bytes of the device's window; 0 before it is opened.
     fn window_bytes(&self) -> usize;
 
-    /// Calls `show` with the file by which peers map the device's window, if it has one.
-    fn show_window(&self, show: &mut dyn FnMut(BorrowedFd<'_>));
+    /// Returns the file by which peers map the device's window; `None` before it is opened.
+    fn window_file(&self) -> Option<BorrowedFd<'_>>;
 
     /// Maps the window of a peer, in place of an earlier one of the same peer.
     ///

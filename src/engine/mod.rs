@@ -89,7 +89,9 @@ use windows::MappedWindows;
 pub use windows::Window;
 
 use crate::catalog::Table;
-use crate::device::{CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device};
+use crate::device::{
+    CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device, peers, shares_no_memory,
+};
 use crate::join::{self, BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Rates, Target, measure_rates};
@@ -183,8 +185,8 @@ pub trait Engine: Send + Sync + Debug {
     ///
     /// # Errors
     /// Errors of the system, and [`Unavailable`](crate::Error::Unavailable) if the device is lost.
-    fn connect(&self, peer: DeviceId, _window: &Arc<Window>) -> Result<()> {
-        Err(Error::Unavailable(format!("{} shares no memory with {peer}", self.id())))
+    fn connect(&self, _peer: DeviceId, _window: &Arc<Window>) -> Result<()> {
+        Err(shares_no_memory(self.id()))
     }
 
     /// Unmaps the window of a peer. No join that writes there may be running.
@@ -296,9 +298,7 @@ impl Engine for InProcess {
     }
 
     fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
-        let Some(peers) = self.device.peers() else {
-            return Err(Error::Unavailable(format!("{} shares no memory with {peer}", self.id())));
-        };
+        let peers = peers(&*self.device)?;
         self.mapped.connect(peer, window, || peers.map_window(peer, window.file.try_clone()?, window.bytes))
     }
 

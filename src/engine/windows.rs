@@ -5,14 +5,14 @@
 //! window, which the others map in place of the old one.
 
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use super::Engine;
-use crate::device::{Device, DeviceId};
-use crate::{Context, Error, Result};
+use crate::device::{Device, DeviceId, shares_no_memory};
+use crate::{Context, Result};
 
 /// Window of a device. Another window of the same device is another object.
 #[derive(Debug)]
@@ -28,10 +28,8 @@ impl Window {
     /// Errors of the system.
     pub(super) fn of(device: &dyn Device) -> Result<Option<Arc<Self>>> {
         let Some(peers) = device.peers() else { return Ok(None) };
-        let mut file = None;
-        peers.show_window(&mut |shown: BorrowedFd<'_>| file = Some(shown.try_clone_to_owned()));
-        let window = |file: OwnedFd| Arc::new(Self { file, bytes: peers.window_bytes() });
-        Ok(file.transpose()?.map(window))
+        let Some(file) = peers.window_file() else { return Ok(None) };
+        Ok(Some(Arc::new(Self { file: file.try_clone_to_owned()?, bytes: peers.window_bytes() })))
     }
 }
 
@@ -66,14 +64,11 @@ impl MappedWindows {
 /// Maps the windows of all engines in each other's devices.
 ///
 /// # Errors
-/// [`Error::Unavailable`] if a device shares no memory, and the errors of [`Engine::connect`].
+/// [`Unavailable`](crate::Error::Unavailable) if a device shares no memory, and the errors of
+/// [`Engine::connect`].
 pub(super) fn connect_all(engines: &[Arc<dyn Engine>]) -> Result<()> {
-    let of = |engine: &Arc<dyn Engine>| {
-        let window = engine.window();
-        let window =
-            window.ok_or_else(|| Error::Unavailable(format!("{} shares no memory with other devices", engine.id())))?;
-        Ok((engine.id(), window))
-    };
+    let of =
+        |engine: &Arc<dyn Engine>| Ok((engine.id(), engine.window().ok_or_else(|| shares_no_memory(engine.id()))?));
     let windows = engines.iter().map(of).collect::<Result<Vec<_>>>()?;
     for engine in engines {
         for (peer, window) in windows.iter().filter(|(peer, _)| *peer != engine.id()) {

@@ -177,8 +177,8 @@ pub(super) fn only_copies(task: &Task, layout: &KeyLayout) -> bool {
     task.composition.row_layout == RowLayout::Original && !layout.is_made_on_host()
 }
 
-/// Returns the rows of each chunk except the last, for a probe side of `total` rows, of which each
-/// rank takes about a share, and enough memory for several streams.
+/// Returns the rows of each chunk except the last, if the ranks share `total` rows of a side
+/// equally and each has enough memory for several streams.
 pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, streams: usize, ranks: usize) -> u64 {
     let total = total.div_ceil(ranks as u64);
     let is_looked_up = task.composition.row_layout == RowLayout::Original;

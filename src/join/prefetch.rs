@@ -17,7 +17,7 @@ use super::chunks::{Chunk, ProbeRows, chunk_row_bytes, even_chunk_rows, only_cop
 use super::context::JoinContext;
 use super::copy_order::CopyOrder;
 use super::inputs::SideInput;
-use super::transform::{CopyIn, TransformedSide, transform};
+use super::transform::{CopyIn, Transform, TransformedSide, transform};
 use crate::columns::KeyLayout;
 use crate::device::host::TableBytes;
 use crate::device::{Device, Stream};
@@ -122,18 +122,9 @@ impl Probes<'_> {
         let own = JoinContext { stream, copies: stream, ..*cx };
         let rows = chunk.segment.rows(chunk.rows.clone());
         // Every row has a key.
-        let queue = || {
-            transform(
-                &own,
-                &chunk.segment,
-                rows,
-                self.layout,
-                self.task.composition.row_layout,
-                false,
-                None,
-                self.copy_in,
-            )
-        };
+        let (layout, copy_in, row_layout) = (self.layout, self.copy_in, self.task.composition.row_layout);
+        let how = Transform { layout, row_layout, keeps_null_keys: false, filter: None, copy_in };
+        let queue = || transform(&own, &chunk.segment, rows, how);
         copy_order.take(cx.device, stream, queue).map(|(transformed, _)| transformed)
     }
 }

@@ -26,7 +26,7 @@ use super::materialize::Materializer;
 use super::semantics::JoinSemantics;
 use super::source::{RowSource, or_stop, take_all};
 use super::threads::{compare_where_values_are, run_on_device_pool};
-use super::transform::{CopyIn, TransformedSide, transform};
+use super::transform::{CopyIn, Transform, TransformedSide, transform};
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Monitor, Task};
 use crate::catalog::Table;
@@ -133,7 +133,8 @@ impl PreparedJoin {
         let keeps_null_keys = JoinSemantics::new(&of.task, &build, &of.probe_shape, None).keeps_build_without_key();
         Self::prepare_side(of, cx, &mut |layout| {
             let rows = build.rows(0..build.table.rows);
-            let side = transform(cx, &build, rows, layout, row_layout, keeps_null_keys, None, copy_in)?;
+            let side =
+                transform(cx, &build, rows, Transform { layout, row_layout, keeps_null_keys, filter: None, copy_in })?;
             transformed(layout)?;
             Ok(side)
         })

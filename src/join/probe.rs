@@ -26,7 +26,7 @@ use super::progress::{Progress, Stage};
 use super::semantics::ChunkOutput;
 use super::source::{RowSource, or_stop};
 use super::threads::run_on_device_pool;
-use super::transform::{CopyIn, TransformedSide, transform};
+use super::transform::{CopyIn, Transform, TransformedSide, transform};
 use super::{BatchSink, Monitor};
 use crate::Result;
 use crate::device::Device;
@@ -251,8 +251,9 @@ impl<'a> Probing<'a> {
             false => CopyIn::WhenNeeded,
         };
         let PreparedJoin { task, layout, filter, .. } = self.join;
-        let row_layout = task.composition.row_layout;
-        let transform = || transform(cx, &chunk.segment, rows, layout, row_layout, null_keys, filter.as_ref(), copy_in);
+        let (row_layout, filter) = (task.composition.row_layout, filter.as_ref());
+        let how = Transform { layout, row_layout, keeps_null_keys: null_keys, filter, copy_in };
+        let transform = || transform(cx, &chunk.segment, rows, how);
         let transformed = match streams > 1 && only_copies(task, layout) {
             true => self.prefetch.copy_order.take(cx.device, cx.stream, transform)?.0,
             false => transform()?,

@@ -1,4 +1,4 @@
-//! Ranks: the members of a gang, each of which runs the same task on a device of its own.
+//! Ranks: the members of a gang. Each rank runs the same task on a device of its own.
 //!
 //! ```text
 //!   rank 0   chunk 0 │ chunk 2 │ chunk 5 │ ...   each takes the next rows that no rank has taken

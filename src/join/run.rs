@@ -57,31 +57,23 @@ pub fn run_rank(
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
+    let run = |sink: &dyn BatchSink| match task.composition.distribution {
+        Distribution::Hash => run_exchanged(task, rank, device, arena, sink, monitor),
+        Distribution::Alone | Distribution::Broadcast => {
+            let input = |role| Arc::new(SideInput::of_task(task, role, device.strings().is_some()));
+            let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
+            run_prepared(preparation, rank, device, arena, sink, monitor)
+        }
+    };
     if !task.counts_rows {
-        return run_distributed(task, rank, device, arena, sink, monitor);
+        return run(sink);
     }
     let counted = RowCount::default();
-    run_distributed(task, rank, device, arena, &counted, monitor)?;
+    run(&counted)?;
     match rank.sum(counted.rows()) {
         Some(rows) => sink.push(batch_of_count(rows, task.schema.clone())?),
         None => Ok(()),
     }
-}
-
-fn run_distributed(
-    task: &Arc<Task>,
-    rank: &Rank,
-    device: &dyn Device,
-    arena: &Arena,
-    sink: &dyn BatchSink,
-    monitor: &Monitor,
-) -> Result<()> {
-    if task.composition.distribution == Distribution::Hash {
-        return run_exchanged(task, rank, device, arena, sink, monitor);
-    }
-    let input = |role| Arc::new(SideInput::of_task(task, role, device.strings().is_some()));
-    let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
-    run_prepared(preparation, rank, device, arena, sink, monitor)
 }
 
 /// Prepares, probes and finishes. Tests pass preparations with layouts whose hashes collide.

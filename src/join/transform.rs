@@ -155,44 +155,40 @@ pub(super) struct ArrivedRows {
     pub(super) exchanged: Option<Arc<ExchangedNumbers>>,
 }
 
+/// How rows are copied in, packed and laid out.
+#[derive(Clone, Copy)]
+pub(super) struct Transform<'a> {
+    pub(super) layout: &'a KeyLayout,
+    pub(super) row_layout: RowLayout,
+    /// True if rows without a key are part of the result.
+    pub(super) keeps_null_keys: bool,
+    /// Drops rows whose keys do not pass, as if they had no key. Only if `keeps_null_keys` is
+    /// false.
+    pub(super) filter: Option<&'a Filter>,
+    pub(super) copy_in: CopyIn,
+}
+
 /// Copies in, packs and transforms some rows of one side. Moved columns are complete once the
 /// context's main stream is synchronized. Columns in table order are complete once both streams of
-/// the context are. If `keeps_null_keys` is true, rows without a key are part of the result. A
-/// filter drops rows whose keys do not pass, as if they had no key. With a filter,
-/// `keeps_null_keys` must be false.
+/// the context are.
 ///
 /// # Errors
 /// Errors of the device.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn transform(
     cx: &JoinContext<'_>,
     input: &SideInput,
     rows: Rows,
-    layout: &KeyLayout,
-    row_layout: RowLayout,
-    keeps_null_keys: bool,
-    filter: Option<&Filter>,
-    copy_in: CopyIn,
+    how: Transform<'_>,
 ) -> Result<TransformedSide> {
-    let arrived = arrive(cx, input, rows, layout, row_layout, keeps_null_keys, filter, copy_in)?;
-    lay_out(cx, input, arrived, layout, row_layout)
+    lay_out(cx, input, arrive(cx, input, rows, how)?, how.layout, how.row_layout)
 }
 
 /// Copies in and packs some rows of one side, as [`transform`] does.
 ///
 /// # Errors
 /// Errors of the device.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn arrive(
-    cx: &JoinContext<'_>,
-    input: &SideInput,
-    rows: Rows,
-    layout: &KeyLayout,
-    row_layout: RowLayout,
-    keeps_null_keys: bool,
-    filter: Option<&Filter>,
-    copy_in: CopyIn,
-) -> Result<ArrivedRows> {
+pub(super) fn arrive(cx: &JoinContext<'_>, input: &SideInput, rows: Rows, how: Transform<'_>) -> Result<ArrivedRows> {
+    let Transform { layout, row_layout, keeps_null_keys, filter, copy_in } = how;
     let (device, stream, monitor) = (cx.device, cx.stream, cx.monitor);
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
@@ -315,13 +311,7 @@ pub(super) fn lay_out(
     for (&column, original) in originals.iter().filter(|(column, _)| input.moved_columns.contains(column)) {
         if original.validity.is_none() {
             moved_columns.push(column);
-            let column = match &keys.packed.rows_kept {
-                Some(kept) => {
-                    let bytes = 2 * (kept.len() * original.width.bytes()) as u64;
-                    monitor.phase(Phase::CopyIn, bytes, || device.gather(original, kept, stream))?
-                }
-                None => original.clone(),
-            };
+            let column = of_kept_rows(cx, original, keys.packed.rows_kept.as_ref())?;
             payload.push(Payload::Column(column));
         }
     }
@@ -478,11 +468,7 @@ impl TransformedSide {
             Order::Joined { moved_columns, .. } => moved_columns,
         };
         let Some(numbers) = moved_columns.get(self.moved_columns.len()) else { return Ok(()) };
-        let numbers = Positions::List { data: numbers.data.clone(), rows: numbers.rows, nullable: false };
-        self.to_rows = Some(match &self.keys.packed.rows_kept {
-            Some(kept) => cx.device.compose(kept, &numbers, cx.stream)?,
-            None => numbers,
-        });
+        self.to_rows = Some(original_numbers(cx, numbers, self.keys.packed.rows_kept.as_ref())?);
         Ok(())
     }
 }
@@ -495,6 +481,24 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, r
         && row_layout != RowLayout::Original
         // Rows without a key are gathered from the original column.
         && !input.has_nulls(column)
+}
+
+/// Returns the values of a column for the rows that have a key. `kept` lists these, unless all
+/// have.
+pub(super) fn of_kept_rows(cx: &JoinContext<'_>, column: &Column, kept: Option<&Positions>) -> Result<Column> {
+    let Some(kept) = kept else { return Ok(column.clone()) };
+    let bytes = 2 * (kept.len() * column.width.bytes()) as u64;
+    cx.monitor.phase(Phase::CopyIn, bytes, || cx.device.gather(column, kept, cx.stream))
+}
+
+/// Returns the row numbers behind numbers that moved with the keys. These count the rows that have
+/// a key; `kept` lists them, unless all have.
+pub(super) fn original_numbers(cx: &JoinContext<'_>, moved: &Column, kept: Option<&Positions>) -> Result<Positions> {
+    let numbers = Positions::List { data: moved.data.clone(), rows: moved.rows, nullable: false };
+    match kept {
+        Some(kept) => cx.device.compose(kept, &numbers, cx.stream),
+        None => Ok(numbers),
+    }
 }
 
 /// Lets columns be dropped, also after an error, while the context's main stream still reads them.

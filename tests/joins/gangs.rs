@@ -1,7 +1,6 @@
 //! Joins on gangs of host devices, compared with the naive join.
 
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, LazyLock};
 
 use arrow::array::AsArray;
@@ -62,11 +61,8 @@ impl Gang {
         }
         let window_bytes = devices[0].peers().unwrap().window_bytes();
         for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
-            let peers = device.peers().unwrap();
-            let map = |file: BorrowedFd<'_>| file.try_clone_to_owned().unwrap();
-            peer.peers()
-                .unwrap()
-                .show_window(&mut |file| peers.map_window(peer.id(), map(file), window_bytes).unwrap());
+            let file = peer.peers().unwrap().window_file().unwrap().try_clone_to_owned().unwrap();
+            device.peers().unwrap().map_window(peer.id(), file, window_bytes).unwrap();
         }
         let engine = |device: &Arc<dyn Device>| -> Arc<dyn Engine> {
             Arc::new(InProcess::new(device.clone(), bench.catalog.arena().clone()))

@@ -5,19 +5,18 @@
 //! management). It lives until no process maps it and no file refers to it. Copies to a peer go
 //! through the mapping like copies within the GPU.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::{result, sys};
-use parking_lot::RwLock;
-
 use super::CudaDevice;
 use super::buffer::cuda;
 use super::driver::Gpu;
+use super::transfer::concat;
+use crate::Result;
+use crate::device::peers::MappedPeers;
 use crate::device::{DeviceBuffer, DeviceId, PeerOps, Stream};
-use crate::{Error, Result};
+use cudarc::driver::{result, sys};
 
 const FILE: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
@@ -25,7 +24,7 @@ const FILE: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     own: OnceLock<(Mapped, OwnedFd)>,
-    of_peers: RwLock<HashMap<DeviceId, Arc<Mapped>>>,
+    of_peers: MappedPeers<Arc<Mapped>>,
 }
 
 /// Memory of a window at addresses of this process. Unmapped on drop; no work may use it then.
@@ -146,23 +145,19 @@ impl PeerOps for CudaDevice {
         self.windows.own.get().map_or(0, |(own, _)| own.bytes)
     }
 
-    fn show_window(&self, show: &mut dyn FnMut(BorrowedFd<'_>)) {
-        if let Some((_, file)) = self.windows.own.get() {
-            show(file.as_fd());
-        }
+    fn window_file(&self) -> Option<BorrowedFd<'_>> {
+        self.windows.own.get().map(|(_, file)| file.as_fd())
     }
 
     fn map_window(&self, peer: DeviceId, file: OwnedFd, bytes: usize) -> Result<()> {
         self.gpu.bind()?;
         let mapped = Mapped::new(&self.gpu, &Physical::import(&self.gpu, &file)?, bytes)?;
-        let earlier = self.windows.of_peers.write().insert(peer, Arc::new(mapped));
-        drop(earlier);
+        self.windows.of_peers.insert(peer, Arc::new(mapped));
         Ok(())
     }
 
     fn unmap_window(&self, peer: DeviceId) {
-        let mapped = self.windows.of_peers.write().remove(&peer);
-        drop(mapped);
+        self.windows.of_peers.remove(peer);
     }
 
     fn push(
@@ -174,9 +169,7 @@ impl PeerOps for CudaDevice {
         stream: &Stream,
     ) -> Result<()> {
         const PURPOSE: &str = "writing to a peer";
-        let window = self.windows.of_peers.read().get(&peer).cloned();
-        let window =
-            window.ok_or_else(|| Error::Unavailable(format!("the memory of {peer} is not mapped by {}", self.id)))?;
+        let window = self.windows.of_peers.get(peer, self.id)?;
         let (work, from) = (self.work(stream)?, cuda(from));
         let fits = bytes.end <= from.size() && offset + bytes.len() <= window.bytes;
         assert!(fits, "bytes {bytes:?} of {} to {offset} of {}", from.size(), window.bytes);
@@ -208,14 +201,7 @@ impl PeerOps for CudaDevice {
     }
 
     fn concat_bytes(&self, parts: &[(DeviceBuffer, Range<usize>)], stream: &Stream) -> Result<DeviceBuffer> {
-        const PURPOSE: &str = "joining pieces of rows together";
-        let work = self.work(stream)?;
-        let all = work.buffer(parts.iter().map(|(_, bytes)| bytes.len()).sum(), PURPOSE)?;
-        let mut start = 0;
-        for (part, bytes) in parts {
-            work.copy_to(cuda(part), bytes.clone(), &all, start, PURPOSE)?;
-            start += bytes.len();
-        }
-        Ok(Arc::new(all))
+        let parts = parts.iter().map(|(part, bytes)| (part, bytes.clone()));
+        concat(&self.work(stream)?, parts, "joining pieces of rows together")
     }
 }

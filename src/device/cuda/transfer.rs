@@ -3,6 +3,7 @@
 //! Memory of the arena is registered with the driver, so that copies are asynchronous and run at
 //! the rate of the link.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::buffer::Buffer;
@@ -33,11 +34,20 @@ pub(super) fn put_together(work: &Work<'_>, parts: &[CachedPart]) -> Result<Devi
     {
         return Ok(Arc::new(CudaBuffer::part_of(&part.buffer, part.bytes.clone())));
     }
-    let buffer = work.buffer(parts.iter().map(|part| part.bytes.len()).sum(), PURPOSE)?;
-    let mut end = 0;
-    for part in parts {
-        work.copy_to(cuda(&part.buffer), part.bytes.clone(), &buffer, end, PURPOSE)?;
-        end += part.bytes.len();
+    concat(work, parts.iter().map(|part| (&part.buffer, part.bytes.clone())), PURPOSE)
+}
+
+/// Concatenates parts of buffers.
+pub(super) fn concat<'a>(
+    work: &Work<'_>,
+    parts: impl Iterator<Item = (&'a DeviceBuffer, Range<usize>)> + Clone,
+    purpose: &'static str,
+) -> Result<DeviceBuffer> {
+    let buffer = work.buffer(parts.clone().map(|(_, bytes)| bytes.len()).sum(), purpose)?;
+    let mut start = 0;
+    for (part, bytes) in parts {
+        work.copy_to(cuda(part), bytes.clone(), &buffer, start, purpose)?;
+        start += bytes.len();
     }
     Ok(Arc::new(buffer))
 }

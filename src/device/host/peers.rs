@@ -1,23 +1,22 @@
 //! Windows of host devices: memory of a file, so that peers may be in other processes.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use parking_lot::RwLock;
-
+use super::HostDevice;
 use super::buffer::bytes_of;
-use super::{HostDevice, Run};
+use super::transfer::concat;
+use crate::Result;
+use crate::device::peers::MappedPeers;
 use crate::device::{DeviceBuffer, DeviceId, PeerOps, Stream};
 use crate::memory::SharedWindow;
-use crate::{Error, Result};
 
 /// The window of a device, and those of its peers. Views of all jobs share them.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     own: OnceLock<SharedWindow>,
-    of_peers: RwLock<HashMap<DeviceId, SharedWindow>>,
+    of_peers: MappedPeers<SharedWindow>,
 }
 
 impl PeerOps for HostDevice {
@@ -33,20 +32,18 @@ impl PeerOps for HostDevice {
         self.windows.own.get().map_or(0, SharedWindow::bytes)
     }
 
-    fn show_window(&self, show: &mut dyn FnMut(BorrowedFd<'_>)) {
-        if let Some(own) = self.windows.own.get() {
-            show(own.file());
-        }
+    fn window_file(&self) -> Option<BorrowedFd<'_>> {
+        self.windows.own.get().map(SharedWindow::file)
     }
 
     fn map_window(&self, peer: DeviceId, file: OwnedFd, bytes: usize) -> Result<()> {
         let window = SharedWindow::of_file(file, bytes)?;
-        self.windows.of_peers.write().insert(peer, window);
+        self.windows.of_peers.insert(peer, window);
         Ok(())
     }
 
     fn unmap_window(&self, peer: DeviceId) {
-        self.windows.of_peers.write().remove(&peer);
+        self.windows.of_peers.remove(peer);
     }
 
     fn push(
@@ -57,9 +54,7 @@ impl PeerOps for HostDevice {
         bytes: Range<usize>,
         stream: &Stream,
     ) -> Result<()> {
-        let window = self.windows.of_peers.read().get(&peer).cloned();
-        let window =
-            window.ok_or_else(|| Error::Unavailable(format!("the memory of {peer} is not mapped by {}", self.id)))?;
+        let window = self.windows.of_peers.get(peer, self.id)?;
         self.run(stream, |_| {
             window.write(offset, &bytes_of(from)[bytes]);
             Ok(())
@@ -76,24 +71,15 @@ impl PeerOps for HostDevice {
     }
 
     fn concat_bytes(&self, parts: &[(DeviceBuffer, Range<usize>)], stream: &Stream) -> Result<DeviceBuffer> {
-        self.run(stream, |run| concat(run, parts))
+        let parts = parts.iter().map(|(part, bytes)| (part, bytes.clone()));
+        self.run(stream, |run| concat(run, parts, "joining pieces of rows together"))
     }
-}
-
-fn concat(run: &Run<'_>, parts: &[(DeviceBuffer, Range<usize>)]) -> Result<DeviceBuffer> {
-    let mut all = run.values::<u8>(parts.iter().map(|(_, bytes)| bytes.len()).sum(), "rows of several pieces")?;
-    let mut rest = &mut all[..];
-    for (part, bytes) in parts {
-        let (to, after) = rest.split_at_mut(bytes.len());
-        run.copy(&bytes_of(part)[bytes.clone()], to)?;
-        rest = after;
-    }
-    Ok(all.freeze())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
     use crate::device::{CancelFlag, Device, DeviceKind};
     use crate::memory::{Arena, Budget};
 
@@ -107,9 +93,8 @@ mod tests {
         other.open_window(1 << 16).unwrap();
         other.open_window(1 << 20).unwrap();
         assert_eq!((one.window_bytes(), other.window_bytes()), (0, 1 << 16), "a window is made once");
-        let map =
-            |file: BorrowedFd<'_>| one.map_window(other.id(), file.try_clone_to_owned().unwrap(), 1 << 16).unwrap();
-        other.show_window(&mut { map });
+        let file = other.window_file().unwrap().try_clone_to_owned().unwrap();
+        one.map_window(other.id(), file, 1 << 16).unwrap();
         let stream = one.stream(CancelFlag::new()).unwrap();
         let bytes: Vec<u8> = (0..100).collect();
         let buffer = one.copy_in(&[bytes.clone().into()], &stream).unwrap();

@@ -1,5 +1,7 @@
 //! Bytes, bits and positions between host memory and the device.
 
+use std::ops::Range;
+
 use arrow::buffer::Buffer;
 use arrow::util::bit_mask;
 use rayon::prelude::*;
@@ -41,16 +43,24 @@ fn copy_bytes(run: &Run<'_>, from: &[u8], to: &mut [u8]) -> Result<()> {
 }
 
 /// Concatenates parts of buffers that the device has already.
-pub(super) fn put_together(run: &Run<'_>, parts: &[CachedPart]) -> Result<DeviceBuffer> {
-    let bytes = parts.iter().map(|part| part.bytes.len()).sum();
-    let mut values = run.values::<u8>(bytes, "concatenating a column")?;
+pub(super) fn concat<'a>(
+    run: &Run<'_>,
+    parts: impl Iterator<Item = (&'a DeviceBuffer, Range<usize>)> + Clone,
+    purpose: &str,
+) -> Result<DeviceBuffer> {
+    let mut values = run.values::<u8>(parts.clone().map(|(_, bytes)| bytes.len()).sum(), purpose)?;
     let mut rest = &mut values[..];
-    for part in parts {
-        let (to, after) = rest.split_at_mut(part.bytes.len());
-        run.copy(&values_of::<u8>(&part.buffer, part.bytes.end)[part.bytes.clone()], to)?;
+    for (part, bytes) in parts {
+        let (to, after) = rest.split_at_mut(bytes.len());
+        run.copy(&bytes_of(part)[bytes], to)?;
         rest = after;
     }
     Ok(values.freeze())
+}
+
+/// Concatenates parts of cached buffers.
+pub(super) fn put_together(run: &Run<'_>, parts: &[CachedPart]) -> Result<DeviceBuffer> {
+    concat(run, parts.iter().map(|part| (&part.buffer, part.bytes.clone())), "concatenating a column")
 }
 
 pub(super) fn copy_in_bits(run: &Run<'_>, parts: &[BitSlice]) -> Result<DeviceBuffer> {

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
-use crate::device::{Device, DeviceBuffer, DeviceId, PeerOps, Stream};
+use crate::device::{Device, DeviceBuffer, DeviceId, Stream, peers};
 use crate::join::rank::{GangBoard, RELEASED, SLOT_HEADERS};
 use crate::memory::SharedCounters;
 use crate::{Error, Result};
@@ -133,7 +133,7 @@ impl Channel {
             let places = layout.places(rows.len());
             for ((buffer, place), width) in outgoing.columns.iter().zip(places).zip(&layout.widths) {
                 let bytes = rows.start * width..rows.end * width;
-                peers_of(device)?.push(self.to, self.slot_start(slot) + place.start, buffer, bytes, stream)?;
+                peers(device)?.push(self.to, self.slot_start(slot) + place.start, buffer, bytes, stream)?;
             }
             device.synchronize(stream)?;
             self.publish(&mut sent, slot, rows.len() as u64, outgoing.chunk_start);
@@ -177,8 +177,8 @@ impl Channel {
         let header = self.at + SLOT_HEADERS + 2 * slot;
         let (rows, chunk_start) = (self.counters.get(header) as usize, self.counters.get(header + 1));
         let start = self.slot_start(slot);
-        let peers = peers_of(device)?;
-        let take = |place: Range<usize>| peers.take(start + place.start..start + place.end, stream);
+        let own = peers(device)?;
+        let take = |place: Range<usize>| own.take(start + place.start..start + place.end, stream);
         let columns = layout.places(rows).into_iter().map(take).collect::<Result<Vec<_>>>()?;
         device.synchronize(stream)?;
         released.slots += 1;
@@ -206,15 +206,6 @@ impl Channel {
     }
 }
 
-/// Returns a device's access to the memory of others.
-///
-/// # Errors
-/// [`Error::Unavailable`] if it has no window.
-pub(super) fn peers_of(device: &dyn Device) -> Result<&dyn PeerOps> {
-    let peers = device.peers().filter(|peers| peers.window_bytes() > 0);
-    peers.ok_or_else(|| Error::Unavailable(format!("{} shares no memory with other devices", device.id())))
-}
-
 const _: () = assert!(2 * SLOTS <= 8, "the headers of all slots fit in a line");
 
 #[cfg(test)]
@@ -226,8 +217,8 @@ mod tests {
     use rand::{Rng, SeedableRng};
 
     use super::*;
-    use crate::device::CancelFlag;
     use crate::device::host::HostDevice;
+    use crate::device::{CancelFlag, PeerOps};
     use crate::memory::{Arena, Budget};
 
     /// Two columns, of 4 and of 1 bytes.
@@ -241,10 +232,8 @@ mod tests {
         let devices = [0, 1].map(|index| HostDevice::new(index, 1, budget(), None).unwrap());
         devices.iter().for_each(|device| device.open_window(window_bytes).unwrap());
         for (device, peer) in [(&devices[0], &devices[1]), (&devices[1], &devices[0])] {
-            let map = |file: std::os::fd::BorrowedFd<'_>| {
-                device.map_window(peer.id(), file.try_clone_to_owned().unwrap(), window_bytes).unwrap();
-            };
-            peer.show_window(&mut { map });
+            let file = peer.window_file().unwrap().try_clone_to_owned().unwrap();
+            device.map_window(peer.id(), file, window_bytes).unwrap();
         }
         devices
     }

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use self::channel::{Channel, Outgoing, Piece, peers_of};
+use self::channel::{Channel, Outgoing, Piece};
 use self::owners::Owners;
 use self::rows::{BucketedChunk, ExchangedSide};
 use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows};
@@ -40,12 +40,13 @@ use super::prepared::{Preparation, PreparedJoin};
 use super::probe::Probing;
 use super::progress::{Progress, Stage};
 use super::rank::{BUCKETS, GangBoard, Rank};
+use super::semantics::JoinSemantics;
 use super::source::TableRows;
 use super::threads::run_on_device_pool;
 use super::transform::lay_out;
 use super::{BatchSink, Monitor, Task};
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Device, Phase};
+use crate::device::{Device, Phase, peers};
 use crate::memory::Arena;
 use crate::{Error, Result, panics};
 
@@ -63,9 +64,6 @@ struct Exchange<'a> {
     into: Vec<Option<Channel>>,
     build: ExchangedSide,
     probe: ExchangedSide,
-    /// The sides as tables, for rows that cross nothing.
-    build_table: SideInput,
-    probe_table: SideInput,
     preparation: Preparation,
     /// True if a thread of this rank has failed.
     failed: AtomicBool,
@@ -112,11 +110,11 @@ impl<'a> Exchange<'a> {
         monitor: &'a Monitor,
     ) -> Result<Self> {
         let board = rank.board().expect("one device exchanges no rows");
-        let window_bytes = peers_of(device)?.window_bytes();
-        let supports_text = device.strings().is_some();
-        let build_table = SideInput::of_task(task, Role::Build, supports_text);
-        let probe_table = SideInput::of_task(task, Role::Probe, supports_text);
+        let window_bytes = peers(device)?.window_bytes();
+        let table = |role| SideInput::of_task(task, role, device.strings().is_some());
+        let (build_table, probe_table) = (table(Role::Build), table(Role::Probe));
         let (build, probe) = (Arc::new(build_table.exchanged()), Arc::new(probe_table.exchanged()));
+        let semantics = JoinSemantics::new(task, &build, &probe, None);
         let preparation = Preparation::new(task.clone(), build.clone(), probe.clone(), device);
         let layout = &preparation.layout;
         assert!(!layout.is_hashed(), "hashed keys are compared by values that other ranks have");
@@ -125,8 +123,8 @@ impl<'a> Exchange<'a> {
         Ok(Self {
             out: (0..board.ranks()).map(|to| channel(own, to)).collect(),
             into: (0..board.ranks()).map(|from| channel(from, own)).collect(),
-            build: ExchangedSide::new(build, layout),
-            probe: ExchangedSide::new(probe, layout),
+            build: ExchangedSide::new(build_table, build, semantics.keeps_build_without_key(), layout),
+            probe: ExchangedSide::new(probe_table, probe, semantics.keeps_probe_without_key(), layout),
             task,
             rank,
             board,
@@ -134,8 +132,6 @@ impl<'a> Exchange<'a> {
             arena,
             sink,
             monitor,
-            build_table,
-            probe_table,
             preparation,
             failed: AtomicBool::new(false),
         })
@@ -154,10 +150,20 @@ impl<'a> Exchange<'a> {
         }
     }
 
+    /// Returns the threads that read chunks and send their rows.
+    fn senders(&self) -> usize {
+        self.device.tuning().streams
+    }
+
+    /// Returns the threads that send or receive rows of the probe side.
+    fn threads(&self) -> usize {
+        self.senders() + self.receivers() * (self.board.ranks() - 1)
+    }
+
     /// Returns the threads that receive rows of one other rank. With the senders, they are about
     /// twice as many as the device has streams, because half of them wait.
     fn receivers(&self) -> usize {
-        self.device.tuning().streams.div_ceil(self.board.ranks() - 1)
+        self.senders().div_ceil(self.board.ranks() - 1)
     }
 
     /// Runs `senders` threads of `send` and `receivers` threads of `receive` for each other rank,
@@ -209,14 +215,23 @@ impl<'a> Exchange<'a> {
     }
 
     /// Takes the next chunk of a side's table that no rank has taken.
-    fn next_chunk(&self, side: &ExchangedSide, senders: usize) -> Option<Range<u64>> {
+    fn next_chunk(&self, side: &ExchangedSide) -> Option<Range<u64>> {
         let (input, layout) = (&*side.input, self.layout());
-        let most = even_chunk_rows(self.task, layout, input.table.rows, senders, self.board.ranks());
+        let most = even_chunk_rows(self.task, layout, input.table.rows, self.senders(), self.board.ranks());
         // Each chunk is there as it came and partitioned, and receivers have pieces as well.
-        let shares = 2 * (senders + self.receivers() * (self.board.ranks() - 1));
+        let shares = 2 * self.threads();
         self.rank.take_rows(input.role, input.table.rows, |left| {
             let left = left.start..left.end.min(left.start + most);
             chunk_rows(input, layout, self.device, 0, shares, left)
+        })
+    }
+
+    /// Reads a chunk of a side, and emits its rows that have no key.
+    fn read_chunk(&self, cx: &JoinContext<'_>, side: &ExchangedSide, rows: Range<u64>) -> Result<BucketedChunk> {
+        run_on_device_pool(cx.device, || {
+            let chunk = side.read(cx, self.layout(), rows)?;
+            self.emit_without_key(cx, &chunk)?;
+            Ok(chunk)
         })
     }
 
@@ -224,7 +239,7 @@ impl<'a> Exchange<'a> {
     fn emit_without_key(&self, cx: &JoinContext<'_>, chunk: &BucketedChunk) -> Result<()> {
         let Some((side, numbers)) = &chunk.without_key else { return Ok(()) };
         let Preparation { task, layout, sizes, .. } = &self.preparation;
-        let (build, probe) = (&self.build_table, &self.probe_table);
+        let (build, probe) = (&self.build.table, &self.probe.table);
         let materializer = Materializer { cx, task, layout, build, probe, sink: self.sink, sizes: *sizes };
         let rows = SideRows::Numbered(side, numbers.clone());
         match chunk.role {
@@ -255,7 +270,7 @@ impl<'a> Exchange<'a> {
         if own.is_empty() {
             return Ok(None);
         }
-        let peers = peers_of(cx.device)?;
+        let peers = peers(cx.device)?;
         let cut = |(column, width): (&_, &usize)| {
             peers.concat_bytes(&[(Clone::clone(column), own.start * width..own.end * width)], cx.stream)
         };
@@ -271,17 +286,11 @@ impl<'a> Exchange<'a> {
     /// Reads this rank's share of the build side. Returns the owners of all buckets, and the rows
     /// that this rank owns.
     fn exchange_build(&self) -> Result<(Owners, Vec<Piece>)> {
-        let senders = self.device.tuning().streams;
         let (kept, histogram) = (Mutex::new(Vec::new()), Mutex::new([0; BUCKETS]));
-        let keeps = self.keeps_without_key(Role::Build);
         let read = |cx: &JoinContext<'_>| {
-            while let Some(rows) = self.next_chunk(&self.build, senders) {
+            while let Some(rows) = self.next_chunk(&self.build) {
                 self.check()?;
-                let chunk = run_on_device_pool(cx.device, || {
-                    let chunk = self.build.read(cx, self.layout(), rows, keeps.then_some(&self.build_table))?;
-                    self.emit_without_key(cx, &chunk)?;
-                    Ok(chunk)
-                })?;
+                let chunk = self.read_chunk(cx, &self.build, rows)?;
                 let mut histogram = histogram.lock();
                 for (rows, bounds) in histogram.iter_mut().zip(chunk.bounds()?.windows(2)) {
                     *rows += (bounds[1] - bounds[0]) as u64;
@@ -290,7 +299,7 @@ impl<'a> Exchange<'a> {
             }
             Ok(())
         };
-        self.on_threads(senders, 0, &read, &|_, _| Ok(()))?;
+        self.on_threads(self.senders(), 0, &read, &|_, _| Ok(()))?;
         let rows = self.rank.histogram(&histogram.into_inner(), &|| self.check())?;
         let owners = Owners::of(&rows, self.board.ranks());
         let pieces = Mutex::new(Vec::new());
@@ -316,15 +325,6 @@ impl<'a> Exchange<'a> {
         self.out.iter().flatten().try_for_each(|channel| channel.end(&|| self.check()))
     }
 
-    fn keeps_without_key(&self, role: Role) -> bool {
-        let Preparation { task, build, probe_shape, .. } = &self.preparation;
-        let semantics = super::semantics::JoinSemantics::new(task, build, probe_shape, None);
-        match role {
-            Role::Build => semantics.keeps_build_without_key(),
-            Role::Probe => semantics.keeps_probe_without_key(),
-        }
-    }
-
     /// Lays out and indexes the build rows of this rank.
     fn prepare(&self, pieces: Vec<Piece>, cx: &JoinContext<'_>) -> Result<PreparedJoin> {
         let rows: usize = pieces.iter().map(|piece| piece.rows).sum();
@@ -339,28 +339,21 @@ impl<'a> Exchange<'a> {
 
     /// Reads this rank's share of the probe side, and joins the rows that it owns.
     fn exchange_probe(&self, owners: &Owners, join: &PreparedJoin, probing: &Probing<'_>) -> Result<()> {
-        let senders = self.device.tuning().streams;
-        let threads = senders + self.receivers() * (self.board.ranks() - 1);
-        let keeps = self.keeps_without_key(Role::Probe);
         let join_piece = |cx: &JoinContext<'_>, piece: Piece| {
             run_on_device_pool(cx.device, || {
                 let chunk = Chunk { segment: self.probe.input.clone(), rows: 0..piece.rows as u64 };
                 let arrived = self.probe.arrived(cx, vec![piece])?;
                 let row_layout = self.task.composition.row_layout;
                 let side = lay_out(cx, &self.probe.input, arrived, self.layout(), row_layout)?;
-                probing.join_chunk(cx, threads, &chunk, &side)
+                probing.join_chunk(cx, self.threads(), &chunk, &side)
             })
         };
-        let sending = AtomicUsize::new(senders);
+        let sending = AtomicUsize::new(self.senders());
         let send = |cx: &JoinContext<'_>| {
             cx.device.wait_event(&join.ready, cx.stream)?;
-            while let Some(rows) = self.next_chunk(&self.probe, senders) {
+            while let Some(rows) = self.next_chunk(&self.probe) {
                 self.check()?;
-                let chunk = run_on_device_pool(cx.device, || {
-                    let chunk = self.probe.read(cx, self.layout(), rows, keeps.then_some(&self.probe_table))?;
-                    self.emit_without_key(cx, &chunk)?;
-                    Ok(chunk)
-                })?;
+                let chunk = self.read_chunk(cx, &self.probe, rows)?;
                 let own = self.send_chunk(cx, &self.probe, owners, &chunk)?;
                 drop(chunk);
                 if let Some(own) = own {
@@ -379,6 +372,6 @@ impl<'a> Exchange<'a> {
             }
             Ok(())
         };
-        self.on_threads(senders, self.receivers(), &send, &receive)
+        self.on_threads(self.senders(), self.receivers(), &send, &receive)
     }
 }

@@ -4,22 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::channel::{Piece, SlotLayout, peers_of};
+use super::channel::{Piece, SlotLayout};
 use crate::Result;
 use crate::columns::{KeyLayout, Role, SideKeys};
 use crate::device::{
-    Bounds, Column, DeviceBuffer, KeyWidth, Keys, PackedKeys, Payload, Phase, Positions, RadixBits, Width,
+    Bounds, Column, DeviceBuffer, KeyWidth, Keys, PackedKeys, Payload, Phase, Positions, RadixBits, Width, peers,
 };
 use crate::join::RowLayout;
 use crate::join::context::JoinContext;
 use crate::join::inputs::SideInput;
 use crate::join::rank::BUCKET_BITS;
-use crate::join::transform::{ArrivedRows, CopyIn, ExchangedNumbers, TransformedSide, arrive, lay_out};
+use crate::join::transform::{
+    ArrivedRows, CopyIn, ExchangedNumbers, Transform, TransformedSide, arrive, lay_out, of_kept_rows, original_numbers,
+};
 
 /// One side of an exchange: the columns that cross, in this order: the key, columns of the result,
 /// and row numbers if the host gathers a column.
 pub(super) struct ExchangedSide {
     pub(super) input: Arc<SideInput>,
+    /// The side as a table, for rows that cross nothing.
+    pub(super) table: SideInput,
+    keeps_without_key: bool,
     pub(super) slots: SlotLayout,
     key_width: KeyWidth,
     /// Table columns that cross.
@@ -52,8 +57,9 @@ impl BucketedChunk {
 }
 
 impl ExchangedSide {
-    /// Describes the exchange of a side. `input` is [exchanged](SideInput::exchanged).
-    pub(super) fn new(input: Arc<SideInput>, layout: &KeyLayout) -> Self {
+    /// Describes the exchange of a side. `input` is its [exchanged](SideInput::exchanged) form.
+    /// `keeps_without_key` is true if the join keeps rows without a key.
+    pub(super) fn new(table: SideInput, input: Arc<SideInput>, keeps_without_key: bool, layout: &KeyLayout) -> Self {
         let raw_key = input.key_columns.first().copied().filter(|&key| layout.is_raw() && !input.has_nulls(key));
         let movable = |&column: &usize| Some((column, input.movable(column)?.width));
         let crosses = |(column, _): &(usize, Width)| Some(*column) != raw_key;
@@ -63,36 +69,23 @@ impl ExchangedSide {
         widths.extend(columns.iter().map(|(_, width)| width.bytes()));
         widths.extend(is_numbered.then_some(size_of::<u32>()));
         let slots = SlotLayout { widths };
-        Self { input, slots, key_width: layout.width(), columns, raw_key, is_numbered }
+        let key_width = layout.width();
+        Self { input, table, keeps_without_key, slots, key_width, columns, raw_key, is_numbered }
     }
 
-    /// Reads a chunk of the table and partitions it by bucket. `keeps` is the side as a table if
-    /// the join keeps rows without a key.
+    /// Reads a chunk of the table and partitions it by bucket.
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn read(
-        &self,
-        cx: &JoinContext<'_>,
-        layout: &KeyLayout,
-        rows: Range<u64>,
-        keeps: Option<&SideInput>,
-    ) -> Result<BucketedChunk> {
+    pub(super) fn read(&self, cx: &JoinContext<'_>, layout: &KeyLayout, rows: Range<u64>) -> Result<BucketedChunk> {
         let (input, start) = (&*self.input, rows.start);
-        let copy_in = CopyIn::Prefetch;
-        let chunk = input.rows(rows);
-        let arrived = arrive(cx, input, chunk, layout, RowLayout::Original, keeps.is_some(), None, copy_in)?;
+        let (row_layout, keeps_null_keys) = (RowLayout::Original, self.keeps_without_key);
+        let how = Transform { layout, row_layout, keeps_null_keys, filter: None, copy_in: CopyIn::Prefetch };
+        let arrived = arrive(cx, input, input.rows(rows), how)?;
         let packed = arrived.keys.packed.clone();
         let mut payload = Vec::new();
         for (column, _) in &self.columns {
-            let column = &arrived.columns[column];
-            payload.push(Payload::Column(match &packed.rows_kept {
-                Some(kept) => {
-                    let bytes = 2 * (kept.len() * column.width.bytes()) as u64;
-                    cx.monitor.phase(Phase::CopyIn, bytes, || cx.device.gather(column, kept, cx.stream))?
-                }
-                None => column.clone(),
-            }));
+            payload.push(Payload::Column(of_kept_rows(cx, &arrived.columns[column], packed.rows_kept.as_ref())?));
         }
         if self.is_numbered {
             payload.push(Payload::RowNumber);
@@ -103,18 +96,16 @@ impl ExchangedSide {
             .monitor
             .phase(Phase::Exchange, bytes, || cx.device.partition(&packed.keys, &payload, bits, cx.stream))?;
         drop(payload);
-        if let (true, Some(kept)) = (self.is_numbered, &packed.rows_kept) {
+        if self.is_numbered {
             let numbers = partitions.payload.pop().expect("row numbers are the last column");
-            let rows = numbers.rows;
-            let numbers = Positions::List { data: numbers.data, rows, nullable: false };
-            let Positions::List { data, .. } = cx.device.compose(kept, &numbers, cx.stream)? else {
+            let Positions::List { data, rows, .. } = original_numbers(cx, &numbers, packed.rows_kept.as_ref())? else {
                 unreachable!("a list that is looked up in a list gives a list")
             };
-            partitions.payload.push(Column { data, width: Width::W4, rows, validity: None });
+            partitions.payload.push(Column { data, rows, ..numbers });
         }
-        let without_key = match (keeps, arrived.null_keys.clone()) {
-            (Some(table), Some(numbers)) => Some((lay_out(cx, table, arrived, layout, RowLayout::Original)?, numbers)),
-            _ => None,
+        let without_key = match arrived.null_keys.clone() {
+            Some(numbers) => Some((lay_out(cx, &self.table, arrived, layout, row_layout)?, numbers)),
+            None => None,
         };
         let columns =
             std::iter::once(partitions.keys.data).chain(partitions.payload.into_iter().map(|column| column.data));
@@ -143,7 +134,7 @@ impl ExchangedSide {
                 .collect();
             buffers.push(match <[_; 1]>::try_from(parts) {
                 Ok([(buffer, _)]) => buffer,
-                Err(parts) => peers_of(cx.device)?.concat_bytes(&parts, cx.stream)?,
+                Err(parts) => peers(cx.device)?.concat_bytes(&parts, cx.stream)?,
             });
         }
         let mut next = || buffers.pop().expect("every column was put together");
