@@ -33,12 +33,18 @@ struct Stage {
     process: JoinHandle<Result<()>>,
 }
 
+/// Opens a host device, or the first GPU with `DOVETAIL_TEST_DEVICE=cuda`.
 fn opening() -> Opening {
+    let (kind, memory_bytes) = match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
+        Ok("cuda") => (DeviceKind::Cuda, 1 << 30),
+        _ => (DeviceKind::Host, 64 << 20),
+    };
+    let id = DeviceId { kind, index: 0 };
     Opening {
-        id: DeviceId { kind: DeviceKind::Host, index: 0 },
+        id,
         threads: 2,
-        memory_bytes: Some(64 << 20),
-        memory_name: "memory of device host:0".into(),
+        memory_bytes: Some(memory_bytes),
+        memory_name: format!("memory of device {id}"),
         memory_setting: "--device-memory".into(),
         window_bytes: 1 << 20,
         test_options: TestOptions::default(),
@@ -46,7 +52,8 @@ fn opening() -> Opening {
 }
 
 fn tables() -> (Catalog, Arc<SharedSlabs>) {
-    let budget = Budget::new("host memory", "--host-memory", 256 << 20);
+    // Joins on a GPU take host memory for their copies.
+    let budget = Budget::new("host memory", "--host-memory", 2 << 30);
     let catalog = Catalog::new(Arena::with_backing(budget, Backing::Memfd));
     let slabs = Arc::new(SharedSlabs::default());
     catalog.arena().pin_by(Some(slabs.clone()));
@@ -369,7 +376,7 @@ fn a_process_that_ends_fails_its_jobs_and_returns_its_memory() {
     let task = stage.task(JoinKind::Inner, Strategy::Hash);
     let outcome = stage.engine.run(task.clone(), &stage.grant(), &Cuts(&stage.line), &Monitor::default());
     assert!(
-        matches!(&outcome, Err(Error::Unavailable(why)) if why.contains("the process of host:0 has ended")),
+        matches!(&outcome, Err(Error::Unavailable(why)) if why.contains(&format!("the process of {} has ended", opening().id))),
         "{outcome:?}"
     );
     assert!(stage.engine.check().is_err());
@@ -591,5 +598,7 @@ fn equal_gpus_get_equal_budgets_although_their_free_bytes_differ() {
     for free in [0, 1, 511, 513, 1 << 30, (5 << 30) - 1, free, u64::MAX] {
         assert!(limit(free) <= free && free - limit(free) <= free / 128, "{free} bytes become {}", limit(free));
     }
-    assert_eq!(opening().budget(Some(1)).limit_bytes(), 64 << 20, "an operator's limit is taken as it is");
+    let set = opening();
+    let taken = set.budget(Some(1)).limit_bytes();
+    assert_eq!(Some(taken), set.memory_bytes, "an operator's limit is taken as it is");
 }

@@ -17,7 +17,7 @@ struct Gang {
 
 fn opening_of(index: usize) -> Opening {
     let id = DeviceId { kind: DeviceKind::Host, index: index as u16 };
-    Opening { id, memory_name: format!("memory of device {id}"), ..opening() }
+    Opening { id, memory_bytes: Some(64 << 20), memory_name: format!("memory of device {id}"), ..opening() }
 }
 
 impl Gang {

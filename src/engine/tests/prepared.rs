@@ -388,7 +388,10 @@ fn more_calls_than_the_device_has_slots_are_refused() {
         let running: Vec<_> = (0..engines.child.jobs_max()).map(|_| Waiting::begin(scope, &engines, &*join)).collect();
         let (source, writer) = written(scope, cut(&rows_of("p", PROBE_ROWS), 10));
         let refused = join.probe(&*source, &engines.grant().host_memory, &Batches::default(), &Monitor::default());
-        assert!(matches!(&refused, Err(Error::Exhausted(why)) if why.contains("runs 2 jobs")), "{refused:?}");
+        assert!(
+            matches!(&refused, Err(Error::Exhausted(why)) if why.contains(&format!("runs {} jobs", engines.child.jobs_max()))),
+            "{refused:?}"
+        );
         assert_eq!(writer.join().unwrap(), refused);
         let whole = engines.task(JoinKind::Inner, Strategy::Hash);
         let refused = run_on(&engines.child, &engines.catalog, &whole);
