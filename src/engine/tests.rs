@@ -2,6 +2,7 @@
 
 mod gang;
 mod prepared;
+mod stalled;
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -41,6 +42,7 @@ fn opening() -> Opening {
         memory_name: "memory of device host:0".into(),
         memory_setting: "--device-memory".into(),
         window_bytes: 1 << 20,
+        stall_limit: None,
         test_options: TestOptions::default(),
     }
 }
