@@ -137,6 +137,8 @@ impl Default for SpoolOptions {
 #[derive(Clone)]
 pub struct ResultSpool {
     inner: Arc<Inner>,
+    /// Ends the waits of this clone's writer.
+    interrupt: Interrupt,
 }
 
 struct Inner {
@@ -148,7 +150,6 @@ struct Inner {
     when_wanted: Option<BackpressureLimits>,
     tables: Vec<Weak<Table>>,
     budget: Option<Budget>,
-    interrupt: Interrupt,
     eviction: Option<EvictionPermit>,
     held: Mutex<SpoolContents>,
     /// Notified when batches were taken, and when the result ends or is released.
@@ -246,13 +247,17 @@ impl ResultSpool {
             when_wanted,
             tables,
             budget,
-            interrupt,
             eviction,
             held,
             room,
             progress,
         };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(inner), interrupt }
+    }
+
+    /// Returns the same result for a writer whose waits for readers also end with `interrupt`.
+    pub fn interrupted_by(&self, interrupt: Interrupt) -> Self {
+        Self { inner: self.inner.clone(), interrupt: self.interrupt.or(interrupt) }
     }
 
     /// Columns and their types.
@@ -504,7 +509,7 @@ impl ResultSpool {
                     Ok(()) => return Ok(()),
                 }
             }
-            self.inner.interrupt.check()?;
+            self.interrupt.check()?;
             // Batches that readers have dropped make room.
             held.meter.forget_unused();
             let idle = held.last_taken.map_or(started, |taken| taken.max(started)).elapsed();
@@ -545,7 +550,7 @@ impl ResultSpool {
         }
         let mut held = self.inner.held.lock();
         self.check_not_released()?;
-        self.inner.interrupt.check()?;
+        self.interrupt.check()?;
         self.inner.room.wait_for(&mut held, INTERRUPT_INTERVAL);
         held.meter.forget_unused();
         Ok(since.elapsed() < self.stall_now())

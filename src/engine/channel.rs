@@ -85,14 +85,16 @@ pub(super) struct Receiver {
     /// Bytes of `bytes` that earlier messages have used.
     taken: usize,
     files: VecDeque<OwnedFd>,
+    idle_reads: u32,
 }
 
 impl Receiver {
     pub(super) fn new(socket: UnixStream) -> Self {
-        Self { socket, bytes: Vec::new(), taken: 0, files: VecDeque::new() }
+        Self { socket, bytes: Vec::new(), taken: 0, files: VecDeque::new(), idle_reads: 0 }
     }
 
-    /// Waits for the next message and returns it; `None` if the other end is closed.
+    /// Waits for the next message and returns it; `None` if the other end is closed. If the socket
+    /// has a read timeout, the error `WouldBlock` ends an idle read. The next call goes on.
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         if !self.fill(LENGTH_BYTES)? {
             return Ok(None);
@@ -105,6 +107,12 @@ impl Receiver {
         let message = postcard::from_bytes(&self.bytes[self.taken + LENGTH_BYTES..][..length]);
         self.taken += LENGTH_BYTES + length;
         message.map(Some).map_err(io::Error::other)
+    }
+
+    /// Returns the number of reads in a row that have ended without a byte, at the socket's read
+    /// timeout.
+    pub(super) fn idle_reads(&self) -> u32 {
+        self.idle_reads
     }
 
     /// Returns the file that came with the last message.
@@ -131,11 +139,14 @@ impl Receiver {
                 }
             }
             match received {
-                Ok(_) if count > 0 => {}
+                Ok(_) if count > 0 => self.idle_reads = 0,
                 Ok(_) if filled == 0 => return Ok(false),
                 Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    self.idle_reads += u32::from(error == rustix::io::Errno::AGAIN);
+                    return Err(error.into());
+                }
             }
         }
         Ok(true)

@@ -1,13 +1,15 @@
 //! Child process of a device: the server ends it and waits for it, even if the server's own side
 //! fails.
 
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-use crate::Error;
+use super::Opening;
 use crate::device::DeviceId;
+use crate::{Error, human};
 
 /// Time that the child has to end on its own after the server hangs up.
 const ENDING_WAIT: Duration = Duration::from_secs(1);
@@ -15,20 +17,44 @@ const ENDING_WAIT: Duration = Duration::from_secs(1);
 /// Time that the kernel may take to reap a killed child and its CUDA contexts.
 pub(super) const KILLED_WAIT: Duration = Duration::from_secs(10);
 
+/// Number of idle reads in a row after which a process counts as stalled. Each read waits for its
+/// share of the stall limit. While the server itself is suspended, it reads nothing, so at most one
+/// read ends without a byte.
+const STALL_READS: u32 = 10;
+
 /// Ends its child process when it is dropped.
 #[derive(Debug)]
 pub(super) struct ChildGuard {
     pub(super) id: DeviceId,
     pub(super) socket: UnixStream,
     child: Option<Child>,
+    /// `None`: the process is not killed, however long it sends nothing.
+    stall_limit: Option<Duration>,
     status: Option<ExitStatus>,
 }
 
 impl ChildGuard {
-    /// Creates a guard. Without a child, another owner ends the process at the other end of the
-    /// socket.
-    pub(super) fn new(id: DeviceId, socket: UnixStream, child: Option<Child>) -> Self {
-        Self { id, socket, child, status: None }
+    /// Creates a guard of the process that opens a device. Without a child, another owner ends the
+    /// process at the other end of the socket.
+    pub(super) fn new(opening: &Opening, socket: UnixStream, child: Option<Child>) -> Self {
+        Self { id: opening.id, socket, child, stall_limit: opening.stall_limit, status: None }
+    }
+
+    /// Sets the read timeout of the socket, by which a stalled process is found.
+    pub(super) fn watch(&self) -> io::Result<()> {
+        self.socket.set_read_timeout(self.stall_limit.map(|limit| limit / STALL_READS))
+    }
+
+    /// Kills the process if it is stalled, after `idle_reads` reads of the socket in a row. Returns
+    /// the error of calls to the killed process.
+    pub(super) fn kill_if_stalled(&mut self, idle_reads: u32) -> Option<Error> {
+        let limit = self.stall_limit.filter(|_| idle_reads >= STALL_READS)?;
+        self.kill();
+        let limit = human::whole_seconds(limit.as_secs());
+        Some(Error::Unavailable(format!(
+            "the process of {} has not answered for {limit}, and was killed; joins on other devices go on",
+            self.id
+        )))
     }
 
     /// Hangs up, and kills the child if it does not end on its own. True if it has ended.
@@ -36,10 +62,15 @@ impl ChildGuard {
         // The child may have hung up first.
         let _ = self.socket.shutdown(Shutdown::Both);
         self.has_ended(ENDING_WAIT) || {
-            if let Some(child) = &mut self.child {
-                let _ = child.kill();
-            }
+            self.kill();
             self.has_ended(KILLED_WAIT)
+        }
+    }
+
+    fn kill(&mut self) {
+        if let Some(child) = &mut self.child {
+            // The child may have ended on its own.
+            let _ = child.kill();
         }
     }
 

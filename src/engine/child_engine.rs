@@ -99,7 +99,7 @@ impl ChildEngine {
         let mut messages = Receiver::new(socket.try_clone()?);
         socket.set_write_timeout(Some(STUCK_AFTER))?;
         socket.set_read_timeout(Some(OPENING_WAIT))?;
-        let mut child = ChildGuard::new(opening.id, socket, child);
+        let mut child = ChildGuard::new(opening, socket, child);
         let sent = sender.send(&ToChild::Open(opening.clone()), None);
         let opened = match sent.and_then(|()| messages.receive()) {
             Ok(Some(FromChild::Opened(opened))) => opened?,
@@ -111,7 +111,7 @@ impl ChildEngine {
                 return Err(child.failure().context("the process did not open its device"));
             }
         };
-        child.socket.set_read_timeout(None)?;
+        child.watch()?;
         let Opened { info, memory_bytes, jobs_max, window_bytes: bytes } = opened;
         let window = if bytes > 0 { Some(Arc::new(Window { file: messages.file()?, bytes })) } else { None };
         let (work, alloc_workers) = mpsc::channel();

@@ -16,7 +16,7 @@ use crate::catalog::Table;
 use crate::device::{CancelFlag, DeviceId};
 use crate::human::system_words;
 use crate::join::{BatchSink, GangBoard, Monitor, Rank, RowSource, or_stop};
-use crate::memory::{Arena, ReservedPool};
+use crate::memory::{Arena, Interrupt, ReservedPool};
 use crate::{Error, Result, panics};
 
 /// Time between two checks whether a job should stop.
@@ -153,6 +153,10 @@ impl ChildJobs {
         let listener = JobListener::begin(&self.link, number, channel, of_job)?;
         let loan = self.link.lend_first(number);
         let board = call.rank.board();
+        // A batch that waits for a reader must not hide that the process has ended.
+        let link = self.link.clone();
+        let interrupted = call.sink.interrupted_by(Interrupt::by(move || link.check()));
+        let call = &JobCall { sink: interrupted.as_deref().unwrap_or(call.sink), ..*call };
         let member = board.map(|board| GangMember { rank: call.rank.number(), devices: board.devices().to_vec() });
         let job = ToChild::Job(Box::new(Job { number, loan, member, work }));
         self.send_with(&job, board.map(GangBoard::file))?;

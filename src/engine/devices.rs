@@ -40,6 +40,8 @@ pub struct DeviceSettings {
     pub device_processes: String,
     /// Seconds until a lost device is opened anew; 0: never.
     pub device_restart_seconds: u64,
+    /// Seconds without a message after which a device's process is killed; 0: never.
+    pub device_stall_seconds: u64,
     /// File of saved rates: a path, `auto` or `none`.
     pub rates_file: String,
     /// True if rates are measured even if the file has them.
@@ -252,7 +254,9 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let slabs = Arc::new(SharedSlabs::default());
-    let first_delay = Some(Duration::from_secs(settings.device_restart_seconds)).filter(|delay| !delay.is_zero());
+    let unless_zero = |seconds: u64| (seconds > 0).then(|| Duration::from_secs(seconds));
+    let first_delay = unless_zero(settings.device_restart_seconds);
+    let stall_limit = unless_zero(settings.device_stall_seconds);
     let open = |node: &DeviceNode| -> Result<Box<dyn Engine>> {
         let threads = node.threads.unwrap_or((cpu_threads / like(node.kind)).max(1));
         let memory_setting = device_memory_bytes(&settings.device_memory, node.kind)?;
@@ -271,7 +275,8 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         let own_process = has_own_process(settings, topology, node.kind)?;
         let exchanges = like(node.kind) > 1 && (kind == DeviceKind::Host || own_process);
         let window_bytes = if exchanges { window_bytes(kind, memory_bytes) } else { 0 };
-        let opening = Opening { id, threads, memory_bytes, memory_name, memory_setting, window_bytes, test_options };
+        let opening =
+            Opening { id, threads, memory_bytes, memory_name, memory_setting, window_bytes, stall_limit, test_options };
         if own_process {
             arena.pin_by(Some(slabs.clone()));
             let (settings, arena, slabs) = (settings.clone(), arena.clone(), slabs.clone());

@@ -3,7 +3,7 @@
 //! ```text
 //!   job's monitor ◄── sum of progress and phases ── monitors of the ranks
 //!         └────────── stop ─────────────────────► flag that all ranks share ◄── first failure
-//!   sink of the job ◄── batches of all ranks
+//!   sink of the job ◄── batches of all ranks, whose waits for readers end with the flag
 //! ```
 //!
 //! Each rank runs on the engine of its device, in a thread of its own here. The engine may be a
@@ -47,6 +47,8 @@ pub fn run_gang(
     let devices: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
     let board = GangBoard::new(&devices)?;
     let monitors: Vec<Monitor> = engines.iter().map(|_| Monitor::new(gang.stop.clone())).collect();
+    let interrupted = sink.interrupted_by(gang.stop.interrupt());
+    let sink = interrupted.as_deref().unwrap_or(sink);
     std::thread::scope(|scope| {
         let ranks = engines.iter().zip(grants).zip(&monitors).enumerate();
         for (number, ((engine, grant), of_rank)) in ranks {
@@ -108,7 +110,7 @@ impl Gang {
 }
 
 /// True if a later failure is the reason for an earlier one. A rank that was stopped is never the
-/// reason, and a device that failed always is. A rank that waits for a reader notices that late.
+/// reason, and a device that failed always is: the end of its process is noticed late.
 fn explains(later: &Error, earlier: &Error) -> bool {
     let weight = |error: &Error| match error {
         Error::Cancelled(_) => 0,

@@ -14,6 +14,7 @@
 //! with the batch.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -335,7 +336,8 @@ impl Link {
         }
     }
 
-    /// Reads messages until the process ends or its device is lost, and then closes the link.
+    /// Reads messages until the process ends or stalls, or its device is lost. Then closes the
+    /// link.
     pub(super) fn read(&self, mut messages: Receiver, work: &mpsc::Sender<AllocRequest>, mut child: ChildGuard) {
         let lost = loop {
             match messages.receive() {
@@ -343,6 +345,11 @@ impl Link {
                 Ok(Some(FromChild::Ended { lost: Some(lost), .. })) => break Some(lost),
                 Ok(Some(message)) => self.take(message, work),
                 Ok(None) => break None,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if let Some(stalled) = child.kill_if_stalled(messages.idle_reads()) {
+                        break Some(stalled);
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(device = %child.id, "a message of the process cannot be read: {error}");
                     break None;
@@ -378,7 +385,7 @@ impl Link {
     fn take(&self, message: FromChild, work: &mpsc::Sender<AllocRequest>) {
         let request = |request: AllocRequest| work.send(request).expect("allocation workers end after the reader");
         match message {
-            FromChild::Opened(_) => {}
+            FromChild::Opened(_) | FromChild::Heartbeat => {}
             FromChild::Call { call, job, unused, want } => {
                 self.take_back(job, &unused);
                 let channel = self.jobs.lock().get(&job).cloned();

@@ -10,6 +10,7 @@
 //!         ◄── Progress, and at the end EndLoans and Ended
 //!   DropPrepared ───────────────────────────────► frees a prepared join     ──► Dropped
 //!   CachedRows, MeasureRates ───────────────────► answered by CachedRows, Rates
+//!         ◄── Heartbeat, whatever jobs do
 //! ```
 //!
 //! Addresses are addresses in the server's process.
@@ -132,6 +133,8 @@ pub(super) struct GangMember {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromChild {
     Opened(Result<Opened>),
+    /// Shows that the process is not stalled.
+    Heartbeat,
     /// Asks for something on behalf of a job. The job waits for the answer, except to a push. After
     /// a push, the job may send more messages before the server has pushed the batch. First, the
     /// job gives back lent bytes that it does not use.

@@ -15,7 +15,8 @@
 //! The two processes exchange messages (`messages`, over `channel`), and no bytes of columns. The
 //! server describes each table once, by the addresses of its buffers. The device's process
 //! describes each batch of a result in the same way. After the device's process has ended, the
-//! server starts another process.
+//! server starts another process. A process that stands still sends no heartbeats, and the server
+//! kills it.
 //!
 //! # Memory
 //! Host memory belongs to the server, and jobs of a device's process borrow it
@@ -73,6 +74,7 @@ use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 use std::thread::{JoinHandle, Scope};
+use std::time::Duration;
 
 pub use child_engine::ChildEngine;
 pub use device_rates::{DeviceRates, set_rates};
@@ -366,6 +368,8 @@ pub struct Opening {
     pub memory_setting: String,
     /// Bytes of the window that other devices write into; 0 for a device that forms no gangs.
     pub window_bytes: usize,
+    /// Time after which a process of its own that sends nothing is killed; `None`: never.
+    pub stall_limit: Option<Duration>,
     pub test_options: TestOptions,
 }
 

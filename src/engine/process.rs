@@ -28,6 +28,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// columns that other jobs no longer use.
 const PROMISED_WAIT: Duration = Duration::from_secs(5);
 
+/// Number of heartbeats within the stall limit. The server reads half as often.
+const HEARTBEATS: u32 = 20;
+
 /// Runs the process that [`ChildEngine`](super::ChildEngine) starts. Standard input is its socket.
 ///
 /// # Errors
@@ -63,6 +66,10 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
         }
         Err(error) => return Ok(sender.send(&FromChild::Opened(Err(error)), None)?),
     };
+    if let Some(limit) = opening.stall_limit {
+        let sender = Arc::downgrade(&sender);
+        spawn(format!("{}/alive", opening.id), move || send_heartbeats(&sender, limit / HEARTBEATS))?;
+    }
     let (questions, asked) = mpsc::channel();
     let answering = Arc::downgrade(&process);
     spawn(format!("{}/answer", opening.id), move || answer(&answering, &asked))?;
@@ -383,6 +390,14 @@ fn answer(process: &Weak<Process>, asked: &mpsc::Receiver<Question>) {
     for question in asked {
         let Some(process) = process.upgrade() else { return };
         process.answer(question);
+    }
+}
+
+/// Tells the server that the process is not stalled, until the socket is closed. This thread does
+/// nothing else, so long work on the device does not delay it.
+fn send_heartbeats(sender: &Weak<Sender>, interval: Duration) {
+    while sender.upgrade().is_some_and(|sender| sender.send(&FromChild::Heartbeat, None).is_ok()) {
+        std::thread::sleep(interval);
     }
 }
 

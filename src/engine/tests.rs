@@ -2,6 +2,7 @@
 
 mod gang;
 mod prepared;
+mod stalled;
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -17,7 +18,7 @@ use arrow::row::{RowConverter, SortField};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, ResultSpool, SpoolOptions};
 use crate::device::{CancelFlag, DeviceKind, Phase, TestOptions};
 use crate::join::JoinKind;
 use crate::memory::Backing;
@@ -47,6 +48,7 @@ fn opening() -> Opening {
         memory_name: format!("memory of device {id}"),
         memory_setting: "--device-memory".into(),
         window_bytes: 1 << 20,
+        stall_limit: None,
         test_options: TestOptions::default(),
     }
 }
@@ -147,6 +149,15 @@ impl BatchSink for Batches {
         self.0.lock().push(batch);
         Ok(())
     }
+}
+
+/// Spool of a result that is consumed as it is read. A second batch waits for a reader, and for
+/// longer than any test.
+fn unread(task: &Task) -> ResultSpool {
+    let forever = Duration::from_secs(24 * 3600);
+    let options =
+        SpoolOptions { retain: Duration::ZERO, bytes_max: 1, stall: forever, wait_max: forever, ..Default::default() };
+    ResultSpool::with_options(task.schema.clone(), options)
 }
 
 /// Encodes the rows and sorts them.
@@ -385,6 +396,23 @@ fn a_process_that_ends_fails_its_jobs_and_returns_its_memory() {
     // The other end notices and ends.
     assert!(stage.process.join().is_ok());
     assert!(stage.engine.cached_rows(&task.build.table).is_empty());
+}
+
+#[test]
+fn a_process_that_ends_fails_its_job_while_a_batch_waits_for_a_reader() {
+    let stage = Stage::new();
+    let task = Task { batch_rows: Some(10), ..stage.task(JoinKind::Inner, Strategy::Hash) };
+    let spool = unread(&task);
+    let Stage { catalog, engine, line, .. } = stage;
+    let run = {
+        let (grant, spool) = (grant_of(&catalog), spool.clone());
+        std::thread::spawn(move || engine.run(task, &grant, &spool, &Monitor::default()))
+    };
+    wait_until("the first batch", || spool.progress().0 == 1);
+    line.shutdown(Shutdown::Both).unwrap();
+    wait_until("the end of the job", || run.is_finished());
+    let outcome = run.join().unwrap();
+    assert!(matches!(&outcome, Err(Error::Unavailable(why)) if why.contains("host:0 has ended")), "{outcome:?}");
 }
 
 #[test]

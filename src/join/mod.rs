@@ -99,6 +99,7 @@ pub(crate) use task::OVERLAPPED_CHUNK_ROWS_MIN;
 pub use task::{Expected, JoinKey, OutputColumn, OutputSource, StageSeconds, Task, TaskSide};
 
 use crate::Result;
+use crate::memory::Interrupt;
 
 /// Destination of the batches of a result.
 pub trait BatchSink: Sync {
@@ -124,5 +125,11 @@ pub trait BatchSink: Sync {
     /// The errors of [`push`](Self::push).
     fn wait_for_readers(&self, _since: Instant) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Returns this sink for a writer whose waits for readers also end with `interrupt`. `None`: no
+    /// writer waits.
+    fn interrupted_by(&self, _interrupt: Interrupt) -> Option<Box<dyn BatchSink>> {
+        None
     }
 }

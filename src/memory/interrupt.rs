@@ -15,6 +15,12 @@ impl Interrupt {
         Self(Some(Arc::new(check)))
     }
 
+    /// Returns an interrupt that ends the work when one of the two does.
+    pub fn or(&self, other: Self) -> Self {
+        let first = self.clone();
+        Self::by(move || first.check().and_then(|()| other.check()))
+    }
+
     /// # Errors
     /// The error of the registered check.
     pub fn check(&self) -> Result<()> {

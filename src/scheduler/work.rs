@@ -13,7 +13,7 @@ use super::state::{Leftovers, Shared, State, Taken};
 use crate::catalog::ResultSpool;
 use crate::engine::{Grant, run_gang};
 use crate::join::{BatchSink, Monitor};
-use crate::memory::{Budget, human_bytes};
+use crate::memory::{Budget, Interrupt, human_bytes};
 use crate::{Context, Error, Result, panics};
 
 impl Shared {
@@ -286,6 +286,10 @@ impl Shared {
 impl BatchSink for ResultSpool {
     fn wait_for_readers(&self, since: Instant) -> Result<bool> {
         Self::wait_for_readers(self, since)
+    }
+
+    fn interrupted_by(&self, interrupt: Interrupt) -> Option<Box<dyn BatchSink>> {
+        Some(Box::new(Self::interrupted_by(self, interrupt)))
     }
 
     fn push(&self, batch: RecordBatch) -> Result<()> {

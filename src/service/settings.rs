@@ -91,6 +91,11 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_DEVICE_RESTART_SECONDS", default_value_t = 1)]
     pub device_restart_seconds: u64,
 
+    /// Seconds after which the server kills the process of a device that does not answer, for
+    /// example because it is stopped. A busy process answers. 0 waits forever
+    #[arg(long, env = "DOVETAIL_DEVICE_STALL_SECONDS", default_value_t = 10)]
+    pub device_stall_seconds: u64,
+
     /// Topology file (TOML) with devices and links to emulate, instead of the devices of the
     /// machine
     #[arg(long, env = "DOVETAIL_TOPOLOGY")]
@@ -205,6 +210,7 @@ impl Settings {
             device_cache: self.device_cache.clone(),
             device_processes: self.device_processes.clone(),
             device_restart_seconds: self.device_restart_seconds,
+            device_stall_seconds: self.device_stall_seconds,
             rates_file: self.rates_file.clone(),
             recalibrate: self.recalibrate,
             log: self.log.clone(),

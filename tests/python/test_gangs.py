@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -225,8 +226,12 @@ def test_gangs_and_small_joins_run_beside_each_other(gangs_server: Server, gangs
 
 @pytest.fixture(scope="module")
 def mortal_server(start_gangs: Callable[..., Server]) -> Iterator[Server]:
-    """A server whose devices have processes, which are started again after they have ended."""
-    with start_gangs(device_processes="on", device_restart_seconds=1, host_memory="512MiB") as server:
+    """A server whose devices have processes, which are started again after they have ended.
+
+    A process may stand still for as long as a test needs.
+    """
+    settings = {"device_restart_seconds": 1, "device_stall_seconds": 0}
+    with start_gangs(device_processes="on", host_memory="512MiB", **settings) as server:
         yield server
 
 
@@ -236,6 +241,14 @@ def mortals(mortal_server: Server) -> Iterator[dovetail.Client]:
         upload(client)
         yield client
         clean(mortal_server, client)
+
+
+@pytest.fixture
+def watched_server(start_gangs: Callable[..., Server]) -> Iterator[Server]:
+    """A server that soon kills a process that stands still."""
+    settings = {"device_restart_seconds": 1, "device_stall_seconds": 3}
+    with start_gangs(device_processes="on", host_memory="512MiB", **settings) as server:
+        yield server
 
 
 def kill(server: Server, device: str) -> None:
@@ -324,6 +337,62 @@ def test_a_gang_that_has_delivered_nothing_is_tried_again_without_the_lost_devic
     assert counted == [ROWS - REPEATED_ROWS]
     assert after["state"] == "complete" and len(after["devices"]) == 2
     assert_as_before(mortal_server, mortals, used)
+
+
+def test_a_stalled_process_is_killed_and_harms_no_other_job(watched_server: Server) -> None:
+    server = watched_server
+    with server.connect() as client:
+        upload(client)
+        client.put("more", pa.table({"k": np.arange(250_000) % REPEATED_KEYS, "w": np.arange(250_000)}))
+        used, before = server.arena_used(), children(server)
+        options = {"on": "k", "strategy": "hash", "retain_seconds": 0}
+        unharmed = client.submit("many", "many", devices=["host:2"], **options)
+        harmed = client.submit("many", "more", devices=["host:0", "host:1"], **options)
+        batches = iter(harmed.result().reader())
+        assert next(batches).num_rows > 0
+        os.kill(before["host:1"], signal.SIGSTOP)
+        seen = "the process of host:1 has not answered for 3 s, and was killed"
+        with pytest.raises(dovetail.Unavailable, match=seen):
+            for _ in batches:
+                pass
+        assert seen in server.log()
+        assert_all_read(unharmed)
+        wait_until_restarted(server, "host:1", 1)
+        after = children(server)
+        assert [device for device in DEVICES if after[device] != before[device]] == ["host:1"]
+        assert_as_before(server, client, used)
+
+
+def test_a_gang_that_has_delivered_nothing_is_tried_again_without_a_stalled_device(watched_server: Server) -> None:
+    server = watched_server
+    with server.connect() as client:
+        upload(client)
+        used = server.arena_used()
+        os.kill(children(server)["host:0"], signal.SIGSTOP)
+        job = client.submit("l", "r", on="k", strategy="sort-merge", devices=2)
+        server.wait_for(lambda: job.status().state == "running", "the gang to run")
+        assert job.status().raw["devices"][0] == "host:0"
+        assert_right(job.result().table())
+        assert job.status().raw["devices"] == ["host:1", "host:2"]
+        job.cancel()
+        wait_until_restarted(server, "host:0", 1)
+        assert_as_before(server, client, used)
+
+
+def test_a_suspended_machine_loses_no_device(watched_server: Server) -> None:
+    server = watched_server
+    with server.connect() as client:
+        upload(client)
+        used, before = server.arena_used(), children(server)
+        # As when a laptop sleeps: all processes stand still for longer than a process alone may.
+        pids = [server.process.pid, *before.values()]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        assert_as_before(server, client, used)
+        assert children(server) == before
 
 
 def test_a_gang_with_a_lost_device_is_refused_and_smaller_ones_go_on(start_gangs: Callable[..., Server]) -> None:

@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::{Inner, ResultSpool, SharedRows, SpoolContents, SpoolState};
-use crate::memory::Reclaim;
+use crate::memory::{Interrupt, Reclaim};
 
 /// The results that can be evicted, ordered from the one that was read longest ago. Clones share
 /// them.
@@ -106,7 +106,7 @@ impl List {
                 break;
             }
             if own_bytes > 0 || shares.iter().any(|share| shared.contains_key(&share.charge)) {
-                given += ResultSpool { inner }.evict();
+                given += ResultSpool { inner, interrupt: Interrupt::default() }.evict();
             }
         }
         given

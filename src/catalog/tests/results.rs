@@ -359,7 +359,11 @@ fn a_waiting_writer_ends_with_its_interrupt_or_with_the_release() {
         stop.store(true, Ordering::Release);
         assert_refused(writer.join().unwrap(), is!(Cancelled), &["the job was cancelled"]);
     });
+    let of_one_rank = spool.interrupted_by(Interrupt::default());
+    assert_refused(of_one_rank.push(batch([2])), is!(Cancelled), &["the job was cancelled"]);
     stop.store(false, Ordering::Release);
+    let of_one_rank = spool.interrupted_by(Interrupt::by(|| Err(Error::Cancelled("the rank was stopped".into()))));
+    assert_refused(of_one_rank.push(batch([2])), is!(Cancelled), &["the rank was stopped"]);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| spool.push(batch([2])));
         spool.release();

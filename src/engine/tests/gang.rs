@@ -244,6 +244,29 @@ fn a_process_that_ends_fails_its_gang_and_stops_the_other_rank() {
     }
 }
 
+#[test]
+fn a_process_that_ends_fails_its_gang_while_all_ranks_wait_for_a_reader() {
+    for gang in [Gang::new(2, 0), Gang::new(1, 1)] {
+        let gang = Arc::new(gang);
+        let task = Task { batch_rows: Some(10), ..gang.task(JoinKind::Inner, Strategy::Hash) };
+        let spool = unread(&task);
+        let run = {
+            let (gang, task, spool) = (gang.clone(), task.clone(), spool.clone());
+            std::thread::spawn(move || gang.run(&task, &spool, &Monitor::default()))
+        };
+        wait_until("the first batch", || spool.progress().0 == 1);
+        let lost = gang.lines.len() - 1;
+        gang.lines[lost].shutdown(Shutdown::Both).unwrap();
+        wait_until("the end of the gang", || run.is_finished());
+        let outcome = run.join().unwrap();
+        let words = format!("the process of host:{lost} has ended");
+        assert!(matches!(&outcome, Err(Error::Unavailable(why)) if why.contains(&words)), "{outcome:?}");
+        assert_eq!(spool.progress().0, 1, "no reader has made room");
+        drop(spool);
+        gang.wait_for_all_memory();
+    }
+}
+
 /// A rank that waits for a reader may fail before the loss of another rank is noticed.
 #[test]
 fn the_loss_of_a_device_is_the_reason_why_another_rank_failed_earlier() {
