@@ -104,6 +104,12 @@ struct SpecArgs {
     #[arg(long, default_value = "auto")]
     strategy: String,
 
+    /// Division of the join among several devices: broadcast, hash, or auto for the choice of the
+    /// planner. With broadcast, each device has the whole build side. With hash, each device joins
+    /// all rows of its own keys
+    #[arg(long)]
+    distribution: Option<String>,
+
     /// Match null keys with null keys, in each pair of --on without a suffix
     #[arg(long)]
     nulls_equal: bool,
@@ -218,6 +224,9 @@ impl SpecArgs {
             "how": self.how.replace('-', "_"),
             "strategy": self.strategy,
         });
+        if let Some(distribution) = &self.distribution {
+            join["distribution"] = distribution.as_str().into();
+        }
         if !self.columns.is_empty() {
             join["columns"] = Names::together(&self.columns).into();
         }
@@ -461,7 +470,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::planner::{JoinKind, Strategy};
+    use crate::planner::{Distribution, JoinKind, Strategy};
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -485,12 +494,12 @@ mod tests {
     #[test]
     fn every_option_is_sent_in_the_command() {
         let words = "a b --on x,y=z --how left-anti --columns x,left.q --strategy hash --nulls-equal --devices 2 \
-                     --into c --into-mode replace --priority -5 --retain-seconds 0 --batch-rows 1000 -o c.csv";
+                     --distribution broadcast --into c --into-mode replace --priority -5 --retain-seconds 0 --batch-rows 1000 -o c.csv";
         assert_eq!(
             command(words),
             json!({"join": {"left": "a", "right": "b", "how": "left_anti", "strategy": "hash", "nulls_equal": true,
                             "on": [{"left": "x", "right": "x"}, {"left": "y", "right": "z"}],
-                            "columns": ["x", "left.q"], "devices": 2, "into": "c", "into_mode": "replace", "priority": -5,
+                            "columns": ["x", "left.q"], "devices": 2, "distribution": "broadcast", "into": "c", "into_mode": "replace", "priority": -5,
                             "retain_seconds": 0, "batch_rows": 1000}})
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
@@ -600,10 +609,11 @@ mod tests {
     }
 
     #[test]
-    fn the_help_names_every_kind_and_strategy() {
+    fn the_help_names_every_kind_strategy_and_distribution() {
         use clap::CommandFactory;
         let help = Line::command().render_long_help().to_string();
-        for name in JoinKind::ALL.map(JoinKind::name).into_iter().chain(Strategy::ALL.map(Strategy::name)) {
+        let names = JoinKind::ALL.map(JoinKind::name).into_iter().chain(Strategy::ALL.map(Strategy::name));
+        for name in names.chain(Distribution::ALL.map(Distribution::name)) {
             assert!(help.contains(name), "{name} is not in the help");
         }
     }

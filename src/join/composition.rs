@@ -20,12 +20,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::kind::unknown;
 use super::rank::BUCKET_BITS;
 use super::{Side, Strategy};
 use crate::device::RadixBits;
+use crate::{Error, Result};
 
 /// Decisions about the way a join runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,13 +68,28 @@ pub enum Distribution {
 }
 
 impl Distribution {
-    /// Returns the name in explanations.
+    /// Distributions that a caller can ask for.
+    pub const ALL: [Self; 2] = [Self::Broadcast, Self::Hash];
+
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Alone => "alone",
             Self::Broadcast => "broadcast",
             Self::Hash => "hash",
         }
+    }
+}
+
+impl FromStr for Distribution {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|distribution| distribution.name() == text);
+        found.ok_or_else(|| {
+            let others = [("alone", "auto"), ("exchange", "hash"), ("repartition", "hash"), ("replicate", "broadcast")];
+            unknown("distribution", text, &["auto", "broadcast", "hash"], &others)
+        })
     }
 }
 

@@ -123,6 +123,8 @@ pub struct ExplainedPhase {
 pub struct ExplainedAlternative {
     pub strategy: &'static str,
     pub build_side: String,
+    /// `alone`, `broadcast` or `hash`.
+    pub distribution: &'static str,
     pub predicted_seconds: f64,
     pub reason: String,
 }
@@ -164,6 +166,7 @@ impl Explanation {
         let alternatives = plan.alternatives.iter().map(|alternative| ExplainedAlternative {
             strategy: alternative.strategy.name(),
             build_side: alternative.build_side.to_string(),
+            distribution: alternative.distribution.name(),
             predicted_seconds: alternative.seconds,
             reason: alternative.reason(device, plan.target.memory_bytes),
         });
@@ -436,11 +439,13 @@ impl fmt::Display for Explanation {
         writeln!(f, "{:17} {:>9} {:11}  {:>9}", "total", human::seconds(self.predicted_seconds), "", measured)?;
         if !self.alternatives.is_empty() {
             writeln!(f)?;
-            writeln!(f, "not chosen (strategy, build side)")?;
+            let divided = if self.device.ranks > 1 { ", distribution" } else { "" };
+            writeln!(f, "not chosen (strategy, build side{divided})")?;
         }
         for other in &self.alternatives {
             let (name, seconds) = (other.strategy, human::seconds(other.predicted_seconds));
-            writeln!(f, "  {name:15} {:5} {seconds:>9}  {}", other.build_side, other.reason)?;
+            let divided = if self.device.ranks > 1 { format!(" {:9}", other.distribution) } else { String::new() };
+            writeln!(f, "  {name:15} {:5}{divided} {seconds:>9}  {}", other.build_side, other.reason)?;
         }
         Ok(())
     }

@@ -19,6 +19,7 @@
 mod bind;
 mod calibrate;
 mod cost;
+mod divide;
 mod estimate;
 mod explain;
 mod filter;
@@ -37,6 +38,7 @@ mod value_sizes;
 pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};
 pub use cost::{MemoryNeed, PredictedPhase, Resource};
+pub(crate) use divide::needs_several_devices;
 pub use estimate::Estimates;
 pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedHeavyKey, ExplainedPhase, ExplainedResult, ExplainedSide,

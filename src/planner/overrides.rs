@@ -30,9 +30,9 @@ impl PlanOverrides {
         Self { strategy, by_name: strategy.is_some(), ..Self::default() }
     }
 
-    /// True if any decision is taken beforehand.
-    pub(super) fn is_anything(&self) -> bool {
-        *self != Self::default()
+    /// True if any decision is taken beforehand, except the distribution.
+    pub(super) fn is_more_than_distribution(&self) -> bool {
+        Self { distribution: None, ..*self } != Self::default()
     }
 
     /// True if a composition agrees with the overrides.

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
+use super::divide;
 use super::inputs::{Input, Inputs, TextWork};
 use super::value_sizes::result_row_bytes;
 use super::{BoundJoin, Composition, Distribution, Estimates, PlanOverrides, Side, Strategy, Target};
@@ -47,6 +48,7 @@ pub struct Plan {
 pub struct Alternative {
     pub strategy: Strategy,
     pub build_side: Side,
+    pub distribution: Distribution,
     pub seconds: f64,
     pub memory: MemoryNeed,
     /// True if the caller has asked for another.
@@ -114,29 +116,21 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
 /// Plans as [`plan_on`] does, with some decisions taken beforehand.
 ///
 /// # Errors
-/// The errors of [`plan_on`], and [`Error::Unsupported`] when no plan agrees with the overridden
-/// decisions.
+/// The errors of [`plan_on`], [`Error::Unsupported`] when no plan agrees with the overridden
+/// decisions, and [`Error::Invalid`] when the distribution is impossible.
 pub fn plan_with_overrides(join: BoundJoin, overrides: &PlanOverrides, target: &Target) -> Result<Plan> {
-    let (plan, refusal) = propose_with_overrides(join, overrides, target, &Interrupt::default())?;
+    let (plan, refusal) = propose(join, overrides, target, &Interrupt::default())?;
     refusal.map_or(Ok(plan), Err)
 }
 
-/// Plans as [`plan_on`] does, but without refusing. If nothing fits, returns the plan nearest to
-/// fitting and the reason for its refusal.
+/// Plans as [`plan_with_overrides`] does, but without refusing a join that does not fit. If nothing
+/// fits, returns the plan nearest to fitting and the reason for its refusal.
 ///
 /// # Errors
-/// [`Error::Unsupported`] when both sides have more rows than positions can address, and the errors
-/// of the interrupt.
+/// [`Error::Unsupported`] when both sides have more rows than positions can address, or no plan
+/// agrees with the overridden decisions. [`Error::Invalid`] when the distribution is impossible.
+/// The errors of the interrupt.
 pub fn propose(
-    join: BoundJoin,
-    strategy: Option<Strategy>,
-    target: &Target,
-    interrupt: &Interrupt,
-) -> Result<(Plan, Option<Error>)> {
-    propose_with_overrides(join, &PlanOverrides::named(strategy), target, interrupt)
-}
-
-fn propose_with_overrides(
     join: BoundJoin,
     overrides: &PlanOverrides,
     target: &Target,
@@ -177,7 +171,7 @@ pub(super) fn propose_estimated(
         let is_overridden = !wanted(&candidate);
         alternatives.push(candidate.into_alternative(&chosen.costed, is_overridden, target));
     }
-    let is_overridden = overrides.is_anything();
+    let is_overridden = overrides.is_more_than_distribution();
     let reason = match (&refusal, is_overridden) {
         (Some(_), false) => "no plan fits in device memory; this one needs the least".into(),
         _ => why(&chosen.costed, is_overridden, &alternatives),
@@ -223,7 +217,7 @@ struct Candidate {
 }
 
 fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
-    let Question { join, estimates, target, .. } = *question;
+    let Question { join, overrides, estimates, target, .. } = *question;
     let mut candidates = Vec::new();
     if target.ranks > 1 {
         let of_rank = estimates.of_rank(target.ranks);
@@ -232,8 +226,11 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
             candidates.extend(candidates_distributed(&question, distribution)?);
         }
     }
-    // A join that no distribution can run is left to one device of the set.
     if candidates.is_empty() {
+        if let Some(wanted) = overrides.distribution.filter(|&wanted| wanted != Distribution::Alone) {
+            return Err(divide::refusal(join, wanted, target)?);
+        }
+        // A join that no distribution can run is left to one device of the set.
         candidates = candidates_distributed(question, Distribution::Alone)?;
     }
     if candidates.is_empty() && join.left.rows.min(join.right.rows) > ROWS_MAX as u64 {
@@ -246,18 +243,6 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
     Ok(candidates)
 }
 
-/// True if ranks can divide a join with the given build side in this way.
-fn is_possible(question: &Question<'_>, build_side: Side, distribution: Distribution) -> Result<bool> {
-    let Question { join, overrides, target, .. } = *question;
-    let is_hashed = || join.key_facts(build_side).map(|facts| KeyLayout::new(facts, 0).is_hashed());
-    let is_wanted = overrides.distribution.is_none_or(|wanted| wanted == distribution);
-    Ok(match distribution {
-        Distribution::Alone => true,
-        Distribution::Broadcast => is_wanted && join.how.build_rows_kept(build_side).is_none(),
-        Distribution::Hash => is_wanted && target.capabilities.exchanges && !is_hashed()?,
-    })
-}
-
 /// Prices each strategy on each build side, for ranks that divide the join in one way.
 fn candidates_distributed(question: &Question<'_>, distribution: Distribution) -> Result<Vec<Candidate>> {
     let Question { join, overrides, target, .. } = *question;
@@ -265,7 +250,7 @@ fn candidates_distributed(question: &Question<'_>, distribution: Distribution) -
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
     for build_side in [smaller, smaller.other()] {
-        if !is_possible(question, build_side, distribution)? {
+        if !divide::is_possible(question, build_side, distribution)? {
             continue;
         }
         let build_rows = join.table(build_side).rows;
@@ -327,8 +312,9 @@ impl Candidate {
     fn into_alternative(self, chosen: &Costed, is_overridden: bool, target: &Target) -> Alternative {
         let comparison = self.fits(target).then(|| against(&self.costed, chosen));
         let Costed { composition, seconds, memory, .. } = self.costed;
-        let (strategy, build_side) = (composition.strategy(), composition.build_side);
-        Alternative { strategy, build_side, seconds, memory, is_overridden, comparison }
+        let (strategy, build_side, distribution) =
+            (composition.strategy(), composition.build_side, composition.distribution);
+        Alternative { strategy, build_side, distribution, seconds, memory, is_overridden, comparison }
     }
 }
 

@@ -140,6 +140,12 @@ fn plan_classes(
 ) -> Result<Planned> {
     let ids: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
     let mut sets = options.devices.sets(&ids)?;
+    if let Some(distribution) = options.distribution {
+        sets.retain(|devices| devices.len() > 1);
+        if sets.is_empty() {
+            return Err(planner::needs_several_devices(distribution));
+        }
+    }
     let lost = sets.iter().flat_map(DeviceSet::iter).find(|&device| !in_service(device));
     let is_gang = sets.iter().all(|devices| devices.len() > 1);
     sets.retain(|devices| devices.iter().all(&in_service));
@@ -153,14 +159,20 @@ fn plan_classes(
         return Err(Error::Unavailable(format!("{missing}; see the topology, and the server's log")));
     }
     let join = BoundJoin { result_is_stored: options.into.is_some(), ..join };
-    let mut planned = Planned::default();
+    let (mut planned, mut undivided) = (Planned::default(), None);
     for (class, sets) in DeviceClass::group(sets, engines, &join) {
-        match planner::propose(join.clone(), options.strategy, class.target(), interrupt)? {
-            (plan, None) => planned.fitting.push(ClassPlan::new(plan, sets)),
-            (plan, Some(refusal)) => planned.refused.push((ClassPlan::new(plan, sets), refusal)),
+        match planner::propose(join.clone(), &options.overrides(), class.target(), interrupt) {
+            Ok((plan, None)) => planned.fitting.push(ClassPlan::new(plan, sets)),
+            Ok((plan, Some(refusal))) => planned.refused.push((ClassPlan::new(plan, sets), refusal)),
+            // Other devices may be able to divide the join as asked.
+            Err(error @ Error::Invalid(_)) => undivided = Some(error),
+            Err(error) => return Err(error),
         }
     }
-    Ok(planned)
+    match undivided {
+        Some(error) if planned.fitting.is_empty() && planned.refused.is_empty() => Err(error),
+        _ => Ok(planned),
+    }
 }
 
 /// Plans a join for the requested devices that it fits on, and finds its needs on each.

@@ -1,13 +1,15 @@
 //! Options of a job: the way a join is run, and the use of its result.
 
 use crate::catalog::IntoMode;
-use crate::planner::Strategy;
+use crate::planner::{Distribution, PlanOverrides, Strategy};
 
 /// Options of a job. They change no row of its result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JobOptions {
     /// `None`: the planner chooses.
     pub strategy: Option<Strategy>,
+    /// Division of the join among several devices. `None`: the planner chooses.
+    pub distribution: Option<Distribution>,
     pub devices: DeviceRequest,
     /// From -100 to 100; higher starts first.
     pub priority: i32,
@@ -20,6 +22,11 @@ pub struct JobOptions {
 }
 
 impl JobOptions {
+    /// Returns the decisions that the caller takes instead of the planner.
+    pub fn overrides(&self) -> PlanOverrides {
+        PlanOverrides { distribution: self.distribution, ..PlanOverrides::named(self.strategy) }
+    }
+
     /// True if the result is consumed while it is read, and is never stored in whole. A result that
     /// becomes a table is stored in whole.
     pub fn is_read_as_made(&self) -> bool {

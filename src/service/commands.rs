@@ -101,13 +101,14 @@ enum Takes {
 
 /// Fields of a join whose values are checked here, because the JSON reader's error does not name
 /// the field.
-const JOIN_FIELDS: [(&str, Takes); 12] = [
+const JOIN_FIELDS: [(&str, Takes); 13] = [
     ("left", Takes::Text),
     ("right", Takes::Text),
     ("how", Takes::Text),
     ("columns", Takes::Names),
     ("count", Takes::Flag),
     ("strategy", Takes::Text),
+    ("distribution", Takes::Text),
     ("nulls_equal", Takes::Flag),
     ("batch_rows", Takes::Whole { least: 0, most: u32::MAX as i64 }),
     ("priority", Takes::Whole { least: *PRIORITIES.start() as i64, most: *PRIORITIES.end() as i64 }),
@@ -208,7 +209,7 @@ struct Fields {
 }
 
 static COMMAND: Fields = Fields { name: "dovetail.v1.Command", tag_max: 1, inside: &[(1, &JOIN)] };
-static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 14, inside: &[(3, &KEY_PAIR)] };
+static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 15, inside: &[(3, &KEY_PAIR)] };
 static KEY_PAIR: Fields = Fields { name: "dovetail.v1.KeyPair", tag_max: 3, inside: &[] };
 
 /// Refuses fields that are unknown. The protobuf decoder skips them; here they are the caller's
@@ -273,6 +274,10 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
         None | Some("auto") => None,
         Some(name) => Some(name.parse()?),
     };
+    let distribution = match join.distribution.as_deref() {
+        None | Some("auto") => None,
+        Some(name) => Some(name.parse()?),
+    };
     let into_mode = proto::join::IntoMode::try_from(join.into_mode)
         .map_err(|_| Error::Invalid(format!("\"into_mode\" is number {}, which is no mode", join.into_mode)))?;
     if join.into.as_deref() == Some("") {
@@ -306,6 +311,7 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
     };
     let options = JobOptions {
         strategy,
+        distribution,
         devices: devices(join.devices.and_then(|value| value.kind))?,
         priority,
         retain_seconds: join.retain_seconds.or(defaults.retain_seconds),
@@ -374,11 +380,11 @@ mod tests {
     fn decode(command: &[u8]) -> Result<JoinCommand> {
         super::decode(command, &Defaults::default())
     }
-    use crate::planner::Strategy;
+    use crate::planner::{Distribution, Strategy};
 
     const FULL: &str = r#"{"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "y", "nulls_equal": true}],
         "how": "left_anti", "columns": ["x"], "strategy": "sort-merge", "nulls_equal": true, "devices": ["host:0"],
-        "batch_rows": 10, "priority": -3, "retain_seconds": 0, "into": "c", "into_mode": "replace"}}"#;
+        "distribution": "hash", "batch_rows": 10, "priority": -3, "retain_seconds": 0, "into": "c", "into_mode": "replace"}}"#;
 
     fn any(name: &str, value: Vec<u8>) -> Vec<u8> {
         let type_url = format!("type.googleapis.com/{name}");
@@ -405,6 +411,7 @@ mod tests {
         let Some(proto::command::Command::Join(join)) = message.command else { panic!("not a join") };
         assert_eq!(decode(&any("dovetail.v1.Join", join.encode_to_vec())).unwrap(), from_json);
         assert_eq!(from_json.options.strategy, Some(Strategy::SortMerge));
+        assert_eq!(from_json.options.distribution, Some(Distribution::Hash));
         assert_eq!(from_json.options.devices, DeviceRequest::Named(vec!["host:0".into()]));
         assert_eq!((from_json.spec.batch_rows, from_json.options.retain_seconds), (Some(10), Some(0)));
         assert_eq!((from_json.options.into.as_deref(), from_json.options.into_mode), (Some("c"), IntoMode::Replace));
@@ -418,7 +425,8 @@ mod tests {
             (spec.how, options.strategy, options.into, options.retain_seconds),
             (JoinKind::Inner, None, None, None)
         );
-        assert_eq!((options.devices, spec.batch_rows), (DeviceRequest::Any, None));
+        assert_eq!((options.devices, options.distribution), (DeviceRequest::Any, None));
+        assert_eq!(spec.batch_rows, None);
         assert_eq!(options.into_mode, IntoMode::Create);
     }
 
@@ -446,8 +454,8 @@ mod tests {
     fn unknown_fields_are_refused_in_both_forms() {
         assert!(refusal(br#"{"join": {"left": "a", "right": "b", "hwo": "left"}}"#).contains("hwo"));
         assert!(refusal(br#"{"jion": {}}"#).contains("jion"));
-        // Field 15 of a join, which does not exist, as a varint.
-        assert!(refusal(&any("dovetail.v1.Join", vec![15 << 3, 1])).contains("field number 15"));
+        // Field 16 of a join, which does not exist, as a varint.
+        assert!(refusal(&any("dovetail.v1.Join", vec![16 << 3 | 0x80, 1, 1])).contains("field number 16"));
         // A key pair (field 3) that contains an unknown field 4.
         assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 2, 4 << 3, 1])).contains("field number 4"));
         // A key pair that claims more bytes than there are.
@@ -474,6 +482,7 @@ mod tests {
             (r#""retain_seconds": 1e30"#, "a whole number from 0 to 4294967295"),
             (r#""retain_seconds": "soon""#, "a whole number from 0 to 4294967295"),
             (r#""how": 5"#, "a string"),
+            (r#""distribution": true"#, "a string"),
             (r#""into_mode": 1"#, "a string"),
             (r#""into": ["t"]"#, "a string"),
             (r#""columns": "x""#, "a list of names"),
@@ -491,6 +500,8 @@ mod tests {
         assert!(with(&pairs(r#""x", "nulls_equal": true"#)).contains("the pair of \"k\" and \"x\" twice"));
         assert!(decode(format!(r#"{{"join": {{"left": "a", "right": "b", {}}}}}"#, pairs("\"y\"")).as_bytes()).is_ok());
         assert!(with(r#""strategy": "quantum""#).contains("quantum"));
+        assert!(with(r#""distribution": "Broad-Cast""#).contains("it is one of auto, broadcast, hash"));
+        assert!(with(r#""distribution": "HASH""#).ends_with("did you mean \"hash\"?"));
         assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));
         assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));
         assert!(with(r#""into": """#).contains("\"into\" is empty"));

@@ -123,7 +123,7 @@ fn check_all(
             // Some joins cannot be divided as asked.
             let without = PlanOverrides { distribution: None, ..overrides };
             let run = |spec: &JoinSpec| match gang.join(spec, &overrides, chunk_rows_min) {
-                Err(dovetail::Error::Unsupported(_)) => gang.join(spec, &without, chunk_rows_min),
+                Err(dovetail::Error::Invalid(_)) => gang.join(spec, &without, chunk_rows_min),
                 outcome => outcome,
             };
             let run = |spec: &JoinSpec| run(spec).unwrap_or_else(|error| panic!("{label}: {error}"));

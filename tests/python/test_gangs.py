@@ -121,6 +121,42 @@ def test_results_of_gangs_are_inputs_of_the_next(gangs: dovetail.Client) -> None
     assert found.combine_chunks().equals(expected.combine_chunks())
 
 
+@pytest.mark.parametrize("distribution", ["broadcast", "hash"])
+def test_a_distribution_that_is_asked_for_is_taken(
+    gangs_server: Server, gangs: dovetail.Client, seed: int, distribution: str
+) -> None:
+    case = case_of(seed, "left")
+    gangs.put("l", case.left)
+    gangs.put("r", case.right)
+    options = {"on": "k", "how": "left", "devices": 2, "distribution": distribution}
+    job = gangs.submit("l", "r", **options)
+    oracle.check(case, job.result().table())
+    assert job.explain()["device"]["distribution"] == distribution
+    explained = gangs.explain("l", "r", **options)
+    assert {other["distribution"] for other in explained["alternatives"]} == {distribution}
+    words = ["explain", "l", "r", "--on", "k", "--devices", "2", "--distribution", distribution]
+    shown = command_line(gangs_server, *words)
+    divided = {"broadcast": "all of it to each of 2 devices", "hash": "exchanged by key among 2 devices"}
+    assert divided[distribution] in shown.stdout, shown
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, object], str]] = {
+    "one device": ({"on": "k", "distribution": "hash"}, 'ask for several with "devices", as in "devices": 2'),
+    "text": ({"on": "t", "distribution": "hash", "devices": 2}, 'these keys are wider, or are text; ask for "broadcast"'),
+    "full": ({"on": "k", "how": "full", "distribution": "broadcast", "devices": 2}, 'ask for "hash" or "auto"'),
+    "unknown": ({"on": "k", "distribution": "hsah"}, 'one of auto, broadcast, hash; did you mean "hash"?'),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_distribution_that_is_impossible_is_refused(gangs: dovetail.Client, name: str) -> None:
+    options, sentence = IMPOSSIBLE[name]
+    gangs.put("t", {"k": [1, 2, 3], "t": ["a", "b", "c"]})
+    for call in (gangs.join, gangs.count, gangs.explain):
+        with refused(dovetail.InvalidRequest, sentence):
+            call("t", "t", **options)
+
+
 def command_line(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "DOVETAIL_SERVER": server.uri}
     return subprocess.run([str(binary()), *words], env=env, capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 mod choice;
 mod cost;
+mod divide;
 mod estimates;
 mod recorded;
 mod wide;

@@ -60,7 +60,7 @@ fn names(pairs: impl Iterator<Item = usize>) -> Vec<KeyPair> {
 fn planned(spec: JoinSpec, catalog: &Catalog, target: &Target) -> Plan {
     let interrupt = patience();
     let join = bind_interruptible(&spec, catalog, &interrupt).unwrap();
-    propose(join, None, target, &interrupt).unwrap().0
+    propose(join, &PlanOverrides::default(), target, &interrupt).unwrap().0
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn planning_ends_when_it_is_interrupted() {
     let refusal = Error::Cancelled("enough".into());
     assert_eq!(bind_interruptible(&spec, &catalog, &stop).unwrap_err(), refusal);
     let join = bind(&spec, &catalog).unwrap();
-    assert_eq!(propose(join.clone(), None, &gpu(), &stop).unwrap_err(), refusal);
+    assert_eq!(propose(join.clone(), &PlanOverrides::default(), &gpu(), &stop).unwrap_err(), refusal);
     // The planner checks the interrupt once for each price of each strategy on each side.
     let looks = Arc::new(AtomicUsize::new(0));
     let count = looks.clone();
@@ -121,6 +121,6 @@ fn planning_ends_when_it_is_interrupted() {
         count.fetch_add(1, Ordering::Relaxed);
         Ok(())
     });
-    propose(join, None, &gpu(), &counted).unwrap();
+    propose(join, &PlanOverrides::default(), &gpu(), &counted).unwrap();
     assert!(looks.load(Ordering::Relaxed) >= 2 * Strategy::ALL.len(), "{looks:?}");
 }

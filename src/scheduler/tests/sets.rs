@@ -1,6 +1,7 @@
 //! Tests of jobs that run on several devices together.
 
 use super::*;
+use crate::planner::Distribution;
 use crate::scheduler::device_set::DeviceSet;
 use crate::scheduler::placing::Place;
 
@@ -98,6 +99,16 @@ fn a_count_of_devices_makes_a_gang_of_the_first_devices_that_are_free() {
     stage.finish(busy);
     assert_eq!(stage.ended(&gang), JobState::Complete);
     stage.idle();
+}
+
+#[test]
+fn a_distribution_is_only_for_joins_on_several_devices() {
+    let stage = Stage::new(2);
+    let hashed = |devices| JobOptions { distribution: Some(Distribution::Hash), devices, ..JobOptions::default() };
+    for devices in [DeviceRequest::Any, DeviceRequest::Count(1), DeviceRequest::Named(vec!["host:1".into()])] {
+        let refused = stage.submit_join(&spec("r0"), hashed(devices), "").unwrap_err();
+        assert!(matches!(&refused, Error::Invalid(message) if message.contains("\"devices\": 2")), "{refused}");
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ from ._jobs import Jobs, JobStatus
 from ._result import Explanation, FetchProgress, Job, Result
 from .client import (
     Client,
+    Distribution,
     How,
     IntoMode,
     Mode,
@@ -53,6 +54,7 @@ __all__ = [
     "Cancelled",
     "Client",
     "DeadlineExceeded",
+    "Distribution",
     "Error",
     "Exhausted",
     "Explanation",

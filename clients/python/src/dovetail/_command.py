@@ -124,6 +124,7 @@ def join_command(
     into_mode: str | None = None,
     left_on: str | Sequence[str] | None = None,
     right_on: str | Sequence[str] | None = None,
+    distribution: str | None = None,
 ) -> dict[str, Any]:
     """The command of a join.
 
@@ -145,6 +146,7 @@ def join_command(
     said = {
         "columns": None if columns is None else _columns(columns),
         "strategy": _arguments.optional_text("strategy", strategy, "the name of a strategy"),
+        "distribution": _arguments.optional_text("distribution", distribution, "the name of a distribution"),
         "nulls_equal": _arguments.truth("nulls_equal", nulls_equal),
         "into": _arguments.optional_text("into", into, "the name of a table to make"),
         "into_mode": None if into_mode is None else _arguments.one_of("into_mode", into_mode, get_args(IntoMode)),
@@ -183,7 +185,7 @@ def _devices(devices: object) -> int | str | list[str] | None:
 
 OPTIONS = (
     "how", "columns", "strategy", "nulls_equal", "into", "into_mode", "devices", "priority", "retain_seconds",
-    "batch_rows", "left_on", "right_on",
+    "batch_rows", "left_on", "right_on", "distribution",
 )  # fmt: skip
 """Options of a join, in addition to its tables and keys."""
 

@@ -29,6 +29,9 @@ How = Literal["inner", "left", "right", "full", "left_semi", "left_anti", "right
 Strategy = Literal["auto", "hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"]
 """Strategy of a join. With ``"auto"``, the planner chooses. The server may know other strategies."""
 
+Distribution = Literal["auto", "broadcast", "hash"]
+"""Division of a join among several devices. With ``"auto"``, the planner chooses."""
+
 Mode = Literal["create", "replace", "append", "create_if_missing"]
 """Action of an upload if a table of that name exists."""
 
@@ -274,6 +277,7 @@ class Client:
         into: str | None = None,
         into_mode: IntoMode | None = None,
         devices: int | str | Sequence[str] | None = None,
+        distribution: Distribution | str | None = None,
         priority: int | None = None,
         retain_seconds: int | None = None,
         batch_rows: int | None = None,
@@ -305,6 +309,9 @@ class Client:
                 it when the result is complete.
             devices: Devices that run the join together: their number, the name of one, a list of names, or ``"all"``.
                 By default, the server chooses one.
+            distribution: Division of the join among several devices. With ``"broadcast"``, each has the whole build
+                side, and they share out the rows of the other side. With ``"hash"``, each joins all rows of its own
+                keys. With ``"auto"``, the default, the planner chooses.
             priority: Priority of the job, -100 to 100, 0 by default. Jobs of higher priority start first.
             retain_seconds: Seconds that the server keeps the complete result. 0: the server releases rows as one reader
                 reads them, so the result may be larger than its memory.
@@ -335,6 +342,7 @@ class Client:
             into_mode,
             left_on,
             right_on,
+            distribution,
         )
         result = self._submit(command).result()
         if progress:
@@ -381,6 +389,7 @@ class Client:
         right_on: str | Sequence[str] | None = None,
         nulls_equal: bool | None = None,
         devices: int | str | Sequence[str] | None = None,
+        distribution: Distribution | str | None = None,
         priority: int | None = None,
     ) -> int:
         """Counts the rows of a join. The server makes no rows and reads the key columns only.
@@ -405,6 +414,7 @@ class Client:
             strategy=strategy,
             nulls_equal=nulls_equal,
             devices=devices,
+            distribution=distribution,
             priority=priority,
             left_on=left_on,
             right_on=right_on,
@@ -498,6 +508,7 @@ class Client:
 
 __all__ = [
     "Client",
+    "Distribution",
     "How",
     "IntoMode",
     "Mode",

@@ -1,0 +1,54 @@
+//! Tests of distributions that a caller asks for.
+
+use super::*;
+
+/// Tables `r` and `s` with an integer `k` and a text `t`.
+fn join(how: JoinKind, key: &str) -> BoundJoin {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+    let fields = vec![Field::new("k", DataType::Int32, false), Field::new("t", DataType::Utf8, false)];
+    for name in ["r", "s"] {
+        let mut table = Table::from_batches(name, Arc::new(Schema::new(fields.clone())), Vec::new()).unwrap();
+        (table.rows, table.bytes) = (1 << 20, 24 << 20);
+        table.statistics = vec![ColumnStatistics { distinct: Some(1e6), ..ColumnStatistics::default() }; 2];
+        catalog.create(table).unwrap();
+    }
+    bind(&JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new(key, key)]) }, &catalog).unwrap()
+}
+
+fn planned(how: JoinKind, key: &str, wanted: Distribution, target: &Target) -> crate::Result<Plan> {
+    let overrides = PlanOverrides { distribution: Some(wanted), ..PlanOverrides::default() };
+    plan_with_overrides(join(how, key), &overrides, target)
+}
+
+fn gang() -> Target {
+    Target { ranks: 2, ..Target::default() }
+}
+
+#[test]
+fn a_distribution_that_is_asked_for_is_taken() {
+    for wanted in Distribution::ALL {
+        let plan = planned(JoinKind::Inner, "k", wanted, &gang()).unwrap();
+        assert_eq!((plan.composition.distribution, plan.target.ranks), (wanted, 2));
+        assert!(plan.alternatives.iter().all(|other| other.distribution == wanted && !other.is_overridden));
+        assert!(plan.reason.contains("the shortest predicted time"), "{}", plan.reason);
+    }
+    let chosen = plan_on(join(JoinKind::Inner, "k"), None, &gang()).unwrap();
+    let others: Vec<_> = chosen.alternatives.iter().map(|other| other.distribution).collect();
+    assert!(Distribution::ALL.iter().all(|distribution| others.contains(distribution)), "{others:?}");
+}
+
+#[test]
+fn a_distribution_that_is_impossible_is_refused_with_what_would_be_right() {
+    use Distribution::{Broadcast, Hash};
+    let in_one_process = Target { capabilities: Capabilities { exchanges: false, strings: false }, ..gang() };
+    for (how, key, wanted, target, words) in [
+        (JoinKind::Inner, "k", Hash, Target::default(), "\"devices\": 2"),
+        (JoinKind::Inner, "k", Broadcast, Target::default(), "\"devices\": 2"),
+        (JoinKind::Full, "k", Broadcast, gang(), "ask for \"hash\" or \"auto\""),
+        (JoinKind::Inner, "t", Hash, gang(), "these keys are wider, or are text; ask for \"broadcast\""),
+        (JoinKind::Inner, "k", Hash, in_one_process, "--device-processes"),
+    ] {
+        let refused = planned(how, key, wanted, &target).unwrap_err();
+        assert!(matches!(&refused, Error::Invalid(message) if message.contains(words)), "{refused}");
+    }
+}
