@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use super::windows::{connect_all, disconnect_lost};
 use super::{Engine, Grant, spawn_in};
 use crate::device::{CancelFlag, DeviceId};
-use crate::join::{BatchSink, Distribution, GangBoard, Monitor, Rank, Report, Task};
+use crate::join::{BatchSink, GangBoard, Monitor, Rank, Report, Task};
 use crate::{Context, Error, Result, panics};
 
 /// Time between two looks at the job's request to stop, and at the progress of ranks.
@@ -40,7 +40,7 @@ pub fn run_gang(
     if let ([engine], [grant]) = (engines, grants) {
         return engine.run(task, grant, sink, monitor);
     }
-    if task.composition.distribution == Distribution::Hash {
+    if task.composition.exchanges_rows() {
         connect_all(engines)?;
     }
     let gang = Gang { stop: CancelFlag::new(), state: Mutex::default(), changed: Condvar::new() };

@@ -51,6 +51,10 @@ pub struct Composition {
     /// True if the device gathers text of the result where it can. The host gathers all other text.
     pub device_gathers_text: bool,
     pub distribution: Distribution,
+    /// True if each rank reads a share of the build side, and sends it to all other ranks.
+    /// Otherwise each rank that needs all build rows reads all. Only for broadcast, with build rows
+    /// that can cross whole: packed keys, and fixed-width columns without nulls.
+    pub shares_build_read: bool,
 }
 
 /// Division of a join among the ranks of a gang.
@@ -150,6 +154,11 @@ impl Composition {
         }
     }
 
+    /// True if rows cross from rank to rank.
+    pub fn exchanges_rows(&self) -> bool {
+        self.distribution == Distribution::Hash || self.shares_build_read
+    }
+
     /// True if the build side's payload crosses the link after the probe side.
     pub fn defers_build_payload(&self) -> bool {
         self.transfer_order == TransferOrder::DeferBuildPayload
@@ -206,6 +215,7 @@ impl fmt::Display for Composition {
             device_makes_keys,
             device_gathers_text,
             distribution,
+            shares_build_read,
         } = self;
         let flags = [
             (*filter, "filter"),
@@ -213,6 +223,7 @@ impl fmt::Display for Composition {
             (*device_makes_keys, "keys by the device"),
             (*device_gathers_text, "text by the device"),
             (*distribution != Distribution::Alone, distribution.name()),
+            (*shares_build_read, "build read in shares"),
         ];
         let flags: Vec<&str> = flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name)).collect();
         let (strategy, radix_bits, flags) = (self.strategy(), self.radix_bits(), flags.join(", "));

@@ -22,7 +22,7 @@ use super::progress::{Progress, Stage};
 use super::rank::Rank;
 use super::source::TableRows;
 use super::transform::CopyIn;
-use super::{BatchSink, Distribution, Task};
+use super::{BatchSink, Task};
 use crate::Result;
 use crate::columns::Role;
 use crate::device::Device;
@@ -57,13 +57,13 @@ pub fn run_rank(
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
-    let run = |sink: &dyn BatchSink| match task.composition.distribution {
-        Distribution::Hash => run_exchanged(task, rank, device, arena, sink, monitor),
-        Distribution::Alone | Distribution::Broadcast => {
-            let input = |role| Arc::new(SideInput::of_task(task, role, device.strings().is_some()));
-            let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
-            run_prepared(preparation, rank, device, arena, sink, monitor)
+    let run = |sink: &dyn BatchSink| {
+        if task.composition.exchanges_rows() {
+            return run_exchanged(task, rank, device, arena, sink, monitor);
         }
+        let input = |role| Arc::new(SideInput::of_task(task, role, device.strings().is_some()));
+        let preparation = Preparation::new(task.clone(), input(Role::Build), input(Role::Probe), device);
+        run_prepared(preparation, rank, device, arena, sink, monitor)
     };
     if !task.counts_rows {
         return run(sink);

@@ -314,6 +314,9 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
         };
         let divided = match (plan.composition.distribution, role) {
             (Distribution::Alone, _) => String::new(),
+            (Distribution::Broadcast, "build") if plan.composition.shares_build_read => {
+                format!("; all of it to each of {} devices, which read a share each", plan.target.ranks)
+            }
             (Distribution::Broadcast, "build") => format!("; all of it to each of {} devices", plan.target.ranks),
             (Distribution::Broadcast, _) => format!("; divided among {} devices", plan.target.ranks),
             (Distribution::Hash, _) => format!("; exchanged by key among {} devices", plan.target.ranks),

@@ -32,6 +32,8 @@ pub(super) struct Inputs {
     /// Source column of each column of the result, in the result's order. Clones share the list.
     pub(super) given: Arc<[Given]>,
     pub(super) distribution: Distribution,
+    /// True if each rank reads a share of the build side and sends it to the others.
+    pub(super) shares_build_read: bool,
 }
 
 /// Source of a column of the result.
@@ -219,7 +221,19 @@ impl Inputs {
         let device_makes_keys = layout.is_made_by_device();
         let given = join.output.iter().map(|output| Given::of(output.source, join, &build, &probe)).collect();
         let (key_width, distribution) = (layout.width(), Distribution::Alone);
-        Ok(Self { build, probe, key_width, hashed, device_makes_keys, raw, dense_slots, given, distribution })
+        let shares_build_read = false;
+        Ok(Self {
+            build,
+            probe,
+            key_width,
+            hashed,
+            device_makes_keys,
+            raw,
+            dense_slots,
+            given,
+            distribution,
+            shares_build_read,
+        })
     }
 
     /// Returns the inputs of one rank of a gang of `ranks`.
@@ -234,6 +248,17 @@ impl Inputs {
             }
         }
         self
+    }
+
+    /// Returns these inputs with the build side read in shares, if whole build rows can cross.
+    pub(super) fn sharing_build_read(&self) -> Option<Self> {
+        let may_share = self.distribution == Distribution::Broadcast && !self.hashed && self.build.crosses_whole();
+        may_share.then(|| {
+            let mut inputs = Self { shares_build_read: true, ..self.clone() };
+            // Rows are in the order of their arrival.
+            inputs.build.sorted = false;
+            inputs
+        })
     }
 
     pub(super) fn key_bytes(&self) -> f64 {
@@ -368,6 +393,12 @@ impl Input {
             *number /= shares;
         }
         self.text_columns.iter_mut().for_each(|text| text.bytes /= shares);
+    }
+
+    /// True if an exchange moves all columns of the rows. The host gathers other columns by row
+    /// number.
+    pub(super) fn crosses_whole(&self) -> bool {
+        !self.host_gathers && self.text_columns.is_empty() && self.columns.iter().all(|column| !column.nullable)
     }
 
     /// Position of a column that the result takes from this side. Each list is in the order of the

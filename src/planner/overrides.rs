@@ -22,6 +22,7 @@ pub struct PlanOverrides {
     pub defer_build_payload: Option<bool>,
     pub device_gathers_text: Option<bool>,
     pub distribution: Option<Distribution>,
+    pub shares_build_read: Option<bool>,
 }
 
 impl PlanOverrides {
@@ -47,12 +48,14 @@ impl PlanOverrides {
             defer_build_payload,
             device_gathers_text: _,
             distribution,
+            shares_build_read,
         } = *self;
         strategy.is_none_or(|strategy| strategy == composition.strategy())
             && build_side.is_none_or(|side| side == composition.build_side)
             && filter.is_none_or(|filter| filter == composition.filter)
             && defer_build_payload.is_none_or(|defers| defers == composition.defers_build_payload())
             && distribution.is_none_or(|distribution| distribution == composition.distribution)
+            && shares_build_read.is_none_or(|shares| shares == composition.shares_build_read)
     }
 }
 
@@ -67,6 +70,8 @@ impl fmt::Display for PlanOverrides {
             self.device_gathers_text
                 .map(|gathers| format!("text gathered by the {}", if gathers { "device" } else { "host" })),
             self.distribution.map(|distribution| format!("distribution {}", distribution.name())),
+            self.shares_build_read
+                .map(|shares| format!("build side read {}", if shares { "in shares" } else { "whole by each device" })),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         f.write_str(&parts.join(", "))

@@ -259,7 +259,11 @@ fn candidates_distributed(question: &Question<'_>, distribution: Distribution) -
             continue;
         }
         let ways = text_ways(question, build_side)?.into_iter();
-        let ways: Vec<Inputs> = ways.map(|inputs| inputs.of_rank(distribution, target.ranks)).collect();
+        let mut ways: Vec<Inputs> = ways.map(|inputs| inputs.of_rank(distribution, target.ranks)).collect();
+        if target.capabilities.exchanges {
+            let shared: Vec<Inputs> = ways.iter().filter_map(Inputs::sharing_build_read).collect();
+            ways.extend(shared);
+        }
         let links: Vec<Links> = ways.iter().map(|inputs| Links::new(join, inputs, target)).collect();
         for strategy in Strategy::ALL {
             let costed = |(inputs, links)| Ok((inputs, Costed::cheapest(question, strategy, inputs, links)?));

@@ -6,6 +6,13 @@ use super::*;
 use crate::join::Distribution;
 use crate::planner::{Plan, PlanOverrides, plan_with_overrides};
 
+/// Distribution, and true if ranks read the build side in shares.
+type Way = (Distribution, bool);
+
+const BROADCAST: Way = (Distribution::Broadcast, false);
+const SHARED_READ: Way = (Distribution::Broadcast, true);
+const HASH: Way = (Distribution::Hash, false);
+
 /// Engines of a gang, over the same tables.
 struct Gang {
     catalog: Catalog,
@@ -38,22 +45,23 @@ impl Gang {
         Self { catalog, engines, lines, used_before }
     }
 
-    fn plan(&self, spec: &JoinSpec, strategy: Strategy, distribution: Distribution) -> Plan {
+    fn plan(&self, spec: &JoinSpec, strategy: Strategy, (distribution, shares_build_read): Way) -> Plan {
         let engine = &self.engines[0];
         let target = Target::new(engine.id(), engine.info(), engine.memory(), Rates::host(2));
         let target = Target { ranks: self.engines.len(), ..target };
-        let overrides = PlanOverrides { distribution: Some(distribution), ..PlanOverrides::named(Some(strategy)) };
+        let (distribution, shares_build_read) = (Some(distribution), Some(shares_build_read));
+        let overrides = PlanOverrides { distribution, shares_build_read, ..PlanOverrides::named(Some(strategy)) };
         plan_with_overrides(bind(spec, &self.catalog).unwrap(), &overrides, &target).unwrap()
     }
 
     /// Returns a task of small chunks, so that every rank has its turn.
     fn task(&self, how: JoinKind, strategy: Strategy) -> Task {
-        self.task_of(how, strategy, Distribution::Broadcast)
+        self.task_of(how, strategy, BROADCAST)
     }
 
-    fn task_of(&self, how: JoinKind, strategy: Strategy, distribution: Distribution) -> Task {
+    fn task_of(&self, how: JoinKind, strategy: Strategy, way: Way) -> Task {
         let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
-        Task { chunk_rows_min: Some(500), ..self.plan(&spec, strategy, distribution).task().unwrap() }
+        Task { chunk_rows_min: Some(500), ..self.plan(&spec, strategy, way).task().unwrap() }
     }
 
     fn run(&self, task: &Task, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
@@ -157,7 +165,7 @@ fn gangs_of_processes_give_the_rows_of_one_device_and_return_all_memory() {
         for how in divided_kinds() {
             let expected = gang.expected(&gang.task(how, Strategy::Hash));
             for strategy in Strategy::ALL {
-                for distribution in [Distribution::Broadcast, Distribution::Hash] {
+                for distribution in [BROADCAST, HASH] {
                     let rows = gang.rows(&gang.task_of(how, strategy, distribution));
                     assert_eq!(rows, expected, "{how} by {strategy}, {distribution:?}, {} ranks", gang.engines.len());
                 }
@@ -176,8 +184,8 @@ fn a_gang_counts_the_rows_of_all_ranks() {
                 let plan = gang.plan(&spec, Strategy::RadixHash, distribution);
                 Task { chunk_rows_min: Some(500), ..plan.task().unwrap() }
             };
-            let expected = gang.expected(&task(Distribution::Broadcast));
-            for distribution in [Distribution::Broadcast, Distribution::Hash] {
+            let expected = gang.expected(&task(BROADCAST));
+            for distribution in [BROADCAST, SHARED_READ, HASH] {
                 assert_eq!(gang.rows(&task(distribution)), expected, "{how}, {distribution:?}");
             }
         }
@@ -198,8 +206,8 @@ fn every_rank_of_a_gang_takes_rows() {
 #[test]
 fn ranks_that_exchange_rows_run_a_full_join() {
     let gang = Gang::new(3, 0);
-    let alone = gang.task_of(JoinKind::Full, Strategy::Hash, Distribution::Alone);
-    let task = gang.task_of(JoinKind::Full, Strategy::RadixHash, Distribution::Hash);
+    let alone = gang.task_of(JoinKind::Full, Strategy::Hash, (Distribution::Alone, false));
+    let task = gang.task_of(JoinKind::Full, Strategy::RadixHash, HASH);
     assert_eq!(gang.rows(&task), gang.expected(&alone));
     gang.wait_for_all_memory();
 }
@@ -208,7 +216,7 @@ fn ranks_that_exchange_rows_run_a_full_join() {
 #[test]
 fn a_process_that_ends_in_an_exchange_fails_its_gang_and_no_later_one() {
     let gang = Gang::new(3, 0);
-    let task = gang.task_of(JoinKind::Inner, Strategy::Hash, Distribution::Hash);
+    let task = gang.task_of(JoinKind::Inner, Strategy::Hash, HASH);
     let expected = gang.expected(&gang.task(JoinKind::Inner, Strategy::Hash));
     let cut = || Ok(gang.lines[0].shutdown(Shutdown::Both)?);
     let sink = AfterPush { batches: Batches::default(), then: &cut };
@@ -216,7 +224,7 @@ fn a_process_that_ends_in_an_exchange_fails_its_gang_and_no_later_one() {
     assert!(matches!(&failed, Error::Unavailable(message) if message.contains("host:0")), "{failed}");
     drop(sink);
     let others = Gang { engines: gang.engines[1..].to_vec(), ..gang };
-    let task = others.task_of(JoinKind::Inner, Strategy::Hash, Distribution::Hash);
+    let task = others.task_of(JoinKind::Inner, Strategy::Hash, HASH);
     assert_eq!(others.rows(&task), expected);
     others.wait_for_all_memory();
 }

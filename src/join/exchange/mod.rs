@@ -1,5 +1,7 @@
-//! Joins of a gang whose ranks exchange rows: each rank joins all rows of its own keys (hash
-//! distribution).
+//! Joins of a gang whose ranks exchange rows. By hash, each rank joins all rows of its own keys. By
+//! broadcast, ranks read the build side in shares and send it to each other (`broadcast.rs`).
+//!
+//! Hash distribution:
 //!
 //! ```text
 //!   build   chunk ─► partition by bucket ─► keep ─► (all ranks: histogram ─► owners)
@@ -18,6 +20,7 @@
 //! them, if the kind of join keeps them. Keys must be packed exactly; hashed keys would have to be
 //! compared by values that other ranks have.
 
+mod broadcast;
 mod channel;
 mod owners;
 mod rows;
@@ -44,7 +47,7 @@ use super::semantics::JoinSemantics;
 use super::source::TableRows;
 use super::threads::run_on_device_pool;
 use super::transform::lay_out;
-use super::{BatchSink, Monitor, Task};
+use super::{BatchSink, Distribution, Monitor, Task};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Device, Phase, peers};
 use crate::memory::Arena;
@@ -83,21 +86,13 @@ pub(super) fn run_exchanged(
     monitor: &Monitor,
 ) -> Result<()> {
     let exchange = Exchange::new(task, rank, device, arena, sink, monitor)?;
-    let mut progress = Progress::new(&task.expected.stage_seconds, monitor);
-    let (owners, pieces) = exchange.exchange_build()?;
-    progress.reach(Stage::TransformBuild, 1.0);
+    let progress = Progress::new(&task.expected.stage_seconds, monitor);
     let streams = CallStreams::new(device, monitor)?;
     let cx = streams.context(device, arena, monitor);
-    let join = exchange.prepare(pieces, &cx)?;
-    progress.reach(Stage::IndexBuild, 1.0);
-    let source = TableRows::new(task.probe.table.clone());
-    let rows = ProbeRows::new(&source, task, &exchange.probe.input, device).of_rank(rank);
-    let probing = Probing::new(&join, rows, sink, progress);
-    exchange.exchange_probe(&owners, &join, &probing)?;
-    let mut progress = probing.into_progress();
-    join.finish_with(&cx, sink, &mut |share| progress.reach(Stage::KeptBuild, share))?;
-    progress.finish();
-    Ok(())
+    match task.composition.distribution {
+        Distribution::Hash => exchange.join_by_hash(&cx, progress),
+        Distribution::Alone | Distribution::Broadcast => exchange.join_by_broadcast(&cx, progress),
+    }
 }
 
 impl<'a> Exchange<'a> {
@@ -113,7 +108,11 @@ impl<'a> Exchange<'a> {
         let window_bytes = peers(device)?.window_bytes();
         let table = |role| SideInput::of_task(task, role, device.strings().is_some());
         let (build_table, probe_table) = (table(Role::Build), table(Role::Probe));
-        let (build, probe) = (Arc::new(build_table.exchanged()), Arc::new(probe_table.exchanged()));
+        let build = Arc::new(build_table.exchanged());
+        let probe = Arc::new(match task.composition.distribution {
+            Distribution::Hash => probe_table.exchanged(),
+            Distribution::Alone | Distribution::Broadcast => probe_table.clone(),
+        });
         let semantics = JoinSemantics::new(task, &build, &probe, None);
         let preparation = Preparation::new(task.clone(), build.clone(), probe.clone(), device);
         let layout = &preparation.layout;
@@ -135,6 +134,22 @@ impl<'a> Exchange<'a> {
             preparation,
             failed: AtomicBool::new(false),
         })
+    }
+
+    /// Joins rows of both sides that cross to the rank of their key.
+    fn join_by_hash(&self, cx: &JoinContext<'_>, mut progress: Progress<'_>) -> Result<()> {
+        let (owners, pieces) = self.exchange_build()?;
+        progress.reach(Stage::TransformBuild, 1.0);
+        let join = self.prepare(pieces, cx, &mut |_| Ok(()))?;
+        progress.reach(Stage::IndexBuild, 1.0);
+        let source = TableRows::new(self.task.probe.table.clone());
+        let rows = ProbeRows::new(&source, self.task, &self.probe.input, self.device).of_rank(self.rank);
+        let probing = Probing::new(&join, rows, self.sink, progress);
+        self.exchange_probe(&owners, &join, &probing)?;
+        let mut progress = probing.into_progress();
+        join.finish_with(cx, self.sink, &mut |share| progress.reach(Stage::KeptBuild, share))?;
+        progress.finish();
+        Ok(())
     }
 
     fn layout(&self) -> &KeyLayout {
@@ -216,14 +231,17 @@ impl<'a> Exchange<'a> {
 
     /// Takes the next chunk of a side's table that no rank has taken.
     fn next_chunk(&self, side: &ExchangedSide) -> Option<Range<u64>> {
+        let input = &*side.input;
+        self.rank.take_rows(input.role, input.table.rows, |left| self.chunk_rows(side, left))
+    }
+
+    /// Returns how many of a side's rows that are left make a chunk.
+    fn chunk_rows(&self, side: &ExchangedSide, left: Range<u64>) -> u64 {
         let (input, layout) = (&*side.input, self.layout());
         let most = even_chunk_rows(self.task, layout, input.table.rows, self.senders(), self.board.ranks());
         // Each chunk is there as it came and partitioned, and receivers have pieces as well.
         let shares = 2 * self.threads();
-        self.rank.take_rows(input.role, input.table.rows, |left| {
-            let left = left.start..left.end.min(left.start + most);
-            chunk_rows(input, layout, self.device, 0, shares, left)
-        })
+        chunk_rows(input, layout, self.device, 0, shares, left.start..left.end.min(left.start + most))
     }
 
     /// Reads a chunk of a side, and emits its rows that have no key.
@@ -248,6 +266,13 @@ impl<'a> Exchange<'a> {
         }
     }
 
+    fn send(&self, cx: &JoinContext<'_>, side: &ExchangedSide, to: usize, outgoing: &Outgoing<'_>) -> Result<()> {
+        let bytes = outgoing.rows.len() * side.slots.widths.iter().sum::<usize>();
+        let channel = self.out[to].as_ref().expect("there is a channel to each other rank");
+        let send = || channel.send(&side.slots, outgoing, (cx.device, cx.stream), &|| self.check());
+        self.monitor.phase(Phase::Exchange, bytes as u64, send)
+    }
+
     /// Sends the rows of a chunk to their owners. Returns the rows of this rank.
     fn send_chunk(
         &self,
@@ -257,14 +282,9 @@ impl<'a> Exchange<'a> {
         chunk: &BucketedChunk,
     ) -> Result<Option<Piece>> {
         let bounds = chunk.bounds()?;
-        let bytes = |rows: usize| (rows * side.slots.widths.iter().sum::<usize>()) as u64;
         for to in self.others() {
             let rows = owners.rows_of(to, bounds);
-            let channel = self.out[to].as_ref().expect("there is a channel to each other rank");
-            self.monitor.phase(Phase::Exchange, bytes(rows.len()), || {
-                let outgoing = Outgoing { columns: &chunk.columns, rows, chunk_start: chunk.start };
-                channel.send(&side.slots, &outgoing, (cx.device, cx.stream), &|| self.check())
-            })?;
+            self.send(cx, side, to, &Outgoing { columns: &chunk.columns, rows, chunk_start: chunk.start })?;
         }
         let own = owners.rows_of(self.rank.number(), bounds);
         if own.is_empty() {
@@ -275,6 +295,8 @@ impl<'a> Exchange<'a> {
             peers.concat_bytes(&[(Clone::clone(column), own.start * width..own.end * width)], cx.stream)
         };
         let columns = chunk.columns.iter().zip(&side.slots.widths).map(cut).collect::<Result<_>>()?;
+        // Another thread may join the rows.
+        cx.device.synchronize(cx.stream)?;
         Ok(Some(Piece { rows: own.len(), chunk_start: chunk.start, columns }))
     }
 
@@ -303,12 +325,13 @@ impl<'a> Exchange<'a> {
         let rows = self.rank.histogram(&histogram.into_inner(), &|| self.check())?;
         let owners = Owners::of(&rows, self.board.ranks());
         let pieces = Mutex::new(Vec::new());
+        let sending = AtomicUsize::new(self.senders());
         let send = |cx: &JoinContext<'_>| {
             while let Some(chunk) = { kept.lock().pop() } {
                 let own = self.send_chunk(cx, &self.build, &owners, &chunk)?;
                 pieces.lock().extend(own);
             }
-            self.end_channels()
+            self.end_channels_after(&sending)
         };
         let receive = |cx: &JoinContext<'_>, from: usize| {
             while let Some(piece) = self.receive(cx, &self.build, from)? {
@@ -316,39 +339,61 @@ impl<'a> Exchange<'a> {
             }
             Ok(())
         };
-        self.on_threads(1, 1, &send, &receive)?;
+        self.on_threads(self.senders(), self.receivers(), &send, &receive)?;
         self.into.iter().flatten().for_each(Channel::begin);
         Ok((owners, pieces.into_inner()))
     }
 
-    fn end_channels(&self) -> Result<()> {
-        self.out.iter().flatten().try_for_each(|channel| channel.end(&|| self.check()))
+    /// Ends the channels to other ranks if no other thread is `sending`.
+    fn end_channels_after(&self, sending: &AtomicUsize) -> Result<()> {
+        match sending.fetch_sub(1, Ordering::AcqRel) {
+            1 => self.out.iter().flatten().try_for_each(|channel| channel.end(&|| self.check())),
+            _ => Ok(()),
+        }
     }
 
-    /// Lays out and indexes the build rows of this rank.
-    fn prepare(&self, pieces: Vec<Piece>, cx: &JoinContext<'_>) -> Result<PreparedJoin> {
+    /// Lays out and indexes the build rows of this rank. Calls `laid_out` before they are indexed.
+    fn prepare(
+        &self,
+        pieces: Vec<Piece>,
+        cx: &JoinContext<'_>,
+        laid_out: &mut (dyn FnMut(&KeyLayout) -> Result<()> + Send),
+    ) -> Result<PreparedJoin> {
         let rows: usize = pieces.iter().map(|piece| piece.rows).sum();
         check_build_rows(&self.build.input.table.name, rows as u64)?;
         let mut arrived = Some(self.build.arrived(cx, pieces)?);
         let row_layout = self.task.composition.row_layout;
         PreparedJoin::prepare_side(self.preparation.clone(), cx, &mut |layout| {
             let arrived = arrived.take().expect("packed keys need one layout");
-            lay_out(cx, &self.build.input, arrived, layout, row_layout)
+            let side = lay_out(cx, &self.build.input, arrived, layout, row_layout)?;
+            laid_out(layout)?;
+            Ok(side)
         })
     }
 
-    /// Reads this rank's share of the probe side, and joins the rows that it owns.
+    /// Reads this rank's share of the probe side, and joins the rows that it owns. Pieces are
+    /// joined together once they have as many rows as a chunk, because some joins pass over all of
+    /// the build side each time.
     fn exchange_probe(&self, owners: &Owners, join: &PreparedJoin, probing: &Probing<'_>) -> Result<()> {
-        let join_piece = |cx: &JoinContext<'_>, piece: Piece| {
+        let waiting = WaitingPieces::new(self.chunk_rows(&self.probe, 0..self.probe.input.table.rows));
+        let (sending, working) = (AtomicUsize::new(self.senders()), AtomicUsize::new(self.threads()));
+        let join_pieces = |cx: &JoinContext<'_>, pieces: Vec<Piece>| {
+            if pieces.is_empty() {
+                return Ok(());
+            }
             run_on_device_pool(cx.device, || {
-                let chunk = Chunk { segment: self.probe.input.clone(), rows: 0..piece.rows as u64 };
-                let arrived = self.probe.arrived(cx, vec![piece])?;
+                let rows = pieces.iter().map(|piece| piece.rows as u64).sum();
+                let chunk = Chunk { segment: self.probe.input.clone(), rows: 0..rows };
+                let arrived = self.probe.arrived(cx, pieces)?;
                 let row_layout = self.task.composition.row_layout;
                 let side = lay_out(cx, &self.probe.input, arrived, self.layout(), row_layout)?;
                 probing.join_chunk(cx, self.threads(), &chunk, &side)
             })
         };
-        let sending = AtomicUsize::new(self.senders());
+        let finish = |cx: &JoinContext<'_>| match working.fetch_sub(1, Ordering::AcqRel) {
+            1 => join_pieces(cx, waiting.take()),
+            _ => Ok(()),
+        };
         let send = |cx: &JoinContext<'_>| {
             cx.device.wait_event(&join.ready, cx.stream)?;
             while let Some(rows) = self.next_chunk(&self.probe) {
@@ -357,21 +402,44 @@ impl<'a> Exchange<'a> {
                 let own = self.send_chunk(cx, &self.probe, owners, &chunk)?;
                 drop(chunk);
                 if let Some(own) = own {
-                    join_piece(cx, own)?;
+                    join_pieces(cx, waiting.add(own))?;
                 }
             }
-            if sending.fetch_sub(1, Ordering::AcqRel) == 1 {
-                self.end_channels()?;
-            }
-            Ok(())
+            self.end_channels_after(&sending)?;
+            finish(cx)
         };
         let receive = |cx: &JoinContext<'_>, from: usize| {
             cx.device.wait_event(&join.ready, cx.stream)?;
             while let Some(piece) = self.receive(cx, &self.probe, from)? {
-                join_piece(cx, piece)?;
+                join_pieces(cx, waiting.add(piece))?;
             }
-            Ok(())
+            finish(cx)
         };
         self.on_threads(self.senders(), self.receivers(), &send, &receive)
+    }
+}
+
+/// Pieces that wait for others, to be joined together.
+struct WaitingPieces {
+    /// Rows to join together.
+    rows: u64,
+    pieces: Mutex<Vec<Piece>>,
+}
+
+impl WaitingPieces {
+    fn new(rows: u64) -> Self {
+        Self { rows, pieces: Mutex::default() }
+    }
+
+    /// Adds a piece. Returns all pieces if they have enough rows, and otherwise none.
+    fn add(&self, piece: Piece) -> Vec<Piece> {
+        let mut pieces = self.pieces.lock();
+        pieces.push(piece);
+        let rows: u64 = pieces.iter().map(|piece| piece.rows as u64).sum();
+        if rows < self.rows { Vec::new() } else { std::mem::take(&mut *pieces) }
+    }
+
+    fn take(&self) -> Vec<Piece> {
+        std::mem::take(&mut *self.pieces.lock())
     }
 }

@@ -73,20 +73,40 @@ impl ExchangedSide {
         Self { input, table, keeps_without_key, slots, key_width, columns, raw_key, is_numbered }
     }
 
+    /// Reads a chunk of the table, of which every column crosses and no row without a key is kept.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn read_whole(&self, cx: &JoinContext<'_>, layout: &KeyLayout, rows: Range<u64>) -> Result<Piece> {
+        assert!(!self.is_numbered && !self.keeps_without_key, "whole rows cross");
+        let chunk_start = rows.start;
+        let (arrived, columns) = self.arrive(cx, layout, rows)?;
+        let keys = arrived.keys.packed.keys.clone();
+        let columns = std::iter::once(keys.data).chain(columns.into_iter().map(|column| column.data));
+        Ok(Piece { rows: keys.rows, chunk_start, columns: columns.collect() })
+    }
+
+    /// Copies a chunk of the table in. Returns its keys, and the columns that cross of the rows
+    /// with a key.
+    fn arrive(&self, cx: &JoinContext<'_>, layout: &KeyLayout, rows: Range<u64>) -> Result<(ArrivedRows, Vec<Column>)> {
+        let (row_layout, keeps_null_keys) = (RowLayout::Original, self.keeps_without_key);
+        let how = Transform { layout, row_layout, keeps_null_keys, filter: None, copy_in: CopyIn::Prefetch };
+        let arrived = arrive(cx, &self.input, self.input.rows(rows), how)?;
+        let rows_kept = arrived.keys.packed.rows_kept.as_ref();
+        let of_column = |(column, _): &(usize, Width)| of_kept_rows(cx, &arrived.columns[column], rows_kept);
+        let columns = self.columns.iter().map(of_column).collect::<Result<_>>()?;
+        Ok((arrived, columns))
+    }
+
     /// Reads a chunk of the table and partitions it by bucket.
     ///
     /// # Errors
     /// Errors of the device.
     pub(super) fn read(&self, cx: &JoinContext<'_>, layout: &KeyLayout, rows: Range<u64>) -> Result<BucketedChunk> {
-        let (input, start) = (&*self.input, rows.start);
-        let (row_layout, keeps_null_keys) = (RowLayout::Original, self.keeps_without_key);
-        let how = Transform { layout, row_layout, keeps_null_keys, filter: None, copy_in: CopyIn::Prefetch };
-        let arrived = arrive(cx, input, input.rows(rows), how)?;
+        let start = rows.start;
+        let (arrived, columns) = self.arrive(cx, layout, rows)?;
         let packed = arrived.keys.packed.clone();
-        let mut payload = Vec::new();
-        for (column, _) in &self.columns {
-            payload.push(Payload::Column(of_kept_rows(cx, &arrived.columns[column], packed.rows_kept.as_ref())?));
-        }
+        let mut payload: Vec<Payload> = columns.into_iter().map(Payload::Column).collect();
         if self.is_numbered {
             payload.push(Payload::RowNumber);
         }
@@ -104,13 +124,13 @@ impl ExchangedSide {
             partitions.payload.push(Column { data, rows, ..numbers });
         }
         let without_key = match arrived.null_keys.clone() {
-            Some(numbers) => Some((lay_out(cx, &self.table, arrived, layout, row_layout)?, numbers)),
+            Some(numbers) => Some((lay_out(cx, &self.table, arrived, layout, RowLayout::Original)?, numbers)),
             None => None,
         };
         let columns =
             std::iter::once(partitions.keys.data).chain(partitions.payload.into_iter().map(|column| column.data));
         let (columns, bounds) = (columns.collect(), partitions.bounds);
-        Ok(BucketedChunk { role: input.role, start, columns, bounds, without_key })
+        Ok(BucketedChunk { role: self.input.role, start, columns, bounds, without_key })
     }
 
     /// Joins pieces together to rows that can be laid out.

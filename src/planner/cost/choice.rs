@@ -176,6 +176,7 @@ impl Choice<'_> {
             device_makes_keys: inputs.device_makes_keys,
             device_gathers_text: inputs.device_gathers_text(),
             distribution: inputs.distribution,
+            shares_build_read: inputs.shares_build_read,
         };
         Costed {
             composition,

@@ -166,6 +166,7 @@ impl Model<'_> {
         // of a column while pieces are joined together.
         let exchanging = match self.inputs.distribution {
             Distribution::Hash => (2.5 * rows + build.heaviest_rows) * self.exchanged_row_bytes(build),
+            _ if self.inputs.shares_build_read => 2.5 * rows * self.exchanged_row_bytes(build),
             Distribution::Alone | Distribution::Broadcast => 0.0,
         };
         let minimum = packing
@@ -197,7 +198,8 @@ impl Model<'_> {
         let is_plain = self.strategy == Strategy::Hash
             && self.join.how == JoinKind::Inner
             && !self.join.counts_rows
-            && self.inputs.distribution != Distribution::Hash;
+            && self.inputs.distribution != Distribution::Hash
+            && !self.inputs.shares_build_read;
         if asked_for == Some(false) || !is_plain || !moves_some {
             return None;
         }

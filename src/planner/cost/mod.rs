@@ -110,9 +110,8 @@ impl Model<'_> {
     /// the host gathers any other column.
     fn exchanged_row_bytes(&self, input: &Input) -> f64 {
         let crossing = input.columns.iter().filter(|column| column.can_move());
-        let others = input.host_gathers || input.columns.iter().any(|column| column.nullable);
-        let others = others || !input.text_columns.is_empty();
-        self.inputs.key_bytes() + crossing.map(|column| column.bytes).sum::<f64>() + if others { 4.0 } else { 0.0 }
+        let numbers = if input.crosses_whole() { 0.0 } else { 4.0 };
+        self.inputs.key_bytes() + crossing.map(|column| column.bytes).sum::<f64>() + numbers
     }
 
     /// Rows of the result that include a row of the given side.

@@ -46,6 +46,8 @@ impl Model<'_> {
         }
         if self.inputs.distribution == Distribution::Hash {
             steps.extend([Role::Build, Role::Probe].map(|role| self.exchange(role, chunks)));
+        } else if self.inputs.shares_build_read {
+            steps.push(self.send_to_all(chunks));
         }
         steps.extend(self.filter(chunks));
         match self.strategy {
@@ -118,11 +120,12 @@ impl Model<'_> {
     /// Packs keys. The copy of the key columns belongs to this step.
     fn pack_keys(&self, role: Role, chunks: Chunks) -> Step {
         let input = self.inputs.of(role);
-        let source = input.rows * input.key_source_bytes;
-        let packed = input.rows * self.inputs.key_bytes();
+        let rows = self.rows_read(role);
+        let source = rows * input.key_source_bytes;
+        let packed = rows * self.inputs.key_bytes();
         let mut work = 0.0;
         if input.host_keys {
-            work += input.rows / self.rates.host_values;
+            work += rows / self.rates.host_values;
         }
         let is_packed = !self.inputs.raw || input.keyed < input.rows;
         if is_packed {
@@ -180,9 +183,15 @@ impl Model<'_> {
 
     /// Rows of a column that are copied because the device has not cached them.
     fn copied_rows(&self, role: Role, link: &Link, chunks: Chunks) -> f64 {
-        let at_once = role == Role::Build || chunks.count <= 1.0;
+        let at_once = chunks.count <= 1.0 || (role == Role::Build && !self.inputs.shares_build_read);
         let kept_share = if at_once { link.kept_share_at_once } else { link.kept_share };
-        self.inputs.of(role).rows * (1.0 - kept_share)
+        self.rows_read(role) * (1.0 - kept_share)
+    }
+
+    /// Rows of a side that this device reads from the host.
+    fn rows_read(&self, role: Role) -> f64 {
+        let is_shared = role == Role::Build && self.inputs.shares_build_read;
+        self.inputs.of(role).rows / if is_shared { self.target.ranks as f64 } else { 1.0 }
     }
 
     /// Seconds in which bytes of a column cross the link. A device that reads host memory copies no
@@ -213,6 +222,17 @@ impl Model<'_> {
         Step::new(Phase::Exchange, role, partitioned + 2.0 * bytes, work)
             .copying(Demand::of(Resource::Peers, leaving / self.rates.peers()))
             .calling(calls, self.rates.partition_call_seconds)
+    }
+
+    /// Sends the build rows that this device reads to all others, and copies those that arrive out
+    /// of the window and together.
+    fn send_to_all(&self, chunks: Chunks) -> Step {
+        let bytes = self.transformed(Role::Build) * self.exchanged_row_bytes(&self.inputs.build);
+        let ranks = self.target.ranks as f64;
+        let leaving = bytes * (ranks - 1.0) / ranks;
+        Step::new(Phase::Exchange, Role::Build, 4.0 * bytes, 4.0 * bytes / self.rates.stream)
+            .copying(Demand::of(Resource::Peers, leaving / self.rates.peers()))
+            .calling(chunks.count * ranks, self.rates.call_seconds)
     }
 
     /// Enters keys in the filter once and looks them up once. Rows that pass are written with their

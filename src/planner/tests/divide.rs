@@ -52,3 +52,30 @@ fn a_distribution_that_is_impossible_is_refused_with_what_would_be_right() {
         assert!(matches!(&refused, Error::Invalid(message) if message.contains(words)), "{refused}");
     }
 }
+
+/// Plans a broadcast of a build side with this many rows, and this many nulls beside the keys.
+fn reads_in_shares(build_rows: u64, exchanges: bool, nulls: u64) -> bool {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+    for (name, rows) in [("r", build_rows), ("s", 1 << 28)] {
+        let fields = vec![Field::new("k", DataType::Int64, false), Field::new(name, DataType::Int64, true)];
+        let mut table = Table::from_batches(name, Arc::new(Schema::new(fields)), Vec::new()).unwrap();
+        (table.rows, table.bytes) = (rows, 16 * rows);
+        table.statistics = vec![ColumnStatistics { distinct: Some(rows as f64), ..ColumnStatistics::default() }; 2];
+        table.statistics[1].nulls = nulls;
+        catalog.create(table).unwrap();
+    }
+    let join = bind(&JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]), &catalog).unwrap();
+    let overrides = PlanOverrides { distribution: Some(Distribution::Broadcast), ..PlanOverrides::default() };
+    let target = Target { rates: Rates::h200(), ranks: 2, ..Target::default() };
+    let target =
+        Target { capabilities: Capabilities { exchanges, ..target.capabilities }, memory_bytes: 100 << 30, ..target };
+    plan_with_overrides(join, &overrides, &target).unwrap().composition.shares_build_read
+}
+
+#[test]
+fn a_large_build_side_is_read_in_shares_where_whole_rows_can_cross() {
+    assert!(reads_in_shares(1 << 27, true, 0));
+    assert!(!reads_in_shares(1 << 27, false, 0), "the devices share no memory");
+    assert!(!reads_in_shares(1 << 27, true, 5), "a column with nulls does not cross");
+    assert!(!reads_in_shares(1 << 10, true, 0), "sending costs more than reading");
+}
