@@ -133,11 +133,17 @@ impl ExchangedSide {
         Ok(BucketedChunk { role: self.input.role, start, columns, bounds, without_key })
     }
 
-    /// Joins pieces together to rows that can be laid out.
+    /// Joins pieces together to rows that can be laid out. Streams of other threads may have made
+    /// the pieces, if these streams are done with them.
     ///
     /// # Errors
     /// Errors of the device.
     pub(super) fn arrived(&self, cx: &JoinContext<'_>, mut pieces: Vec<Piece>) -> Result<ArrivedRows> {
+        // Memory that is freed on the stream of another thread could be reused while this one
+        // reads.
+        for buffer in pieces.iter().flat_map(|piece| &piece.columns) {
+            cx.device.record_stream(buffer, cx.stream);
+        }
         let rows: usize = pieces.iter().map(|piece| piece.rows).sum();
         let mut starts = Vec::with_capacity(pieces.len());
         let mut first = 0;

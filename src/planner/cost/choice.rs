@@ -166,6 +166,7 @@ impl Choice<'_> {
     fn costed_with(&self, model: &Model<'_>, memory: MemoryNeed, chunks: Chunks) -> Costed {
         let (rates, steps) = (model.rates, model.steps(chunks));
         let (strategy, inputs) = (self.strategy, model.inputs);
+        let ranks = if inputs.distribution == Distribution::Alone { 1 } else { model.target.ranks };
         let composition = Composition {
             build_side: inputs.build.side,
             row_layout: RowLayout::of(strategy, self.radix_bits).within(inputs.distribution),
@@ -180,7 +181,7 @@ impl Choice<'_> {
         };
         Costed {
             composition,
-            seconds: total_seconds(&steps, chunks, rates),
+            seconds: total_seconds(&steps, chunks, rates, ranks),
             phases: phases_of(&steps),
             memory,
             filtered_rows: self.filtered_rows,

@@ -119,7 +119,9 @@ const JOB_CALLS: f64 = 20.0;
 ///
 /// One driver takes the calls one by one. Streams begin together, so nothing else is done during
 /// the calls of each stream's first chunk.
-pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f64 {
+///
+/// The links of all `ranks` share the memory of the host.
+pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, ranks: usize) -> f64 {
     if !rates.copies_overlap {
         return steps.iter().map(Step::seconds).sum();
     }
@@ -131,10 +133,15 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
         TransferOrder::DeferBuildPayload => (Demand::default(), deferrable(Role::Build)),
         TransferOrder::Chunks | TransferOrder::ProbeAtOnce => (deferrable(Role::Build), Demand::default()),
     };
-    let build = demand(Role::Build).after_arrival(meanwhile) + calls(Role::Build);
+    let of_build = demand(Role::Build);
+    let build = of_build.after_arrival(meanwhile) + calls(Role::Build);
     let probe = demand(Role::Probe) + deferrable(Role::Probe) + later;
     let calls = calls(Role::Probe);
     let overlapped = probe.in_chunks(chunks.at_once) + calls * chunks.at_once / chunks.count;
     let of_driver = probe.sum() / chunks.at_once + calls;
-    JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver)
+    let crossing =
+        |demand: Demand| demand[Resource::LinkIn] * rates.copy_in + demand[Resource::LinkOut] * rates.copy_out;
+    let of_host = |demand: Demand| if ranks > 1 { ranks as f64 * crossing(demand) / rates.host_memory() } else { 0.0 };
+    let build = build.max(of_host(of_build));
+    JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver).max(of_host(probe))
 }
