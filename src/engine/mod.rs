@@ -90,7 +90,8 @@ pub use windows::Window;
 
 use crate::catalog::Table;
 use crate::device::{
-    CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device, peers, shares_no_memory,
+    CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, PeerWindow, TestOptions, open_device, peers,
+    shares_no_memory,
 };
 use crate::join::{self, BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, ReservedPool};
@@ -299,7 +300,9 @@ impl Engine for InProcess {
 
     fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
         let peers = peers(&*self.device)?;
-        self.mapped.connect(peer, window, || peers.map_window(peer, window.file.try_clone()?, window.bytes))
+        self.mapped.connect(peer, window, || {
+            peers.map_window(peer, PeerWindow::Device { file: window.file.try_clone()?, bytes: window.bytes })
+        })
     }
 
     fn disconnect(&self, peer: DeviceId) {

@@ -15,7 +15,7 @@ use super::prepared::LocalJoin;
 use super::server::{JobLender, JobSink, Server, ServerRows};
 use super::{MemoryUse, Opening, Window, run_within, spawn};
 use crate::catalog::Table;
-use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo, PeerOps};
+use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo, PeerOps, PeerWindow};
 use crate::join::{GangBoard, Monitor, Rank, TableRows, Task};
 use crate::memory::{Arena, Borrower, Budget, Reservation, SlabViews};
 use crate::planner::{Target, measure_rates};
@@ -206,7 +206,10 @@ impl Process {
             ToChild::Unmapped { address } => self.slabs.remove(address),
             ToChild::MapWindow { peer, bytes } => {
                 let file = messages.file()?;
-                let mapped = self.device.peers().map_or(Ok(()), |peers| peers.map_window(peer, file, bytes));
+                let mapped = self
+                    .device
+                    .peers()
+                    .map_or(Ok(()), |peers| peers.map_window(peer, PeerWindow::Device { file, bytes }));
                 // Only gangs with this peer will fail.
                 if let Err(error) = mapped {
                     tracing::error!(device = %self.device.id(), %peer, "the memory of a peer cannot be mapped: {error}");

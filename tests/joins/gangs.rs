@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 use dovetail::device::host::HostDevice;
-use dovetail::device::{Device, TestOptions, gpu_count, open_gpu};
+use dovetail::device::{Device, PeerWindow, TestOptions, gpu_count, open_gpu};
 use dovetail::engine::{Engine, Grant, InProcess, run_gang};
 use dovetail::join::{Distribution, Monitor, Task};
 use dovetail::memory::{Budget, ReservedPool};
@@ -62,7 +62,7 @@ impl Gang {
         let window_bytes = devices[0].peers().unwrap().window_bytes();
         for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
             let file = peer.peers().unwrap().window_file().unwrap().try_clone_to_owned().unwrap();
-            device.peers().unwrap().map_window(peer.id(), file, window_bytes).unwrap();
+            device.peers().unwrap().map_window(peer.id(), PeerWindow::Device { file, bytes: window_bytes }).unwrap();
         }
         let engine = |device: &Arc<dyn Device>| -> Arc<dyn Engine> {
             Arc::new(InProcess::new(device.clone(), bench.catalog.arena().clone()))
