@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -324,6 +325,52 @@ def test_a_gang_that_has_delivered_nothing_is_tried_again_without_the_lost_devic
     assert counted == [ROWS - REPEATED_ROWS]
     assert after["state"] == "complete" and len(after["devices"]) == 2
     assert_as_before(mortal_server, mortals, used)
+
+
+def ways(client: dovetail.Client) -> dict[tuple[str, str], tuple[str | None, str | None]]:
+    return {(pair["from"], pair["to"]): (pair["through"], pair["why"]) for pair in client.topology()["pairs"]}
+
+
+def test_a_pair_whose_bytes_do_not_arrive_exchanges_rows_through_host_memory(
+    start_gangs: Callable[..., Server], tmp_path: Path
+) -> None:
+    trigger = tmp_path / "fault"
+    settings = {"device_processes": "on", "device_restart_seconds": 1, "host_memory": "512MiB"}
+    unknown = (None, "not known before they first exchange rows")
+    with (
+        start_gangs(**settings, env={"DOVETAIL_TEST_FAULT": str(trigger)}) as server,
+        server.connect() as client,
+    ):
+        case = case_of(1, "full")
+        client.put("l", case.left)
+        client.put("r", case.right)
+        rows = oracle.matching_rows(case)
+
+        def join(devices: list[str]) -> None:
+            job = client.submit("l", "r", on="k", how="full", devices=devices)
+            oracle.check(case, job.result().table(), rows)
+            assert job.explain()["device"]["distribution"] == "hash"
+            job.cancel()
+
+        assert ways(client) == {(a, b): unknown for a in DEVICES for b in DEVICES if a != b}
+        trigger.write_text("host:2 lost-push")
+        for _ in range(2):
+            join(["host:1", "host:2"])
+        found = ways(client)
+        through, why = found.pop(("host:2", "host:1"))
+        assert through == "host memory" and "bytes that host:2 writes to host:1 do not arrive" in str(why)
+        assert found.pop(("host:1", "host:2")) == ("peer memory", None)
+        assert set(found.values()) == {unknown}
+        shown = command_line(server, "topology").stdout
+        assert "host memory" in shown and "do not arrive" in shown, shown
+
+        # A process that is started again is checked again.
+        before = restarts(server, "host:2")
+        kill(server, "host:2")
+        wait_until_restarted(server, "host:2", before + 1)
+        assert set(ways(client).values()) == {unknown}
+        join(DEVICES)
+        assert set(ways(client).values()) == {("peer memory", None)}
 
 
 def test_a_gang_with_a_lost_device_is_refused_and_smaller_ones_go_on(start_gangs: Callable[..., Server]) -> None:
