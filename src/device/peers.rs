@@ -15,7 +15,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use parking_lot::RwLock;
 
-use super::{Device, DeviceBuffer, DeviceId, Stream};
+use super::{Device, DeviceBuffer, DeviceId, DeviceKind, Stream};
 use crate::memory::SharedWindow;
 use crate::{Error, Result};
 
@@ -93,7 +93,13 @@ pub fn peers(device: &dyn Device) -> Result<&dyn PeerOps> {
 
 /// Returns the error of an exchange with a device that has no window.
 pub fn shares_no_memory(device: DeviceId) -> Error {
-    Error::Unavailable(format!("{device} shares no memory with other devices"))
+    let how = match device.kind {
+        DeviceKind::Host => "",
+        DeviceKind::Cuda => {
+            "; GPUs do if each has a process of its own (--device-processes), and slices of a GPU (MIG) never do"
+        }
+    };
+    Error::Unavailable(format!("{device} shares no memory with other devices{how}"))
 }
 
 /// Memory that devices share.

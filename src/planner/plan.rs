@@ -37,6 +37,8 @@ pub struct Plan {
     /// The device of the plan. Its name is of one of the devices that the plan serves.
     pub target: Target,
     pub reason: String,
+    /// Reason why the devices that were asked for do not exchange rows, if they cannot.
+    pub undivided: Option<String>,
     /// The other strategies on each side, and why they lost. Those that fit come first, sorted by
     /// time.
     pub alternatives: Vec<Alternative>,
@@ -182,6 +184,7 @@ pub(super) fn propose_estimated(
         (Some(_), false) => "no plan fits in device memory; this one needs the least".into(),
         _ => why(&chosen.costed, is_overridden, &alternatives),
     };
+    let undivided = undivided(&question, &chosen.costed.composition)?;
     let row_bytes = result_row_bytes(&join);
     let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
     let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
@@ -200,6 +203,7 @@ pub(super) fn propose_estimated(
         seconds: chosen.costed.seconds,
         target: Target { ranks, ..target.clone() },
         reason,
+        undivided,
         alternatives,
         estimates,
         join,
@@ -225,7 +229,7 @@ struct Candidate {
 fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
     let Question { join, estimates, target, .. } = *question;
     let mut candidates = Vec::new();
-    if target.ranks > 1 {
+    if target.ranks > 1 && target.capabilities.forms_gangs {
         let of_rank = estimates.of_rank(target.ranks);
         let question = Question { estimates: &of_rank, ..*question };
         for distribution in [Distribution::Broadcast, Distribution::Hash] {
@@ -256,6 +260,29 @@ fn is_possible(question: &Question<'_>, build_side: Side, distribution: Distribu
         Distribution::Broadcast => is_wanted && join.how.build_rows_kept(build_side).is_none(),
         Distribution::Hash => is_wanted && target.capabilities.exchanges && !is_hashed()?,
     })
+}
+
+/// Returns the reason why several devices do not exchange rows, if they cannot.
+fn undivided(question: &Question<'_>, chosen: &Composition) -> Result<Option<String>> {
+    let Question { join, target, .. } = *question;
+    if target.ranks == 1 || chosen.distribution == Distribution::Hash {
+        return Ok(None);
+    }
+    let instead = match chosen.distribution {
+        Distribution::Broadcast => "each device has the whole build side",
+        _ => "one device runs it",
+    };
+    let why = if !target.capabilities.forms_gangs {
+        "GPUs run a join together only if each has a process of its own (--device-processes) and memory that the others can write; \
+         slices of a GPU (MIG) have none"
+    } else if !target.capabilities.exchanges {
+        "these devices share no memory to exchange rows in"
+    } else if KeyLayout::new(join.key_facts(chosen.build_side)?, 0).is_hashed() {
+        "rows are not exchanged by keys that are hashed"
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(format!("{instead}, because {why}")))
 }
 
 /// Prices each strategy on each build side, for ranks that divide the join in one way.
