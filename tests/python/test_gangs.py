@@ -19,7 +19,7 @@ import pytest
 import dovetail
 import oracle
 import tables
-from harness import Server, binary, clean
+from harness import GPUS, Server, binary, clean
 from oracle import HOWS, LEFT_ROW, RIGHT_ROW, Case
 from refusals import refused
 from test_device_processes import (
@@ -371,6 +371,45 @@ def test_a_pair_whose_bytes_do_not_arrive_exchanges_rows_through_host_memory(
         assert set(ways(client).values()) == {unknown}
         join(DEVICES)
         assert set(ways(client).values()) == {("peer memory", None)}
+
+
+two_gpus_only = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs, or one that is shown as two")
+
+
+@two_gpus_only
+def test_gpus_of_one_process_run_no_join_together_and_explain_says_so(start: Callable[..., Server]) -> None:
+    server = start(devices="cuda:2", device_memory="512MiB", device_processes="off", host_memory="1GiB")
+    with server.connect() as client:
+        case = case_of(1, "inner")
+        client.put("l", case.left)
+        client.put("r", case.right)
+        device = client.explain("l", "r", on="k", devices=2)["device"]
+        assert (device["ranks"], device["distribution"]) == (1, "alone")
+        assert "one device runs it, because GPUs run a join together only if each has a process" in device["reason"]
+        oracle.check(case, client.join("l", "r", on="k", devices=2).table(), oracle.matching_rows(case))
+        for through, why in ways(client).values():
+            assert through is None and "shares no memory with other devices; GPUs do if each has a process" in str(why)
+
+
+@two_gpus_only
+def test_gpus_whose_bytes_do_not_arrive_exchange_rows_through_host_memory(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    trigger = tmp_path / "fault"
+    settings = {"devices": "cuda:2", "device_memory": "512MiB", "device_processes": "on", "host_memory": "1GiB"}
+    server = start(**settings, env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    with server.connect() as client:
+        case = case_of(1, "full")
+        client.put("l", case.left)
+        client.put("r", case.right)
+        trigger.write_text("cuda:0 lost-push")
+        job = client.submit("l", "r", on="k", how="full", devices=2)
+        oracle.check(case, job.result().table(), oracle.matching_rows(case))
+        assert job.explain()["device"]["distribution"] == "hash"
+        assert [ways(client)[pair][0] for pair in [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")]] == [
+            "host memory",
+            "peer memory",
+        ]
 
 
 def test_a_gang_with_a_lost_device_is_refused_and_smaller_ones_go_on(start_gangs: Callable[..., Server]) -> None:
