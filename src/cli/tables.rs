@@ -223,5 +223,5 @@ fn show_topology(answer: &Value) {
         Some(text) => output::line(format!("{}\n", text.trim_end())),
         None => output::line(describe::value(&json!({ "topology": answer["topology"] }))),
     }
-    output::line(describe::value(&json!({ "devices": answer["devices"] })));
+    output::line(describe::value(&json!({ "devices": answer["devices"], "pairs": answer["pairs"] })));
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Device;
+use super::{Device, DeviceKind};
 
 /// Facts, tuning and capabilities of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,14 +88,16 @@ pub struct Capabilities {
     /// True if the device has a window, so that it can exchange rows with others of its kind
     /// ([`Device::peers`]).
     pub exchanges: bool,
+    /// True if the device runs joins together with others of its kind. GPUs do so only if they
+    /// exchange rows: those of one process fail together.
+    pub forms_gangs: bool,
 }
 
 impl Capabilities {
     /// Returns the capabilities that the device offers.
     pub fn of(device: &dyn Device) -> Self {
-        Self {
-            strings: device.strings().is_some(),
-            exchanges: device.peers().is_some_and(|peers| peers.window_bytes() > 0),
-        }
+        let exchanges = device.peers().is_some_and(|peers| peers.window_bytes() > 0);
+        let forms_gangs = exchanges || device.id().kind == DeviceKind::Host;
+        Self { strings: device.strings().is_some(), exchanges, forms_gangs }
     }
 }

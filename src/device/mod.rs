@@ -49,6 +49,7 @@ mod info;
 mod loss;
 mod open;
 mod options;
+mod pattern;
 mod peers;
 mod phase;
 mod stream;
@@ -68,7 +69,8 @@ pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning}
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use options::TestOptions;
-pub use peers::{PeerOps, peers, shares_no_memory};
+pub use pattern::Pattern;
+pub use peers::{PeerOps, PeerWindow, peers, shares_no_memory};
 pub use phase::{Phase, in_phase};
 pub use stream::{DeviceHandle, Event, Stream, TimingOps, TransferSavings, TransferSavingsCounter, WorkTime};
 pub use strings::{StringOps, strings};

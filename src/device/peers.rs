@@ -5,7 +5,8 @@
 //!   own window   ── take ──► buffer                once the peer says that its bytes are there
 //! ```
 //!
-//! Each device has one window, made when it is opened and mapped by all its peers. Nothing here
+//! Each device has one window of its own memory, made when it is opened and mapped by its peers. A
+//! peer that cannot write there writes into a window in host memory, which both map. Nothing here
 //! says which bytes are in use: the ranks of a join agree on that.
 
 use std::collections::HashMap;
@@ -14,10 +15,30 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use parking_lot::RwLock;
 
-use super::{Device, DeviceBuffer, DeviceId, Stream};
+use super::{Device, DeviceBuffer, DeviceId, DeviceKind, Stream};
+use crate::memory::SharedWindow;
 use crate::{Error, Result};
 
-/// Windows of peers that a device has mapped, by peer. Clones of a window share its mapping.
+/// Window of a peer that a device can map.
+#[derive(Debug)]
+pub enum PeerWindow {
+    /// Memory of the peer, by its [file](PeerOps::window_file).
+    Device { file: OwnedFd, bytes: usize },
+    /// Host memory.
+    Host(SharedWindow),
+}
+
+impl PeerWindow {
+    /// Returns the number of bytes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Device { bytes, .. } => *bytes,
+            Self::Host(window) => window.bytes(),
+        }
+    }
+}
+
+/// Windows that a device has mapped, by peer. Clones of a window share its mapping.
 #[derive(Debug)]
 pub(super) struct MappedPeers<W>(RwLock<HashMap<DeviceId, W>>);
 
@@ -40,13 +61,24 @@ impl<W: Clone> MappedPeers<W> {
         drop(window);
     }
 
+    /// Puts a window in place of an earlier one of the same peer, or takes that away.
+    pub(super) fn set(&self, peer: DeviceId, window: Option<W>) {
+        match window {
+            Some(window) => self.insert(peer, window),
+            None => self.remove(peer),
+        }
+    }
+
+    pub(super) fn find(&self, peer: DeviceId) -> Option<W> {
+        self.0.read().get(&peer).cloned()
+    }
+
     /// Returns the window of a peer that `device` writes to.
     ///
     /// # Errors
     /// [`Unavailable`](Error::Unavailable) if it is not mapped.
     pub(super) fn get(&self, peer: DeviceId, device: DeviceId) -> Result<W> {
-        let window = self.0.read().get(&peer).cloned();
-        window.ok_or_else(|| Error::Unavailable(format!("the memory of {peer} is not mapped by {device}")))
+        self.find(peer).ok_or_else(|| Error::Unavailable(format!("the memory of {peer} is not mapped by {device}")))
     }
 }
 
@@ -61,7 +93,13 @@ pub fn peers(device: &dyn Device) -> Result<&dyn PeerOps> {
 
 /// Returns the error of an exchange with a device that has no window.
 pub fn shares_no_memory(device: DeviceId) -> Error {
-    Error::Unavailable(format!("{device} shares no memory with other devices"))
+    let how = match device.kind {
+        DeviceKind::Host => "",
+        DeviceKind::Cuda => {
+            "; GPUs do if each has a process of its own (--device-processes), and slices of a GPU (MIG) never do"
+        }
+    };
+    Error::Unavailable(format!("{device} shares no memory with other devices{how}"))
 }
 
 /// Memory that devices share.
@@ -82,10 +120,14 @@ pub trait PeerOps: Send + Sync {
     ///
     /// # Errors
     /// Errors of the system and the driver.
-    fn map_window(&self, peer: DeviceId, file: OwnedFd, bytes: usize) -> Result<()>;
+    fn map_window(&self, peer: DeviceId, window: PeerWindow) -> Result<()>;
 
     /// Unmaps the window of a peer. No work that writes there may be queued.
     fn unmap_window(&self, peer: DeviceId);
+
+    /// Takes what a peer writes from a window in host memory. `None`: from the device's own window,
+    /// as at first. No work that takes from the peer may be queued.
+    fn take_from_host(&self, peer: DeviceId, window: Option<SharedWindow>);
 
     /// Copies bytes of a buffer into the window of a peer.
     ///
@@ -101,11 +143,11 @@ pub trait PeerOps: Send + Sync {
         stream: &Stream,
     ) -> Result<()>;
 
-    /// Copies bytes of the device's own window into a new buffer.
+    /// Copies bytes of the window that a peer writes to into a new buffer.
     ///
     /// # Errors
     /// The errors of every call of [`Device`](super::Device).
-    fn take(&self, bytes: Range<usize>, stream: &Stream) -> Result<DeviceBuffer>;
+    fn take(&self, peer: DeviceId, bytes: Range<usize>, stream: &Stream) -> Result<DeviceBuffer>;
 
     /// Copies byte ranges of buffers into a new buffer, one after the other.
     ///

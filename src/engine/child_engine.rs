@@ -1,7 +1,7 @@
 //! Engine over a device in a process of its own: it sends requests to the process, and serves the
 //! jobs there.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -19,13 +19,12 @@ use super::child_join::ChildJoin;
 use super::link::{Link, SharedSlabs, work_off};
 use super::messages::{FromChild, Opened, ToChild, Work};
 use super::restored::TableBuffers;
-use super::windows::MappedWindows;
 use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Prepared, Window, spawn};
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
+use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo, Pattern, PeerWindow};
 use crate::human::system_words;
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
-use crate::memory::{Arena, Budget};
+use crate::memory::{Arena, Budget, SharedWindow};
 use crate::planner::Rates;
 use crate::{Context, Error, Result};
 
@@ -42,6 +41,9 @@ const STUCK_AFTER: Duration = Duration::from_secs(10);
 /// Time that a question waits for its answer. A missing answer is not an error.
 const QUESTION_WAIT: Duration = Duration::from_millis(200);
 
+/// Time that a process may take to map a window and to write or read a few megabytes there.
+const WINDOW_WAIT: Duration = Duration::from_secs(60);
+
 /// Time that the measurement of rates may take.
 const RATES_WAIT: Duration = Duration::from_secs(120);
 
@@ -55,7 +57,6 @@ pub struct ChildEngine {
     rates: DeviceRates,
     jobs: Arc<ChildJobs>,
     window: Option<Arc<Window>>,
-    mapped: MappedWindows,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -113,7 +114,8 @@ impl ChildEngine {
         };
         child.watch()?;
         let Opened { info, memory_bytes, jobs_max, window_bytes: bytes } = opened;
-        let window = if bytes > 0 { Some(Arc::new(Window { file: messages.file()?, bytes })) } else { None };
+        let host_memory = arena.budget().clone();
+        let window = if bytes > 0 { Some(Arc::new(Window::new(messages.file()?, bytes, host_memory))) } else { None };
         let (work, alloc_workers) = mpsc::channel();
         let link = Arc::new(Link::new(sender, jobs_max));
         let alloc_workers = Arc::new(Mutex::new(alloc_workers));
@@ -127,8 +129,7 @@ impl ChildEngine {
         let memory = Budget::new(opening.memory_name.clone(), opening.memory_setting.clone(), memory_bytes);
         let jobs = Arc::new(ChildJobs::new(opening.id, link, arena));
         let (id, rates) = (opening.id, DeviceRates::assumed(opening.id, &info));
-        let (mapped, reader) = (MappedWindows::default(), Some(reader));
-        Ok(Self { id, info, memory, jobs_max, rates, jobs, window, mapped, reader })
+        Ok(Self { id, info, memory, jobs_max, rates, jobs, window, reader: Some(reader) })
     }
 
     /// Lets the device cache columns of joins, in at most `limit_bytes` of its memory.
@@ -142,6 +143,17 @@ impl ChildEngine {
     /// Waits until the process has handled all messages so far, at most `OPENING_WAIT`.
     pub(super) fn settle(&self) {
         self.jobs.ask(OPENING_WAIT, |question| ToChild::CachedRows { question, table: 0 }, |_| Some(()));
+    }
+
+    /// Sends a request that concerns a window, with a file if it has one, and waits for its
+    /// outcome.
+    fn check_window(&self, file: Option<BorrowedFd<'_>>, message: impl FnOnce(u64) -> ToChild) -> Result<()> {
+        let outcome = self.jobs.ask_with(WINDOW_WAIT, file, message, |answer| match answer {
+            FromChild::WindowChecked { outcome, .. } => Some(outcome),
+            _ => None,
+        });
+        self.check()?;
+        outcome.unwrap_or_else(|| Err(Error::Unavailable(format!("the process of {} does not answer", self.id))))
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -212,14 +224,23 @@ impl Engine for ChildEngine {
         self.window.clone()
     }
 
-    fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
-        let map = || self.jobs.send_with(&ToChild::MapWindow { peer, bytes: window.bytes }, Some(window.file.as_fd()));
-        self.mapped.connect(peer, window, map)
+    fn connect(&self, peer: DeviceId, window: PeerWindow, pattern: Pattern) -> Result<()> {
+        let (bytes, is_host) = (window.bytes(), matches!(window, PeerWindow::Host(_)));
+        let file = match &window {
+            PeerWindow::Device { file, .. } => file.as_fd(),
+            PeerWindow::Host(window) => window.file(),
+        };
+        self.check_window(Some(file), |question| ToChild::MapWindow { question, peer, bytes, is_host, pattern })
+    }
+
+    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, pattern: Pattern) -> Result<()> {
+        let (file, host_bytes) = (in_host.as_ref().map(SharedWindow::file), in_host.as_ref().map(SharedWindow::bytes));
+        self.check_window(file, |question| ToChild::CheckWindow { question, writer, host_bytes, pattern })
     }
 
     fn disconnect(&self, peer: DeviceId) {
         // A process that cannot be reached is about to end.
-        self.mapped.disconnect(peer, || drop(self.jobs.send(&ToChild::UnmapWindow { peer })));
+        let _ = self.jobs.send(&ToChild::UnmapWindow { peer });
     }
 
     fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {

@@ -100,10 +100,22 @@ impl ChildJobs {
         message: impl FnOnce(u64) -> ToChild,
         answer: impl Fn(FromChild) -> Option<T>,
     ) -> Option<T> {
+        self.ask_with(wait, None, message, answer)
+    }
+
+    /// Asks a question, with a file if it has one.
+    pub(super) fn ask_with<T>(
+        &self,
+        wait: Duration,
+        file: Option<BorrowedFd<'_>>,
+        message: impl FnOnce(u64) -> ToChild,
+        answer: impl Fn(FromChild) -> Option<T>,
+    ) -> Option<T> {
         let question = self.number();
         let (sender, answered) = mpsc::sync_channel(1);
         self.link.questions.lock().insert(question, sender);
-        let answer = self.send(&message(question)).ok().and_then(|()| answer(answered.recv_timeout(wait).ok()?));
+        let sent = self.send_with(&message(question), file).ok();
+        let answer = sent.and_then(|()| answer(answered.recv_timeout(wait).ok()?));
         self.link.questions.lock().remove(&question);
         answer
     }

@@ -271,7 +271,7 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         let memory_name = format!("memory of device {}", node.name);
         let id = DeviceId { kind, index: node.index };
         let test_options = settings.test_options.clone();
-        // The GPUs of one process fail together, and form no gangs that exchange rows.
+        // The GPUs of one process fail together, and form no gangs.
         let own_process = has_own_process(settings, topology, node.kind)?;
         let exchanges = like(node.kind) > 1 && (kind == DeviceKind::Host || own_process);
         let window_bytes = if exchanges { window_bytes(kind, memory_bytes) } else { 0 };

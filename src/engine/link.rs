@@ -441,7 +441,9 @@ impl Link {
             FromChild::StopRows { job, error } => self.tell(job, JobEvent::StopRows(error)),
             FromChild::Progress { job, report } => self.tell(job, JobEvent::Progress(report)),
             FromChild::State(state) => *self.state.lock() = state,
-            FromChild::CachedRows { question, .. } | FromChild::Rates { question, .. } => {
+            FromChild::CachedRows { question, .. }
+            | FromChild::Rates { question, .. }
+            | FromChild::WindowChecked { question, .. } => {
                 self.answered(question, message);
             }
             FromChild::Dropped { question, state } => {

@@ -11,6 +11,7 @@
 //!   DropPrepared ───────────────────────────────► frees a prepared join     ──► Dropped
 //!   CachedRows, MeasureRates ───────────────────► answered by CachedRows, Rates
 //!         ◄── Heartbeat, whatever jobs do
+//!   MapWindow, CheckWindow ─────────────────────► answered by WindowChecked
 //! ```
 //!
 //! Addresses are addresses in the server's process.
@@ -25,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MemoryUse, Opening};
 use crate::catalog::Table;
-use crate::device::{CacheStats, DeviceId, DeviceInfo};
+use crate::device::{CacheStats, DeviceId, DeviceInfo, Pattern};
 use crate::join::{Report, Task};
 use crate::memory::{ArrayParts, Place, Span, describe, restore};
 use crate::planner::Rates;
@@ -54,10 +55,22 @@ pub(super) enum ToChild {
     Forget {
         tables: Vec<u64>,
     },
-    /// Lets the device write into the window of a peer. The window's file comes with the message.
+    /// Lets the device write into the window of a peer, and writes a pattern there. The window's
+    /// file comes with the message.
     MapWindow {
+        question: u64,
         peer: DeviceId,
         bytes: usize,
+        is_host: bool,
+        pattern: Pattern,
+    },
+    /// Takes a peer's rows from a window in host memory, whose file comes with the message, or from
+    /// the device's own. Looks for the peer's pattern there.
+    CheckWindow {
+        question: u64,
+        writer: DeviceId,
+        host_bytes: Option<usize>,
+        pattern: Pattern,
     },
     UnmapWindow {
         peer: DeviceId,
@@ -179,6 +192,10 @@ pub(super) enum FromChild {
     Rates {
         question: u64,
         rates: Option<Box<Rates>>,
+    },
+    WindowChecked {
+        question: u64,
+        outcome: Result<()>,
     },
     /// Reports that a prepared join is dropped.
     Dropped {

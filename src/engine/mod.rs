@@ -87,15 +87,16 @@ use prepared::{InProcessJoin, LocalJoin, arena_of_call};
 pub use process::run as run_process;
 use serde::{Deserialize, Serialize};
 pub use supervised::SupervisedEngine;
-use windows::MappedWindows;
-pub use windows::Window;
+pub use windows::{PeerAccess, Window, peer_access};
+use windows::{map_and_write, take_and_check};
 
 use crate::catalog::Table;
 use crate::device::{
-    CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, TestOptions, open_device, peers, shares_no_memory,
+    CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, Pattern, PeerWindow, TestOptions, open_device,
+    shares_no_memory,
 };
 use crate::join::{self, BatchSink, Monitor, Rank, RowSource, Task};
-use crate::memory::{Arena, Budget, ReservedPool};
+use crate::memory::{Arena, Budget, ReservedPool, SharedWindow};
 use crate::planner::{Rates, Target, measure_rates};
 use crate::{Error, Result};
 
@@ -183,11 +184,22 @@ pub trait Engine: Send + Sync + Debug {
         None
     }
 
-    /// Lets the device write into the window of a peer. Does nothing if it can already.
+    /// Lets the device write into the window of a peer, in place of an earlier one, and writes the
+    /// pattern there. No join that writes there may be running.
     ///
     /// # Errors
-    /// Errors of the system, and [`Unavailable`](crate::Error::Unavailable) if the device is lost.
-    fn connect(&self, _peer: DeviceId, _window: &Arc<Window>) -> Result<()> {
+    /// Errors of the system and the driver, and [`Unavailable`](crate::Error::Unavailable) if the
+    /// device is lost.
+    fn connect(&self, _peer: DeviceId, _window: PeerWindow, _pattern: Pattern) -> Result<()> {
+        Err(shares_no_memory(self.id()))
+    }
+
+    /// Takes the rows of a peer from a window in host memory, or else (`None`) from the device's
+    /// own window. Checks that the peer's pattern is there.
+    ///
+    /// # Errors
+    /// [`Unavailable`](crate::Error::Unavailable) if other bytes are there or the device is lost.
+    fn verify(&self, _writer: DeviceId, _in_host: Option<SharedWindow>, _pattern: Pattern) -> Result<()> {
         Err(shares_no_memory(self.id()))
     }
 
@@ -229,19 +241,18 @@ pub struct InProcess {
     rates: DeviceRates,
     arena: Arena,
     window: Option<Arc<Window>>,
-    mapped: MappedWindows,
 }
 
 impl InProcess {
     /// Runs joins on `device`, with their results in `arena`.
     pub fn new(device: Arc<dyn Device>, arena: Arena) -> Self {
-        let (info, window) = (DeviceInfo::of(&*device), Window::of(&*device));
+        let (info, window) = (DeviceInfo::of(&*device), Window::of(&*device, arena.budget()));
         let window = window.unwrap_or_else(|error| {
             tracing::warn!(device = %device.id(), %error, "the device forms no gangs that exchange rows");
             None
         });
-        let (rates, mapped) = (DeviceRates::assumed(device.id(), &info), MappedWindows::default());
-        Self { device, info, rates, arena, window, mapped }
+        let rates = DeviceRates::assumed(device.id(), &info);
+        Self { device, info, rates, arena, window }
     }
 }
 
@@ -299,15 +310,16 @@ impl Engine for InProcess {
         self.window.clone()
     }
 
-    fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
-        let peers = peers(&*self.device)?;
-        self.mapped.connect(peer, window, || peers.map_window(peer, window.file.try_clone()?, window.bytes))
+    fn connect(&self, peer: DeviceId, window: PeerWindow, pattern: Pattern) -> Result<()> {
+        map_and_write(&*self.device, peer, window, pattern)
+    }
+
+    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, pattern: Pattern) -> Result<()> {
+        take_and_check(&*self.device, writer, in_host, pattern)
     }
 
     fn disconnect(&self, peer: DeviceId) {
-        self.mapped.disconnect(peer, || {
-            self.device.peers().into_iter().for_each(|peers| peers.unmap_window(peer));
-        });
+        self.device.peers().into_iter().for_each(|peers| peers.unmap_window(peer));
     }
 
     fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
@@ -13,11 +13,12 @@ use super::channel::{Receiver, Sender};
 use super::messages::{FromChild, GangMember, Job, Opened, State, ToChild, Work};
 use super::prepared::LocalJoin;
 use super::server::{JobLender, JobSink, Server, ServerRows};
-use super::{MemoryUse, Opening, Window, run_within, spawn};
+use super::windows::{map_and_write, take_and_check};
+use super::{MemoryUse, Opening, run_within, spawn};
 use crate::catalog::Table;
-use crate::device::{self, CacheOps, CancelFlag, Device, DeviceInfo, PeerOps};
+use crate::device::{self, CacheOps, CancelFlag, Device, DeviceId, DeviceInfo, Pattern, PeerOps, PeerWindow};
 use crate::join::{GangBoard, Monitor, Rank, TableRows, Task};
-use crate::memory::{Arena, Borrower, Budget, Reservation, SlabViews};
+use crate::memory::{Arena, Borrower, Budget, Reservation, SharedWindow, SlabViews};
 use crate::planner::{Target, measure_rates};
 use crate::{Error, Result, lines, panics};
 
@@ -59,8 +60,7 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
     };
     let process = match Process::open(&opening, sender.clone()) {
         Ok((process, opened)) => {
-            let window = Window::of(&*process.device)?;
-            let file = window.as_ref().map(|window| window.file.as_fd());
+            let file = process.device.peers().and_then(PeerOps::window_file);
             sender.send(&FromChild::Opened(Ok(opened)), file)?;
             Arc::new(process)
         }
@@ -151,6 +151,8 @@ type RankJob = (Job, Result<Rank>);
 enum Question {
     CachedRows { question: u64, table: u64 },
     MeasureRates { question: u64 },
+    MapWindow { question: u64, peer: DeviceId, file: OwnedFd, bytes: usize, is_host: bool, pattern: Pattern },
+    CheckWindow { question: u64, writer: DeviceId, in_host: Option<(OwnedFd, usize)>, pattern: Pattern },
     DropPrepared { question: u64, prepared: u64 },
 }
 
@@ -211,13 +213,13 @@ impl Process {
                 }
             }
             ToChild::Unmapped { address } => self.slabs.remove(address),
-            ToChild::MapWindow { peer, bytes } => {
+            ToChild::MapWindow { question, peer, bytes, is_host, pattern } => {
                 let file = messages.file()?;
-                let mapped = self.device.peers().map_or(Ok(()), |peers| peers.map_window(peer, file, bytes));
-                // Only gangs with this peer will fail.
-                if let Err(error) = mapped {
-                    tracing::error!(device = %self.device.id(), %peer, "the memory of a peer cannot be mapped: {error}");
-                }
+                ask(Question::MapWindow { question, peer, file, bytes, is_host, pattern });
+            }
+            ToChild::CheckWindow { question, writer, host_bytes, pattern } => {
+                let in_host = host_bytes.map(|bytes| Ok::<_, Error>((messages.file()?, bytes))).transpose()?;
+                ask(Question::CheckWindow { question, writer, in_host, pattern });
             }
             ToChild::UnmapWindow { peer } => {
                 self.device.peers().into_iter().for_each(|peers| peers.unmap_window(peer));
@@ -282,6 +284,19 @@ impl Process {
             Question::MeasureRates { question } => {
                 let rates = measure_rates(&*self.device, &|_| ()).map(Box::new);
                 self.server.send(&FromChild::Rates { question, rates });
+            }
+            Question::MapWindow { question, peer, file, bytes, is_host, pattern } => {
+                let window = match is_host {
+                    true => SharedWindow::of_file(file, bytes).map(PeerWindow::Host),
+                    false => Ok(PeerWindow::Device { file, bytes }),
+                };
+                let outcome = window.and_then(|window| map_and_write(&*self.device, peer, window, pattern));
+                self.server.send(&FromChild::WindowChecked { question, outcome });
+            }
+            Question::CheckWindow { question, writer, in_host, pattern } => {
+                let in_host = in_host.map(|(file, bytes)| SharedWindow::of_file(file, bytes)).transpose();
+                let outcome = in_host.and_then(|in_host| take_and_check(&*self.device, writer, in_host, pattern));
+                self.server.send(&FromChild::WindowChecked { question, outcome });
             }
             Question::DropPrepared { question, prepared } => {
                 let join = self.prepared.lock().remove(&prepared);

@@ -21,9 +21,9 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, Prepared, Window, spawn};
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
+use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo, Pattern, PeerWindow};
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
-use crate::memory::Budget;
+use crate::memory::{Budget, SharedWindow};
 use crate::planner::Rates;
 use crate::{Context, Error, Result};
 
@@ -201,8 +201,12 @@ impl Engine for SupervisedEngine {
         self.process().window()
     }
 
-    fn connect(&self, peer: DeviceId, window: &Arc<Window>) -> Result<()> {
-        self.process().connect(peer, window)
+    fn connect(&self, peer: DeviceId, window: PeerWindow, pattern: Pattern) -> Result<()> {
+        self.process().connect(peer, window, pattern)
+    }
+
+    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, pattern: Pattern) -> Result<()> {
+        self.process().verify(writer, in_host, pattern)
     }
 
     fn disconnect(&self, peer: DeviceId) {

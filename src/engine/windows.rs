@@ -1,81 +1,165 @@
 //! Windows of devices: memory that the ranks of a gang write into each other's devices.
 //!
-//! Each engine shows its device's window as a file. Before a gang starts, each member maps the
-//! windows of the others that it has not mapped yet. A device that was started again has a new
-//! window, which the others map in place of the old one.
+//! ```text
+//!   server              writer                              owner of the window
+//!   connect ──────────► maps the window, writes a pattern
+//!   verify ───────────────────────────────────────────────► reads the pattern back
+//!                  └─ otherwise: both again, with a window in host memory
+//! ```
+//!
+//! Each engine shows its device's window as a file. Before a gang starts, each pair of its devices
+//! is connected, unless it is already. A device that was started again has a new window, and is
+//! connected anew. A gang has its devices alone, so no rows are in a window meanwhile.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use super::Engine;
-use crate::device::{Device, DeviceId, shares_no_memory};
+use crate::device::{CancelFlag, Device, DeviceId, Pattern, PeerWindow, peers, shares_no_memory};
+use crate::memory::{Budget, Reservation, SharedWindow};
 use crate::{Context, Result};
+
+/// Access of a device to the memory of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerAccess {
+    /// Rows go straight into the peer's memory.
+    Direct,
+    /// Rows go through host memory, because the peer's memory cannot be written.
+    ThroughHost { why: String },
+}
 
 /// Window of a device. Another window of the same device is another object.
 #[derive(Debug)]
 pub struct Window {
-    pub file: OwnedFd,
-    pub bytes: usize,
+    file: OwnedFd,
+    bytes: usize,
+    /// Budget of the window in host memory.
+    host_memory: Budget,
+    /// Window in host memory, once a writer needs it.
+    in_host: Mutex<Option<(SharedWindow, Reservation)>>,
+    /// Access of other devices, each with the window that the other had then.
+    writers: Mutex<HashMap<DeviceId, (Weak<Self>, PeerAccess)>>,
 }
 
 impl Window {
+    pub(super) fn new(file: OwnedFd, bytes: usize, host_memory: Budget) -> Self {
+        Self { file, bytes, host_memory, in_host: Mutex::default(), writers: Mutex::default() }
+    }
+
     /// Returns the window of a device of this process; `None` if it is not open.
     ///
     /// # Errors
     /// Errors of the system.
-    pub(super) fn of(device: &dyn Device) -> Result<Option<Arc<Self>>> {
+    pub(super) fn of(device: &dyn Device, host_memory: &Budget) -> Result<Option<Arc<Self>>> {
         let Some(peers) = device.peers() else { return Ok(None) };
         let Some(file) = peers.window_file() else { return Ok(None) };
-        Ok(Some(Arc::new(Self { file: file.try_clone_to_owned()?, bytes: peers.window_bytes() })))
+        Ok(Some(Arc::new(Self::new(file.try_clone_to_owned()?, peers.window_bytes(), host_memory.clone()))))
+    }
+
+    /// Returns the window in host memory that stands for this one.
+    fn in_host(&self) -> Result<SharedWindow> {
+        let mut in_host = self.in_host.lock();
+        if let Some((window, _)) = &*in_host {
+            return Ok(window.clone());
+        }
+        let held = self.host_memory.reserve(self.bytes as u64, "rows between devices")?;
+        let window = SharedWindow::new(self.bytes)?;
+        *in_host = Some((window.clone(), held));
+        Ok(window)
+    }
+
+    /// Returns the access of a device that has the given window now.
+    fn access_of(&self, writer: DeviceId, window: &Arc<Self>) -> Option<PeerAccess> {
+        let writers = self.writers.lock();
+        let (of_then, access) = writers.get(&writer)?;
+        std::ptr::eq(of_then.as_ptr(), Arc::as_ptr(window)).then(|| access.clone())
     }
 }
 
-/// Windows of peers that a device has mapped.
-#[derive(Debug, Default)]
-pub(super) struct MappedWindows(Mutex<HashMap<DeviceId, Arc<Window>>>);
-
-impl MappedWindows {
-    /// Calls `map` unless this window of the peer is mapped already.
-    ///
-    /// # Errors
-    /// The errors of `map`.
-    pub(super) fn connect(&self, peer: DeviceId, window: &Arc<Window>, map: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut mapped = self.0.lock();
-        if mapped.get(&peer).is_some_and(|known| Arc::ptr_eq(known, window)) {
-            return Ok(());
-        }
-        mapped.remove(&peer);
-        map().context(|| format!("mapping the memory of {peer}"))?;
-        mapped.insert(peer, window.clone());
-        Ok(())
-    }
-
-    /// Calls `unmap` if a window of the peer is mapped.
-    pub(super) fn disconnect(&self, peer: DeviceId, unmap: impl FnOnce()) {
-        if self.0.lock().remove(&peer).is_some() {
-            unmap();
-        }
-    }
-}
-
-/// Maps the windows of all engines in each other's devices.
+/// Returns the access of one device to the memory of another; `None` if no join has connected them
+/// yet.
 ///
 /// # Errors
-/// [`Unavailable`](crate::Error::Unavailable) if a device shares no memory, and the errors of
-/// [`Engine::connect`].
-pub(super) fn connect_all(engines: &[Arc<dyn Engine>]) -> Result<()> {
-    let of =
-        |engine: &Arc<dyn Engine>| Ok((engine.id(), engine.window().ok_or_else(|| shares_no_memory(engine.id()))?));
-    let windows = engines.iter().map(of).collect::<Result<Vec<_>>>()?;
-    for engine in engines {
-        for (peer, window) in windows.iter().filter(|(peer, _)| *peer != engine.id()) {
-            engine.connect(*peer, window)?;
+/// [`Unavailable`](crate::Error::Unavailable) if one of them shares no memory.
+pub fn peer_access(writer: &dyn Engine, owner: &dyn Engine) -> Result<Option<PeerAccess>> {
+    Ok(window_of(owner)?.access_of(writer.id(), &window_of(writer)?))
+}
+
+fn window_of(engine: &dyn Engine) -> Result<Arc<Window>> {
+    engine.window().ok_or_else(|| shares_no_memory(engine.id()))
+}
+
+/// Lets all engines write rows to each other.
+///
+/// # Errors
+/// [`Unavailable`](crate::Error::Unavailable) if a device shares no memory or is lost. The errors
+/// of [`Engine::connect`] and [`Engine::verify`] for a pair that cannot even use host memory.
+pub(super) fn connect_all(engines: &[Arc<dyn Engine>], cancel: &CancelFlag) -> Result<()> {
+    let windows = engines.iter().map(|engine| window_of(&**engine)).collect::<Result<Vec<_>>>()?;
+    let ends = || engines.iter().zip(&windows);
+    for (writer, owner) in ends().flat_map(|writer| ends().map(move |owner| (writer, owner))) {
+        if writer.0.id() != owner.0.id() {
+            cancel.check()?;
+            connect((&**writer.0, writer.1), (&**owner.0, owner.1))?;
         }
     }
     Ok(())
+}
+
+/// Finds out how one device accesses the memory of another, unless that is known.
+fn connect(
+    (writer, of_writer): (&dyn Engine, &Arc<Window>),
+    (owner, window): (&dyn Engine, &Arc<Window>),
+) -> Result<()> {
+    if window.access_of(writer.id(), of_writer).is_some() {
+        return Ok(());
+    }
+    let access = match try_window(writer, owner, window, None) {
+        Ok(()) => PeerAccess::Direct,
+        Err(error) => {
+            writer.check()?;
+            owner.check()?;
+            tracing::warn!("rows from {} to {} go through host memory: {error}", writer.id(), owner.id());
+            let through_host = || try_window(writer, owner, window, Some(window.in_host()?));
+            through_host().context(|| format!("sending rows from {} to {}", writer.id(), owner.id()))?;
+            PeerAccess::ThroughHost { why: error.message().into() }
+        }
+    };
+    window.writers.lock().insert(writer.id(), (Arc::downgrade(of_writer), access));
+    Ok(())
+}
+
+/// Connects two devices by the owner's window or the given one, and checks that bytes arrive.
+fn try_window(writer: &dyn Engine, owner: &dyn Engine, window: &Window, in_host: Option<SharedWindow>) -> Result<()> {
+    let pattern = Pattern::unused();
+    let mapped = match &in_host {
+        Some(in_host) => PeerWindow::Host(in_host.clone()),
+        None => PeerWindow::Device { file: window.file.try_clone()?, bytes: window.bytes },
+    };
+    writer.connect(owner.id(), mapped, pattern)?;
+    owner.verify(writer.id(), in_host, pattern)
+}
+
+/// Maps the window of a peer in a device of this process, and writes the pattern there.
+pub(super) fn map_and_write(device: &dyn Device, peer: DeviceId, window: PeerWindow, pattern: Pattern) -> Result<()> {
+    let bytes = window.bytes();
+    peers(device)?.map_window(peer, window).context(|| format!("mapping the memory of {peer}"))?;
+    pattern.write(device, peer, bytes)
+}
+
+/// Takes what a peer writes from its own window or the given one, and checks the pattern there.
+pub(super) fn take_and_check(
+    device: &dyn Device,
+    writer: DeviceId,
+    in_host: Option<SharedWindow>,
+    pattern: Pattern,
+) -> Result<()> {
+    let own = peers(device)?;
+    own.take_from_host(writer, in_host);
+    pattern.check(device, writer, own.window_bytes())
 }
 
 /// Unmaps the windows of devices that are lost, so that their memory can be freed. No rank may be

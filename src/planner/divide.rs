@@ -1,10 +1,14 @@
 //! Distributions that a join allows on a set of devices, and the refusal of one that was asked for.
 
 use super::cost::Question;
-use super::{BoundJoin, Distribution, JoinKind, Side, Target};
+use super::{BoundJoin, Composition, Distribution, JoinKind, Side, Target};
 use crate::columns::KeyLayout;
 use crate::device::ROWS_MAX;
 use crate::{Error, Result};
+
+/// Reason why some GPUs run no join together.
+const NO_GANG: &str = "GPUs run a join together only if each has a process of its own (--device-processes) and memory that \
+     the others can write; slices of a GPU (MIG) have none";
 
 /// True if ranks can divide a join with the given build side in this way, and the caller asks for
 /// no other.
@@ -23,6 +27,28 @@ fn is_hashed(join: &BoundJoin, build_side: Side) -> Result<bool> {
     join.key_facts(build_side).map(|facts| KeyLayout::new(facts, 0).is_hashed())
 }
 
+/// Returns the reason why several devices do not exchange rows, if they cannot.
+pub(super) fn undivided(question: &Question<'_>, chosen: &Composition) -> Result<Option<String>> {
+    let Question { join, target, .. } = *question;
+    if target.ranks == 1 || chosen.exchanges_rows() {
+        return Ok(None);
+    }
+    let instead = match chosen.distribution {
+        Distribution::Broadcast => "each device has the whole build side",
+        _ => "one device runs it",
+    };
+    let why = if !target.capabilities.forms_gangs {
+        NO_GANG
+    } else if !target.capabilities.exchanges {
+        "these devices share no memory to exchange rows in"
+    } else if is_hashed(join, chosen.build_side)? {
+        "rows are not exchanged by keys that are hashed"
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(format!("{instead}, because {why}")))
+}
+
 /// Returns the refusal of a distribution by which these devices cannot run the join.
 ///
 /// # Errors
@@ -31,17 +57,16 @@ pub(super) fn refusal(join: &BoundJoin, distribution: Distribution, target: &Tar
     let name = distribution.name();
     let reason = match distribution {
         _ if target.ranks == 1 => return Ok(needs_several_devices(distribution)),
+        _ if !target.capabilities.forms_gangs => format!("{NO_GANG}; ask for one device"),
         Distribution::Broadcast if join.how == JoinKind::Full => "a full join keeps the rows of both sides that match \
              nothing, and with all rows of a side no device knows what the others have matched; ask for \"hash\" or \"auto\""
             .into(),
         Distribution::Alone | Distribution::Broadcast => {
             format!("both sides have more than {ROWS_MAX} rows, the most that a device can index; ask for \"hash\" or \"auto\"")
         }
-        Distribution::Hash if !target.capabilities.exchanges => format!(
-            "{} shares no memory with other devices, which GPUs do only with a process each (the server's \
-             --device-processes); ask for \"broadcast\" or \"auto\"",
-            target.name
-        ),
+        Distribution::Hash if !target.capabilities.exchanges => {
+            format!("{} shares no memory with other devices; ask for \"broadcast\" or \"auto\"", target.name)
+        }
         Distribution::Hash if is_hashed(join, Side::Left)? => "only rows with keys of at most 16 bytes of fixed width \
              cross to the device of their key, and these keys are wider, or are text; ask for \"broadcast\" or \"auto\""
             .into(),

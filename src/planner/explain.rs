@@ -183,7 +183,10 @@ impl Explanation {
             tree: tree(plan, &moved),
             device: ExplainedDevice {
                 name: device.into(),
-                reason: device_reason,
+                reason: match &plan.undivided {
+                    Some(why) => format!("{device_reason}; {why}"),
+                    None => device_reason,
+                },
                 memory_bytes: plan.target.memory_bytes,
                 ranks: plan.target.ranks,
                 distribution: plan.composition.distribution.name(),

@@ -38,6 +38,8 @@ pub struct Plan {
     /// The device of the plan. Its name is of one of the devices that the plan serves.
     pub target: Target,
     pub reason: String,
+    /// Reason why the devices that were asked for do not exchange rows, if they cannot.
+    pub undivided: Option<String>,
     /// The other strategies on each side, and why they lost. Those that fit come first, sorted by
     /// time.
     pub alternatives: Vec<Alternative>,
@@ -176,6 +178,7 @@ pub(super) fn propose_estimated(
         (Some(_), false) => "no plan fits in device memory; this one needs the least".into(),
         _ => why(&chosen.costed, is_overridden, &alternatives),
     };
+    let undivided = divide::undivided(&question, &chosen.costed.composition)?;
     let row_bytes = result_row_bytes(&join);
     let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
     let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
@@ -194,6 +197,7 @@ pub(super) fn propose_estimated(
         seconds: chosen.costed.seconds,
         target: Target { ranks, ..target.clone() },
         reason,
+        undivided,
         alternatives,
         estimates,
         join,
@@ -219,7 +223,7 @@ struct Candidate {
 fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
     let Question { join, overrides, estimates, target, .. } = *question;
     let mut candidates = Vec::new();
-    if target.ranks > 1 {
+    if target.ranks > 1 && target.capabilities.forms_gangs {
         let of_rank = estimates.of_rank(target.ranks);
         let question = Question { estimates: &of_rank, ..*question };
         for distribution in [Distribution::Broadcast, Distribution::Hash] {

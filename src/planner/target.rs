@@ -118,7 +118,7 @@ impl Default for Target {
                 pass_bits_max: 11,
                 fuses_partition_join: false,
             },
-            capabilities: Capabilities { strings: false, exchanges: true },
+            capabilities: Capabilities { strings: false, exchanges: true, forms_gangs: true },
             rates: Rates::host(1),
             kept: Vec::new(),
         }

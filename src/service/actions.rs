@@ -44,7 +44,10 @@ const ACTIONS: &[(&str, &str)] = &[
         "explain",
         r#"Explains the plan of a join without running it, body {"join": {...}}, or of a job with measured times, body {"job": 7}. "refusal" says why the join does not fit, if it does not"#,
     ),
-    ("topology", "Lists the devices, their memory, their measured rates and their links. No body"),
+    (
+        "topology",
+        "Lists the devices, their memory, their measured rates, their links, and the ways of rows between them. No body",
+    ),
     ("server_info", "Reports version, devices, memory and the limits for clients. No body"),
     ("commit_upload", r#"Completes an upload in several streams; its table appears. Body {"upload": "ID"}"#),
     ("abort_upload", r#"Drops an upload in several streams, with its rows. Body {"upload": "ID"}"#),
@@ -264,9 +267,12 @@ fn job_to_explain(action: &Action) -> Result<Option<JobId>> {
 }
 
 fn topology(shared: &Shared) -> Answer {
-    Answer::json(
-        &json!({"devices": describe::devices(shared), "topology": shared.topology, "text": shared.topology.to_string()}),
-    )
+    Answer::json(&json!({
+        "devices": describe::devices(shared),
+        "topology": shared.topology,
+        "text": shared.topology.to_string(),
+        "pairs": describe::pairs(shared),
+    }))
 }
 
 async fn commit_upload(shared: &Arc<Shared>, asker: &Asker, body: UploadBody) -> Result<Answer> {

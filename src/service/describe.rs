@@ -13,7 +13,7 @@ use super::metrics::{code_name, state_name};
 use super::shared::Shared;
 use crate::Result;
 use crate::catalog::Table;
-use crate::engine::Engine;
+use crate::engine::{Engine, PeerAccess, peer_access};
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
 use crate::planner::Explanation;
@@ -153,6 +153,25 @@ fn device(device: &dyn Engine, lost: Option<String>) -> Value {
             "values": rates.values,
         },
     })
+}
+
+/// Describes the way of rows from each device to each other one of its kind, if a join of both
+/// exchanges rows.
+pub fn pairs(shared: &Shared) -> Vec<Value> {
+    let devices = || shared.devices.iter().map(|device| &**device);
+    let pairs = devices().flat_map(|from| devices().map(move |to| (from, to)));
+    let can_join = |(from, to): &(&dyn Engine, &dyn Engine)| from.id() != to.id() && from.id().kind == to.id().kind;
+    pairs.filter(can_join).map(|(from, to)| pair(from, to)).collect()
+}
+
+fn pair(from: &dyn Engine, to: &dyn Engine) -> Value {
+    let (through, why) = match peer_access(from, to) {
+        Ok(Some(PeerAccess::Direct)) => (Some("peer memory"), None),
+        Ok(Some(PeerAccess::ThroughHost { why })) => (Some("host memory"), Some(why)),
+        Ok(None) => (None, Some("not known before they first exchange rows".into())),
+        Err(error) => (None, Some(error.message().to_string())),
+    };
+    json!({ "from": from.id().to_string(), "to": to.id().to_string(), "through": through, "why": why })
 }
 
 /// Describes the server: its version, its resources, and the limits of clients.

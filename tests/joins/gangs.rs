@@ -1,13 +1,14 @@
 //! Joins on gangs of host devices, compared with the naive join.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 use dovetail::device::host::HostDevice;
 use dovetail::device::{Device, TestOptions, gpu_count, open_gpu};
-use dovetail::engine::{Engine, Grant, InProcess, run_gang};
+use dovetail::engine::{Engine, Grant, InProcess, PeerAccess, peer_access, run_gang};
 use dovetail::join::{Composition, Distribution, Monitor, Task};
 use dovetail::memory::{Budget, ReservedPool};
 use dovetail::planner::{self, JoinKind, JoinSpec, PlanOverrides, Rates, Strategy, Target};
@@ -21,6 +22,10 @@ use crate::{Bench, Collect, is_wanted, naive, seed, spec};
 /// Most ranks of a gang in these tests.
 const RANKS_MAX: usize = 8;
 
+/// File by which a test makes a device lose what it writes to a peer.
+static FAULT_FILE: LazyLock<PathBuf> =
+    LazyLock::new(|| std::env::temp_dir().join(format!("dovetail-gangs-{}", std::process::id())));
+
 fn is_on_gpus() -> bool {
     std::env::var("DOVETAIL_TEST_DEVICE").as_deref() == Ok("cuda")
 }
@@ -28,19 +33,21 @@ fn is_on_gpus() -> bool {
 /// Opens the device of a rank: a host device, or with `DOVETAIL_TEST_DEVICE=cuda` a GPU. Several
 /// ranks share a GPU if there are fewer GPUs.
 fn device(rank: usize, memory: u64) -> Arc<dyn Device> {
+    static GPUS: LazyLock<usize> = LazyLock::new(|| {
+        let gpus = if is_on_gpus() { usize::from(gpu_count().unwrap()) } else { 1 };
+        let gpus_of_one = Some(RANKS_MAX.div_ceil(gpus) as u16);
+        TestOptions { gpus_of_one, fault_file: Some(FAULT_FILE.clone()) }.set();
+        gpus
+    });
+    let gpus = *GPUS;
     let budget = |_| Budget::new(format!("memory of rank {rank}"), "--device-memory", memory);
     if !is_on_gpus() {
         // Unlike numbers of threads and streams, so that ranks take unlike chunks.
         let device = HostDevice::new(rank as u16, 1 + rank % 2, budget(0), None).unwrap();
         return Arc::new(device.with_streams(1 + rank % 3));
     }
-    static GPUS: LazyLock<usize> = LazyLock::new(|| {
-        let gpus = usize::from(gpu_count().unwrap());
-        TestOptions { gpus_of_one: Some(RANKS_MAX.div_ceil(gpus) as u16), ..TestOptions::default() }.set();
-        gpus
-    });
     // Neighbours are on different GPUs, if there are several.
-    let index = rank % *GPUS * RANKS_MAX.div_ceil(*GPUS) + rank / *GPUS;
+    let index = rank % gpus * RANKS_MAX.div_ceil(gpus) + rank / gpus;
     open_gpu(index as u16, 1 + rank % 2, budget).unwrap()
 }
 
@@ -59,16 +66,23 @@ impl Gang {
         for device in &devices {
             device.peers().unwrap().open_window(window_bytes).unwrap();
         }
-        let window_bytes = devices[0].peers().unwrap().window_bytes();
-        for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
-            let file = peer.peers().unwrap().window_file().unwrap().try_clone_to_owned().unwrap();
-            device.peers().unwrap().map_window(peer.id(), file, window_bytes).unwrap();
-        }
         let engine = |device: &Arc<dyn Device>| -> Arc<dyn Engine> {
             Arc::new(InProcess::new(device.clone(), bench.catalog.arena().clone()))
         };
         let engines = devices.iter().map(engine).collect();
         Self { bench, devices, engines }
+    }
+
+    /// Makes one of the devices lose the next bytes that it writes to a peer.
+    fn lose_push(&self, rank: usize) {
+        std::fs::write(&*FAULT_FILE, format!("{} lost-push", self.devices[rank].id())).unwrap();
+    }
+
+    /// Returns the number of pairs of devices that exchange rows through host memory.
+    fn pairs_through_host(&self) -> usize {
+        let pairs = self.engines.iter().flat_map(|from| self.engines.iter().map(move |to| (from, to)));
+        let access = pairs.map(|(from, to)| peer_access(&**from, &**to).unwrap());
+        access.filter(|access| matches!(access, Some(PeerAccess::ThroughHost { .. }))).count()
     }
 
     /// Runs a join, and returns the distribution that the planner chose or was asked for.
@@ -150,6 +164,7 @@ fn gangs_agree_with_the_naive_join() {
     let cases = if std::env::var_os("DOVETAIL_LONG").is_some() { 500 } else { 12 };
     let ranks: &[usize] = if std::env::var_os("DOVETAIL_LONG").is_some() { &[2, 3, 4, 5, RANKS_MAX] } else { &[2, 3] };
     let mut tried = BTreeMap::new();
+    let mut through_host = 0;
     for _ in 0..cases {
         let case = Case::random(&mut rng);
         let memory = [8 << 20, 32 << 20, 1 << 30][rng.random_range(0..3)];
@@ -159,10 +174,19 @@ fn gangs_agree_with_the_naive_join() {
         let window_bytes = ranks * [24 << 10, 100 << 10, 2 << 20][rng.random_range(0..3)];
         let gang = Gang::new(ranks, memory, window_bytes);
         let nulls_equal = NullsEqual::from(rng.random_bool(0.3));
+        let is_lost = rng.random_bool(0.5);
+        if is_lost {
+            gang.lose_push(rng.random_range(0..ranks));
+        }
         check_all(&gang, &case, &nulls_equal, &mut rng, &mut tried);
+        // The file is still there if no join exchanged rows.
+        let was_lost = is_lost && std::fs::remove_file(&*FAULT_FILE).is_err();
+        assert_eq!(gang.pairs_through_host(), usize::from(was_lost), "one pair lost bytes");
+        through_host += usize::from(was_lost);
     }
-    println!("{tried:?}");
+    println!("{tried:?}, {through_host} gangs with a pair through host memory");
     // Slow sanitizers run a few of the joins.
     let few = std::env::var_os("DOVETAIL_TEST_JOINS_EVERY").is_some();
-    assert!(few || ["hash", "broadcast", "shared read"].iter().all(|way| tried[way] > 20), "{tried:?}");
+    let are_tried = ["hash", "broadcast", "shared read"].iter().all(|way| tried[way] > 20);
+    assert!(few || (are_tried && through_host > 0), "{tried:?}");
 }

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 import dovetail
 import oracle
 import tables
-from harness import Server, binary, clean
+from harness import GPUS, Server, binary, clean
 from oracle import HOWS, LEFT_ROW, RIGHT_ROW, Case
 from refusals import refused
 from test_device_processes import (
@@ -429,6 +430,91 @@ def test_a_suspended_machine_loses_no_device(watched_server: Server) -> None:
             os.kill(pid, signal.SIGCONT)
         assert_as_before(server, client, used)
         assert children(server) == before
+
+
+def ways(client: dovetail.Client) -> dict[tuple[str, str], tuple[str | None, str | None]]:
+    return {(pair["from"], pair["to"]): (pair["through"], pair["why"]) for pair in client.topology()["pairs"]}
+
+
+def test_a_pair_whose_bytes_do_not_arrive_exchanges_rows_through_host_memory(
+    start_gangs: Callable[..., Server], tmp_path: Path
+) -> None:
+    trigger = tmp_path / "fault"
+    settings = {"device_processes": "on", "device_restart_seconds": 1, "host_memory": "512MiB"}
+    unknown = (None, "not known before they first exchange rows")
+    with (
+        start_gangs(**settings, env={"DOVETAIL_TEST_FAULT": str(trigger)}) as server,
+        server.connect() as client,
+    ):
+        case = case_of(1, "full")
+        client.put("l", case.left)
+        client.put("r", case.right)
+        rows = oracle.matching_rows(case)
+
+        def join(devices: list[str]) -> None:
+            job = client.submit("l", "r", on="k", how="full", devices=devices)
+            oracle.check(case, job.result().table(), rows)
+            assert job.explain()["device"]["distribution"] == "hash"
+            job.cancel()
+
+        assert ways(client) == {(a, b): unknown for a in DEVICES for b in DEVICES if a != b}
+        trigger.write_text("host:2 lost-push")
+        for _ in range(2):
+            join(["host:1", "host:2"])
+        found = ways(client)
+        through, why = found.pop(("host:2", "host:1"))
+        assert through == "host memory" and "bytes that host:2 writes to host:1 do not arrive" in str(why)
+        assert found.pop(("host:1", "host:2")) == ("peer memory", None)
+        assert set(found.values()) == {unknown}
+        shown = command_line(server, "topology").stdout
+        assert "host memory" in shown and "do not arrive" in shown, shown
+
+        # A process that is started again is checked again.
+        before = restarts(server, "host:2")
+        kill(server, "host:2")
+        wait_until_restarted(server, "host:2", before + 1)
+        assert set(ways(client).values()) == {unknown}
+        join(DEVICES)
+        assert set(ways(client).values()) == {("peer memory", None)}
+
+
+two_gpus_only = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs, or one that is shown as two")
+
+
+@two_gpus_only
+def test_gpus_of_one_process_run_no_join_together_and_explain_says_so(start: Callable[..., Server]) -> None:
+    server = start(devices="cuda:2", device_memory="512MiB", device_processes="off", host_memory="1GiB")
+    with server.connect() as client:
+        case = case_of(1, "inner")
+        client.put("l", case.left)
+        client.put("r", case.right)
+        device = client.explain("l", "r", on="k", devices=2)["device"]
+        assert (device["ranks"], device["distribution"]) == (1, "alone")
+        assert "one device runs it, because GPUs run a join together only if each has a process" in device["reason"]
+        oracle.check(case, client.join("l", "r", on="k", devices=2).table(), oracle.matching_rows(case))
+        for through, why in ways(client).values():
+            assert through is None and "shares no memory with other devices; GPUs do if each has a process" in str(why)
+
+
+@two_gpus_only
+def test_gpus_whose_bytes_do_not_arrive_exchange_rows_through_host_memory(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    trigger = tmp_path / "fault"
+    settings = {"devices": "cuda:2", "device_memory": "512MiB", "device_processes": "on", "host_memory": "1GiB"}
+    server = start(**settings, env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    with server.connect() as client:
+        case = case_of(1, "full")
+        client.put("l", case.left)
+        client.put("r", case.right)
+        trigger.write_text("cuda:0 lost-push")
+        job = client.submit("l", "r", on="k", how="full", devices=2)
+        oracle.check(case, job.result().table(), oracle.matching_rows(case))
+        assert job.explain()["device"]["distribution"] == "hash"
+        assert [ways(client)[pair][0] for pair in [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")]] == [
+            "host memory",
+            "peer memory",
+        ]
 
 
 def test_a_gang_with_a_lost_device_is_refused_and_smaller_ones_go_on(start_gangs: Callable[..., Server]) -> None:

@@ -7,6 +7,7 @@
 //! * `copy-error`: of a copy to the GPU
 //! * `copy-out-error`: of a copy of values or positions to host memory
 //! * `read-back-error`: of a few numbers that a primitive waits for
+//! * `lost-push`: bytes that are written to a peer do not arrive
 //! * `out-of-memory`: as when another process has taken memory that the budget promises
 //!
 //! `device/fault.rs` says how a test asks for one.

@@ -3,7 +3,8 @@
 //!
 //! A window is physical memory with addresses in each process that maps it (CUDA's virtual memory
 //! management). It lives until no process maps it and no file refers to it. Copies to a peer go
-//! through the mapping like copies within the GPU.
+//! through the mapping like copies within the GPU. A window in host memory is pinned in both
+//! processes, and copied to and from like the arena.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -15,8 +16,9 @@ use super::driver::Gpu;
 use super::transfer::concat;
 use crate::Result;
 use crate::device::peers::MappedPeers;
-use crate::device::{DeviceBuffer, DeviceId, PeerOps, Stream};
-use cudarc::driver::{result, sys};
+use crate::device::{Device, DeviceBuffer, DeviceId, PeerOps, PeerWindow, Stream};
+use crate::memory::SharedWindow;
+use cudarc::driver::sys;
 
 const FILE: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
@@ -24,7 +26,25 @@ const FILE: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     own: OnceLock<(Mapped, OwnedFd)>,
-    of_peers: MappedPeers<Arc<Mapped>>,
+    of_peers: MappedPeers<PeerMemory>,
+    /// Windows that peers write to in place of `own`.
+    in_host: MappedPeers<SharedWindow>,
+}
+
+/// Window that a GPU writes to.
+#[derive(Clone, Debug)]
+enum PeerMemory {
+    Device(Arc<Mapped>),
+    Host(SharedWindow),
+}
+
+impl PeerMemory {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Device(mapped) => mapped.bytes,
+            Self::Host(window) => window.bytes(),
+        }
+    }
 }
 
 /// Memory of a window at addresses of this process. Unmapped on drop; no work may use it then.
@@ -128,6 +148,14 @@ impl Drop for Physical<'_> {
     }
 }
 
+impl CudaDevice {
+    /// Pins a window in host memory for the copies of this GPU, until it is unmapped.
+    fn pinned(&self, window: SharedWindow) -> SharedWindow {
+        self.pin().iter().for_each(|pin| window.pin_by(pin));
+        window
+    }
+}
+
 impl PeerOps for CudaDevice {
     fn open_window(&self, bytes: usize) -> Result<()> {
         if self.windows.own.get().is_some() {
@@ -149,15 +177,25 @@ impl PeerOps for CudaDevice {
         self.windows.own.get().map(|(_, file)| file.as_fd())
     }
 
-    fn map_window(&self, peer: DeviceId, file: OwnedFd, bytes: usize) -> Result<()> {
-        self.gpu.bind()?;
-        let mapped = Mapped::new(&self.gpu, &Physical::import(&self.gpu, &file)?, bytes)?;
-        self.windows.of_peers.insert(peer, Arc::new(mapped));
+    fn map_window(&self, peer: DeviceId, window: PeerWindow) -> Result<()> {
+        let memory = match window {
+            PeerWindow::Device { file, bytes } => {
+                self.gpu.bind()?;
+                let imported = Physical::import(&self.gpu, &file)?;
+                PeerMemory::Device(Arc::new(Mapped::new(&self.gpu, &imported, bytes)?))
+            }
+            PeerWindow::Host(window) => PeerMemory::Host(self.pinned(window)),
+        };
+        self.windows.of_peers.insert(peer, memory);
         Ok(())
     }
 
     fn unmap_window(&self, peer: DeviceId) {
         self.windows.of_peers.remove(peer);
+    }
+
+    fn take_from_host(&self, peer: DeviceId, window: Option<SharedWindow>) {
+        self.windows.in_host.set(peer, window.map(|window| self.pinned(window)));
     }
 
     fn push(
@@ -171,32 +209,48 @@ impl PeerOps for CudaDevice {
         const PURPOSE: &str = "writing to a peer";
         let window = self.windows.of_peers.get(peer, self.id)?;
         let (work, from) = (self.work(stream)?, cuda(from));
-        let fits = bytes.end <= from.size() && offset + bytes.len() <= window.bytes;
-        assert!(fits, "bytes {bytes:?} of {} to {offset} of {}", from.size(), window.bytes);
-        if bytes.is_empty() {
+        let fits = bytes.end <= from.size() && offset + bytes.len() <= window.bytes();
+        assert!(fits, "bytes {bytes:?} of {} to {offset} of {}", from.size(), window.bytes());
+        if bytes.is_empty() || work.queue.gpu.faults.is_due("lost-push") {
             return Ok(());
         }
         let _watched = work.watch(PURPOSE, bytes.len());
-        let (to, from) = (window.pointer + offset as u64, from.pointer() + bytes.start as u64);
+        let (from, len, queue) = (from.pointer() + bytes.start as u64, bytes.len(), work.queue.raw());
         // SAFETY: both have these bytes, as was just asserted. The ranks of a join agree that no
-        // other one uses these bytes of the window meanwhile.
-        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes.len(), work.queue.raw()) };
-        work.queue.gpu.check(copied, PURPOSE)
+        // other one uses these bytes of the window meanwhile, and wait for the copy.
+        let copied = unsafe {
+            match &window {
+                PeerMemory::Device(mapped) => {
+                    sys::cuMemcpyDtoDAsync_v2(mapped.pointer + offset as u64, from, len, queue)
+                }
+                PeerMemory::Host(window) => {
+                    sys::cuMemcpyDtoHAsync_v2(window.pointer(offset..offset + len).cast(), from, len, queue)
+                }
+            }
+        };
+        work.queue.gpu.check(copied.result(), PURPOSE)
     }
 
-    fn take(&self, bytes: Range<usize>, stream: &Stream) -> Result<DeviceBuffer> {
+    fn take(&self, peer: DeviceId, bytes: Range<usize>, stream: &Stream) -> Result<DeviceBuffer> {
         const PURPOSE: &str = "taking rows from a peer";
-        let (window, _) = self.windows.own.get().expect("rows arrive only in a window that is open");
-        assert!(bytes.end <= window.bytes, "bytes {bytes:?} of a window of {}", window.bytes);
+        let (own, _) = self.windows.own.get().expect("rows arrive only in a window that is open");
+        assert!(bytes.end <= own.bytes, "bytes {bytes:?} of a window of {}", own.bytes);
         let work = self.work(stream)?;
         let taken = work.buffer(bytes.len(), PURPOSE)?;
-        if !bytes.is_empty() {
-            let _watched = work.watch(PURPOSE, bytes.len());
-            let from = window.pointer + bytes.start as u64;
-            // SAFETY: both have these bytes, as was just asserted.
-            let copied = unsafe { result::memcpy_dtod_async(taken.pointer(), from, bytes.len(), work.queue.raw()) };
-            work.queue.gpu.check(copied, PURPOSE)?;
+        if bytes.is_empty() {
+            return Ok(Arc::new(taken));
         }
+        let _watched = work.watch(PURPOSE, bytes.len());
+        let (to, len, queue) = (taken.pointer(), bytes.len(), work.queue.raw());
+        // SAFETY: both have these bytes: a window in host memory checks that, and it was just
+        // asserted of the other. The caller waits for the copy before bytes of a peer replace them.
+        let copied = unsafe {
+            match self.windows.in_host.find(peer) {
+                None => sys::cuMemcpyDtoDAsync_v2(to, own.pointer + bytes.start as u64, len, queue),
+                Some(window) => sys::cuMemcpyHtoDAsync_v2(to, window.pointer(bytes).cast(), len, queue),
+            }
+        };
+        work.queue.gpu.check(copied.result(), PURPOSE)?;
         Ok(Arc::new(taken))
     }
 

@@ -4,6 +4,7 @@
 //! * `copy-error`: of any copy.
 //! * `copy-out-error`: of a copy to host memory.
 //! * `out-of-memory`: as when the system lacks memory that the budget promises.
+//! * `lost-push`: bytes that are written to a peer do not arrive.
 //! * `transient`: the next attempt may succeed.
 //! * `lost`: every later call on the device fails.
 
@@ -69,6 +70,11 @@ impl Faults {
             true => Err(Error::Internal(format!("a copy to or from device {}: a deliberate failure", self.device))),
             false => Ok(()),
         }
+    }
+
+    /// True if the bytes of a push should not arrive.
+    pub(super) fn loses_push(&self) -> bool {
+        self.trigger.is_due("lost-push")
     }
 
     /// Fails if a failure of a finished copy to host memory is due. The copy's result exists then,

@@ -137,6 +137,14 @@ impl HostDevice {
         })
     }
 
+    /// Returns the device with deliberate failures that the given file asks for.
+    #[cfg(test)]
+    #[must_use]
+    pub(crate) fn with_fault_file(mut self, file: std::path::PathBuf) -> Self {
+        self.faults = Faults::of(self.id, Trigger::at(self.id, Some(file)));
+        self
+    }
+
     /// Returns the device with several streams per job, like a device whose copies overlap with its
     /// primitives. All streams use the same threads, so this only serves to test the joins that
     /// such devices run.

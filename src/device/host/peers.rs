@@ -1,7 +1,7 @@
 //! Windows of host devices: memory of a file, so that peers may be in other processes.
 
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
 use super::HostDevice;
@@ -9,7 +9,7 @@ use super::buffer::bytes_of;
 use super::transfer::concat;
 use crate::Result;
 use crate::device::peers::MappedPeers;
-use crate::device::{DeviceBuffer, DeviceId, PeerOps, Stream};
+use crate::device::{DeviceBuffer, DeviceId, PeerOps, PeerWindow, Stream};
 use crate::memory::SharedWindow;
 
 /// The window of a device, and those of its peers. Views of all jobs share them.
@@ -17,6 +17,8 @@ use crate::memory::SharedWindow;
 pub(super) struct Windows {
     own: OnceLock<SharedWindow>,
     of_peers: MappedPeers<SharedWindow>,
+    /// Windows that peers write to in place of `own`.
+    in_host: MappedPeers<SharedWindow>,
 }
 
 impl PeerOps for HostDevice {
@@ -36,14 +38,21 @@ impl PeerOps for HostDevice {
         self.windows.own.get().map(SharedWindow::file)
     }
 
-    fn map_window(&self, peer: DeviceId, file: OwnedFd, bytes: usize) -> Result<()> {
-        let window = SharedWindow::of_file(file, bytes)?;
+    fn map_window(&self, peer: DeviceId, window: PeerWindow) -> Result<()> {
+        let window = match window {
+            PeerWindow::Device { file, bytes } => SharedWindow::of_file(file, bytes)?,
+            PeerWindow::Host(window) => window,
+        };
         self.windows.of_peers.insert(peer, window);
         Ok(())
     }
 
     fn unmap_window(&self, peer: DeviceId) {
         self.windows.of_peers.remove(peer);
+    }
+
+    fn take_from_host(&self, peer: DeviceId, window: Option<SharedWindow>) {
+        self.windows.in_host.set(peer, window);
     }
 
     fn push(
@@ -56,13 +65,17 @@ impl PeerOps for HostDevice {
     ) -> Result<()> {
         let window = self.windows.of_peers.get(peer, self.id)?;
         self.run(stream, |_| {
+            if self.faults.loses_push() {
+                return Ok(());
+            }
             window.write(offset, &bytes_of(from)[bytes]);
             Ok(())
         })
     }
 
-    fn take(&self, bytes: Range<usize>, stream: &Stream) -> Result<DeviceBuffer> {
-        let window = self.windows.own.get().expect("rows arrive only in a window that is open");
+    fn take(&self, peer: DeviceId, bytes: Range<usize>, stream: &Stream) -> Result<DeviceBuffer> {
+        let own = || self.windows.own.get().expect("rows arrive only in a window that is open").clone();
+        let window = self.windows.in_host.find(peer).unwrap_or_else(own);
         self.run(stream, |run| {
             let mut taken = run.values::<u8>(bytes.len(), "rows from a peer")?;
             window.read(bytes.start, &mut taken);
@@ -94,18 +107,35 @@ mod tests {
         other.open_window(1 << 20).unwrap();
         assert_eq!((one.window_bytes(), other.window_bytes()), (0, 1 << 16), "a window is made once");
         let file = other.window_file().unwrap().try_clone_to_owned().unwrap();
-        one.map_window(other.id(), file, 1 << 16).unwrap();
+        one.map_window(other.id(), PeerWindow::Device { file, bytes: 1 << 16 }).unwrap();
         let stream = one.stream(CancelFlag::new()).unwrap();
         let bytes: Vec<u8> = (0..100).collect();
         let buffer = one.copy_in(&[bytes.clone().into()], &stream).unwrap();
         one.push(other.id(), 5000, &buffer, 10..40, &stream).unwrap();
         one.push(other.id(), 5030, &buffer, 90..100, &stream).unwrap();
         let stream = other.stream(CancelFlag::new()).unwrap();
-        let taken = other.take(5000..5040, &stream).unwrap();
+        let taken = other.take(one.id(), 5000..5040, &stream).unwrap();
         let both = other.concat_bytes(&[(taken.clone(), 30..40), (taken, 0..30)], &stream).unwrap();
         let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
         let found = other.copy_out(&both, 40, &arena, &stream).unwrap();
         assert_eq!(found.as_slice(), [&bytes[90..100], &bytes[10..40]].concat());
+    }
+
+    #[test]
+    fn a_peer_writes_into_host_memory_where_both_agree_on_it() {
+        let (one, other) = (device(0), device(1));
+        other.open_window(1 << 16).unwrap();
+        let window = SharedWindow::new(1 << 16).unwrap();
+        one.map_window(other.id(), PeerWindow::Host(window.clone())).unwrap();
+        other.take_from_host(one.id(), Some(window));
+        let stream = one.stream(CancelFlag::new()).unwrap();
+        let buffer = one.copy_in(&[vec![7u8; 8].into()], &stream).unwrap();
+        one.push(other.id(), 0, &buffer, 0..8, &stream).unwrap();
+        let taken = other.take(one.id(), 0..8, &stream).unwrap();
+        assert_eq!(bytes_of(&taken), [7; 8]);
+        assert_eq!(bytes_of(&other.take(device(2).id(), 0..8, &stream).unwrap()), [0; 8], "another peer's");
+        other.take_from_host(one.id(), None);
+        assert_eq!(bytes_of(&other.take(one.id(), 0..8, &stream).unwrap()), [0; 8], "its own window");
     }
 
     #[test]
@@ -116,7 +146,7 @@ mod tests {
         let peer = DeviceId { kind: DeviceKind::Host, index: 1 };
         let pushed = one.push(peer, 0, &buffer, 0..8, &stream);
         assert!(matches!(&pushed, Err(Error::Unavailable(message)) if message.contains("host:1")), "{pushed:?}");
-        one.map_window(peer, SharedWindow::new(8).unwrap().file().try_clone_to_owned().unwrap(), 8).unwrap();
+        one.map_window(peer, PeerWindow::Host(SharedWindow::new(8).unwrap())).unwrap();
         one.push(peer, 0, &buffer, 0..8, &stream).unwrap();
         one.unmap_window(peer);
         assert!(one.push(peer, 0, &buffer, 0..8, &stream).is_err());

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::device::PeerOps;
+use crate::device::host::HostDevice;
 use crate::join::Distribution;
 use crate::planner::{Plan, PlanOverrides, plan_with_overrides};
 
@@ -199,6 +201,68 @@ fn every_rank_of_a_gang_takes_rows() {
         let sink = Meeting::default();
         gang.run(&task, &sink, &Monitor::default()).unwrap();
         assert_eq!(sorted(&task, &sink.batches.0.into_inner()), gang.expected(&task));
+    }
+}
+
+/// The second device loses the bytes of its first push. The first device is a process or not.
+#[test]
+fn a_pair_whose_bytes_do_not_arrive_exchanges_rows_through_host_memory() {
+    for first in [Gang::new(1, 0), Gang::new(0, 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let fault = folder.path().join("fault");
+        let budget = Budget::new("memory of device host:1", "--device-memory", 64 << 20);
+        let device = HostDevice::new(1, 2, budget, None).unwrap().with_fault_file(fault.clone());
+        device.open_window(opening().window_bytes).unwrap();
+        let second: Arc<dyn Engine> = Arc::new(InProcess::new(Arc::new(device), first.catalog.arena().clone()));
+        let gang = Gang { engines: vec![first.engines[0].clone(), second], ..first };
+        let [there, back] = [(0, 1), (1, 0)];
+        let access = |(from, to): (usize, usize)| peer_access(&*gang.engines[from], &*gang.engines[to]).unwrap();
+        assert_eq!((access(there), access(back)), (None, None));
+
+        std::fs::write(&fault, "lost-push").unwrap();
+        let expected = gang.expected(&gang.task(JoinKind::Inner, Strategy::Hash));
+        let task = gang.task_of(JoinKind::Inner, Strategy::Hash, HASH);
+        for _ in 0..2 {
+            assert_eq!(gang.rows(&task), expected);
+            assert_eq!(access(there), Some(PeerAccess::Direct));
+            let found = access(back);
+            let says = "bytes that host:1 writes to host:0 do not arrive";
+            assert!(matches!(&found, Some(PeerAccess::ThroughHost { why }) if why.contains(says)), "{found:?}");
+        }
+        let held = gang.catalog.arena().budget().used_bytes() - gang.used_before;
+        assert_eq!(held, opening().window_bytes as u64, "the window in host memory is accounted for");
+    }
+}
+
+#[test]
+fn a_device_that_is_started_again_is_checked_again() {
+    let (gang, slabs) = (Gang::new(0, 1), Arc::new(SharedSlabs::default()));
+    gang.catalog.arena().pin_by(Some(slabs.clone()));
+    let start = || {
+        let (process, _, _) = process_that_opens(&opening_of(1), &gang.catalog, &slabs);
+        let engines = vec![gang.engines[0].clone(), Arc::new(process) as Arc<dyn Engine>];
+        windows::connect_all(&engines, &CancelFlag::new()).unwrap();
+        engines
+    };
+    let (before, after) = (start(), start());
+    let (first, earlier, later) = (&*before[0], &*before[1], &*after[1]);
+    assert_eq!(
+        [peer_access(first, later), peer_access(later, first)],
+        [Ok(Some(PeerAccess::Direct)), Ok(Some(PeerAccess::Direct))]
+    );
+    assert_eq!(peer_access(earlier, first), Ok(None), "the later process writes there now");
+}
+
+#[test]
+fn devices_without_windows_exchange_no_rows() {
+    let gang = Gang::new(0, 1);
+    let device = Opening { window_bytes: 0, ..opening_of(1) }.open().unwrap();
+    let closed = InProcess::new(device, gang.catalog.arena().clone());
+    for pair in [peer_access(&closed, &*gang.engines[0]), peer_access(&*gang.engines[0], &closed)] {
+        assert!(
+            matches!(&pair, Err(Error::Unavailable(words)) if words.contains("host:1 shares no memory")),
+            "{pair:?}"
+        );
     }
 }
 

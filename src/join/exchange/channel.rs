@@ -69,6 +69,8 @@ pub(super) struct Outgoing<'a> {
 
 /// One direction between two ranks, at either end.
 pub(super) struct Channel {
+    /// Device of the sender.
+    from: DeviceId,
     /// Device of the receiver.
     to: DeviceId,
     counters: SharedCounters,
@@ -97,6 +99,7 @@ impl Channel {
         let slot_bytes = window_bytes / (board.ranks() - 1) / SLOTS / ALIGNMENT * ALIGNMENT;
         let part = if from < to { from } else { from - 1 };
         Self {
+            from: board.devices()[from],
             to: board.devices()[to],
             counters,
             at,
@@ -178,7 +181,7 @@ impl Channel {
         let (rows, chunk_start) = (self.counters.get(header) as usize, self.counters.get(header + 1));
         let start = self.slot_start(slot);
         let own = peers(device)?;
-        let take = |place: Range<usize>| own.take(start + place.start..start + place.end, stream);
+        let take = |place: Range<usize>| own.take(self.from, start + place.start..start + place.end, stream);
         let columns = layout.places(rows).into_iter().map(take).collect::<Result<Vec<_>>>()?;
         device.synchronize(stream)?;
         released.slots += 1;
@@ -218,7 +221,7 @@ mod tests {
 
     use super::*;
     use crate::device::host::HostDevice;
-    use crate::device::{CancelFlag, PeerOps};
+    use crate::device::{CancelFlag, PeerOps, PeerWindow};
     use crate::memory::{Arena, Budget};
 
     /// Two columns, of 4 and of 1 bytes.
@@ -233,7 +236,7 @@ mod tests {
         devices.iter().for_each(|device| device.open_window(window_bytes).unwrap());
         for (device, peer) in [(&devices[0], &devices[1]), (&devices[1], &devices[0])] {
             let file = peer.window_file().unwrap().try_clone_to_owned().unwrap();
-            device.map_window(peer.id(), file, window_bytes).unwrap();
+            device.map_window(peer.id(), PeerWindow::Device { file, bytes: window_bytes }).unwrap();
         }
         devices
     }

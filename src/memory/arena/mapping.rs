@@ -106,7 +106,7 @@ impl Mapping {
     }
 
     pub(super) fn pin_by(&self, pin: &Arc<dyn Pin>) {
-        if pin.pin(self.start.as_ptr(), self.len, self.file.as_ref()) {
+        if self.pinned_by.get().is_none() && pin.pin(self.start.as_ptr(), self.len, self.file.as_ref()) {
             // A mapping is pinned once, by the pin that the arena got first.
             let _ = self.pinned_by.set(pin.clone());
         }

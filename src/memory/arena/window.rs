@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use super::Pin;
 use super::mapping::{Backing, HUGE_PAGE_BYTES, Mapping};
 use crate::memory::Interrupt;
 use crate::{Error, Result};
@@ -54,17 +55,30 @@ impl SharedWindow {
         self.bytes
     }
 
+    /// Pins the window's memory until it is unmapped, if it is not pinned yet.
+    pub fn pin_by(&self, pin: &Arc<dyn Pin>) {
+        self.mapping.pin_by(pin);
+    }
+
+    /// Returns the address of the first byte of a range, for a driver that copies the range.
+    ///
+    /// # Panics
+    /// If the range reaches past the end.
+    pub fn pointer(&self, range: Range<usize>) -> *mut u8 {
+        self.check(range.clone());
+        // SAFETY: the start of the range is in the mapping, as checked.
+        unsafe { self.mapping.start.as_ptr().add(range.start) }
+    }
+
     /// Writes bytes at an offset.
     ///
     /// # Panics
     /// If they reach past the end.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        self.check(offset..offset + bytes.len());
+        let to = self.pointer(offset..offset + bytes.len());
         // SAFETY: the range is in the mapping, as checked. No Rust reference points into a window,
         // and its users agree that no other one uses these bytes meanwhile.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.mapping.start.as_ptr().add(offset), bytes.len());
-        }
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
     /// Reads bytes at an offset.
@@ -72,11 +86,9 @@ impl SharedWindow {
     /// # Panics
     /// If they reach past the end.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
-        self.check(offset..offset + into.len());
+        let from = self.pointer(offset..offset + into.len());
         // SAFETY: as for `write`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.mapping.start.as_ptr().add(offset), into.as_mut_ptr(), into.len());
-        }
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
     fn check(&self, range: Range<usize>) {

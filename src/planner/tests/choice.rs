@@ -27,7 +27,8 @@ fn text_is_gathered_by_the_faster_of_device_and_host() {
     }
     let planned = |count: bool, strings: bool, rates: Rates, device_gathers_text: Option<bool>| {
         let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
-        let target = Target { capabilities: Capabilities { strings, exchanges: true }, rates, ..a100() };
+        let target =
+            Target { capabilities: Capabilities { strings, exchanges: true, forms_gangs: true }, rates, ..a100() };
         let overrides = PlanOverrides { device_gathers_text, ..PlanOverrides::default() };
         plan_with_overrides(bind(&spec, &catalog).unwrap(), &overrides, &target)
     };
@@ -50,6 +51,59 @@ fn text_is_gathered_by_the_faster_of_device_and_host() {
         let refused = planned(count, strings, slow_host(), Some(true)).unwrap_err();
         assert!(matches!(&refused, Error::Unsupported(text) if text.contains("gathers text")), "{refused}");
     }
+}
+
+#[test]
+fn several_devices_that_cannot_exchange_rows_say_why() {
+    let planned = |join, forms_gangs, exchanges| {
+        let capabilities = Capabilities { exchanges, forms_gangs, ..a100().capabilities };
+        let target = Target { ranks: 2, capabilities, ..a100() };
+        plan_with_overrides(join, &PlanOverrides::default(), &target).unwrap()
+    };
+    let numbers = |how| bound(&sparse(1 << 24, 2), &sparse(1 << 25, 2), how);
+    let words = |how| {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+        let words: ArrayRef = Arc::new(StringArray::from_iter_values((0..100).map(|row| format!("{row:0100}"))));
+        catalog.create(table_of("r", &words)).unwrap();
+        catalog.create(table_of("s", &words)).unwrap();
+        bind(&JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) }, &catalog).unwrap()
+    };
+    use Distribution::{Alone, Broadcast, Hash};
+    for (join, forms_gangs, exchanges, distribution, why) in [
+        (numbers(JoinKind::Inner), false, false, Alone, "one device runs it, because GPUs run a join together only if"),
+        (numbers(JoinKind::Full), true, false, Alone, "one device runs it, because these devices share no memory"),
+        (
+            numbers(JoinKind::Inner),
+            true,
+            false,
+            Broadcast,
+            "each device has the whole build side, because these devices",
+        ),
+        (
+            words(JoinKind::Full),
+            true,
+            true,
+            Alone,
+            "one device runs it, because rows are not exchanged by keys that are",
+        ),
+        (words(JoinKind::Inner), true, true, Broadcast, "the whole build side, because rows are not exchanged by keys"),
+        (numbers(JoinKind::Full), true, true, Hash, ""),
+    ] {
+        let plan = planned(join, forms_gangs, exchanges);
+        assert_eq!(plan.composition.distribution, distribution, "{why}");
+        assert_eq!(plan.target.ranks, if distribution == Alone { 1 } else { 2 });
+        let said = Explanation::new(&plan, "cuda:0", "named in the request".into(), None).device.reason;
+        match why {
+            "" => assert_eq!(said, "named in the request"),
+            why => assert!(said.starts_with("named in the request; ") && said.contains(why), "{said}"),
+        }
+    }
+}
+
+/// Makes a table of one column `k`.
+fn table_of(name: &str, column: &ArrayRef) -> Table {
+    let batch = RecordBatch::try_from_iter([("k", column.clone())]).unwrap();
+    Table::from_batches(name, batch.schema(), vec![batch]).unwrap()
 }
 
 #[test]

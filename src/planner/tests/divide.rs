@@ -40,13 +40,16 @@ fn a_distribution_that_is_asked_for_is_taken() {
 #[test]
 fn a_distribution_that_is_impossible_is_refused_with_what_would_be_right() {
     use Distribution::{Broadcast, Hash};
-    let in_one_process = Target { capabilities: Capabilities { exchanges: false, strings: false }, ..gang() };
+    let with = |capabilities| Target { capabilities, ..gang() };
+    let over_links = with(Capabilities { exchanges: false, strings: false, forms_gangs: true });
+    let in_one_process = with(Capabilities { exchanges: false, strings: false, forms_gangs: false });
     for (how, key, wanted, target, words) in [
         (JoinKind::Inner, "k", Hash, Target::default(), "\"devices\": 2"),
         (JoinKind::Inner, "k", Broadcast, Target::default(), "\"devices\": 2"),
         (JoinKind::Full, "k", Broadcast, gang(), "ask for \"hash\" or \"auto\""),
         (JoinKind::Inner, "t", Hash, gang(), "these keys are wider, or are text; ask for \"broadcast\""),
-        (JoinKind::Inner, "k", Hash, in_one_process, "--device-processes"),
+        (JoinKind::Inner, "k", Hash, over_links, "shares no memory with other devices; ask for \"broadcast\""),
+        (JoinKind::Inner, "k", Broadcast, in_one_process, "--device-processes"),
     ] {
         let refused = planned(how, key, wanted, &target).unwrap_err();
         assert!(matches!(&refused, Error::Invalid(message) if message.contains(words)), "{refused}");

@@ -129,7 +129,7 @@ fn a100() -> Target {
             pass_bits_max: 8,
             ..Target::default().tuning
         },
-        capabilities: Capabilities { strings: false, exchanges: true },
+        capabilities: Capabilities { strings: false, exchanges: true, forms_gangs: true },
         rates,
         kept: Vec::new(),
     }

@@ -202,7 +202,7 @@ impl RecordedTarget {
                 pass_bits_max,
                 ..Target::default().tuning
             },
-            capabilities: Capabilities { strings: supports_text, exchanges: false },
+            capabilities: Capabilities { strings: supports_text, exchanges: false, forms_gangs: false },
             rates: self.rates.clone(),
             kept,
         }

@@ -50,7 +50,7 @@ fn gpu() -> Target {
     target.rates = Rates { copy_in: 50e9, copy_out: 50e9, ..target.rates };
     target.memory_bytes = u64::MAX;
     let tuning = Tuning { streams: 4, probe_batch_rows: 1 << 22, ..target.tuning };
-    Target { tuning, capabilities: Capabilities { strings: true, exchanges: true }, ..target }
+    Target { tuning, capabilities: Capabilities { strings: true, exchanges: true, forms_gangs: true }, ..target }
 }
 
 fn names(pairs: impl Iterator<Item = usize>) -> Vec<KeyPair> {
