@@ -342,7 +342,8 @@ fn job_info(shared: &Shared, caller: &Caller, job: &Job, listing: Listing) -> Re
     if !caller.may_touch(&job.owner) {
         return Err(Error::NotFound(format!("there is no job {} of yours", job.id)));
     }
-    let parts = shared.limits.endpoints;
+    // Readers in parallel take rows of a gang as quickly as its ranks deliver them.
+    let parts = shared.limits.endpoints.max(job.plan.target.ranks);
     let targets: Vec<Target> = match listing {
         Listing::Whole if !job.result.is_consumed_by_reading() => {
             let ranges = job.result.parts(parts).into_iter();
