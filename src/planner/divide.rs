@@ -38,12 +38,12 @@ pub(super) fn refusal(join: &BoundJoin, distribution: Distribution, target: &Tar
             format!("both sides have more than {ROWS_MAX} rows, the most that a device can index; ask for \"hash\" or \"auto\"")
         }
         Distribution::Hash if !target.capabilities.exchanges => format!(
-            "{} shares no memory with other devices, which GPUs do only with a process each (the server's \
-             --device-processes); ask for \"broadcast\" or \"auto\"",
+            "{} shares no memory with other devices; GPUs do if each has a process (the server's --device-processes), and \
+             host devices do unless a topology file emulates links; ask for \"broadcast\" or \"auto\"",
             target.name
         ),
-        Distribution::Hash if is_hashed(join, Side::Left)? => "only rows with keys of at most 16 bytes of fixed width \
-             cross to the device of their key, and these keys are wider, or are text; ask for \"broadcast\" or \"auto\""
+        Distribution::Hash if is_hashed(join, Side::Left)? => "only rows with keys of at most 16 bytes cross to the \
+             device of their key, and these keys are wider; ask for \"broadcast\" or \"auto\""
             .into(),
         Distribution::Hash => {
             format!("each device would get more than {ROWS_MAX} rows of either side, the most that it can index; ask for more devices")

@@ -261,9 +261,11 @@ impl<'a> Exchange<'a> {
         for to in self.others() {
             let rows = owners.rows_of(to, bounds);
             let channel = self.out[to].as_ref().expect("there is a channel to each other rank");
-            self.monitor.phase(Phase::Exchange, bytes(rows.len()), || {
+            let sent_bytes = bytes(rows.len());
+            self.monitor.phase(Phase::Exchange, sent_bytes, || {
                 let outgoing = Outgoing { columns: &chunk.columns, rows, chunk_start: chunk.start };
-                channel.send(&side.slots, &outgoing, (cx.device, cx.stream), &|| self.check())
+                let send = || channel.send(&side.slots, &outgoing, (cx.device, cx.stream), &|| self.check());
+                self.monitor.sending(sent_bytes, send)
             })?;
         }
         let own = owners.rows_of(self.rank.number(), bounds);
@@ -329,6 +331,7 @@ impl<'a> Exchange<'a> {
     fn prepare(&self, pieces: Vec<Piece>, cx: &JoinContext<'_>) -> Result<PreparedJoin> {
         let rows: usize = pieces.iter().map(|piece| piece.rows).sum();
         check_build_rows(&self.build.input.table.name, rows as u64)?;
+        self.monitor.set_build_rows(rows as u64);
         let mut arrived = Some(self.build.arrived(cx, pieces)?);
         let row_layout = self.task.composition.row_layout;
         PreparedJoin::prepare_side(self.preparation.clone(), cx, &mut |layout| {
