@@ -1,104 +1,244 @@
-"""Joins on one device and on several together.
+"""Joins on one device and on several together, by each distribution, beside the least time that their bytes take.
 
     python benches/gangs.py --devices host:2
 
-One server has all devices. The same join runs on one of them and on gangs of two, three, ... in turn, once counted and
-once with all its columns. What is taken is the time of the run in the server, as `explain` tells it, without queue and
-client. Every result must have as many rows as on one device.
+One server has all devices. The same join runs on one of them and on gangs of two, three, ... in turn, divided by each
+distribution that can divide it, once counted and once with all its columns. What is taken is the time of the run in the
+server, as `explain` tells it, without queue and client. Every result must be that of one device: as many rows, and the
+same sums up to `--check-rows-max-log2`.
+
+The workloads:
+
+* narrow: rows of 16 bytes, a key and a column.
+* wide: four columns beside the key on both sides.
+* text: keys of 24 characters, which are too wide to be exchanged.
+* zipf-0.5, zipf-1.0, zipf-1.5: narrow, where keys of the probe side follow Zipf's law. (narrow is zipf-0.0.)
+
+The floor of a join is the time of the slowest boundary: its bytes on the way in, out, or to other devices, as the
+server counted them, at the rate of plain copies of as many devices at once. `peers.rs` measures these rates in the same
+run.
+Host devices work in host memory, so that their floor is only that of the exchange.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
 
 import dovetail
-from common import Dovetail, Recorder, median
+from common import ROOT, Dovetail, Recorder, median
 
 # Base-2 logarithms of the rows of the build side and of the probe side.
 SIZES = [(16, 24), (22, 22), (24, 24), (16, 27), (25, 27), (27, 27)]
 
+WORKLOADS = ["narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5"]
+
+DISTRIBUTIONS = ["broadcast", "hash"]
+
 # What is recorded of each phase.
 PHASE = ("name", "predicted_seconds", "measured_seconds", "measured_bytes")
 
+TEXT_BYTES = 24
 
-def tables(build: int, probe: int, seed: int) -> tuple[pa.Table, pa.Table]:
-    """Rows of 16 bytes. Build keys are distinct, and every probe row finds one."""
+
+def zipf(generator: np.random.Generator, count: int, draws: int, exponent: float) -> np.ndarray:
+    """Numbers below `count`, of which k comes in proportion to (k + 1)^-exponent."""
+    sums = np.cumsum(np.arange(1, count + 1, dtype=np.float64) ** -exponent)
+    return np.searchsorted(sums, generator.random(draws) * sums[-1])
+
+
+def text_of(keys: np.ndarray) -> pa.Array:
+    """Each key as text of TEXT_BYTES characters."""
+    digits = TEXT_BYTES - 1 - np.arange(TEXT_BYTES)
+    parts = []
+    for start in range(0, len(keys), 1 << 22):
+        part = keys[start : start + (1 << 22), None] // 10 ** np.minimum(digits, 18) % 10
+        part[:, digits > 18] = 0
+        parts.append((part + ord("0")).astype(np.uint8).ravel())
+    values = np.concatenate(parts)
+    offsets = np.arange(len(keys) + 1, dtype=np.int64) * TEXT_BYTES
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.large_string(), len(keys), buffers)
+
+
+def tables(workload: str, build: int, probe: int, seed: int) -> tuple[pa.Table, pa.Table]:
+    """Both sides. Build keys are distinct, and every probe row finds one."""
     generator = np.random.default_rng(seed)
-    left = pa.table({"k": generator.permutation(build), "a": np.arange(build)})
-    return left, pa.table({"k": generator.integers(0, build, probe), "b": np.arange(probe)})
+    columns = 4 if workload == "wide" else 1
+    exponent = float(workload.removeprefix("zipf-")) if workload.startswith("zipf-") else 0.0
+    drawn = zipf(generator, build, probe, exponent) if exponent else generator.integers(0, build, probe)
+    made = text_of if workload == "text" else pa.array
+
+    def side(keys: np.ndarray, name: str) -> pa.Table:
+        payload = {f"{name}{at}": np.arange(len(keys)) * (2 * at + 1) for at in range(columns)}
+        return pa.table({"k": made(keys), **payload})
+
+    return side(generator.permutation(build), "a"), side(drawn, "b")
 
 
-def run(client: dovetail.Client, count: bool, devices: int) -> tuple[float, int, dict[str, object]]:
-    """One join: its time, its rows, and the devices that it ran on."""
-    command = {
-        "left": "left",
-        "right": "right",
-        "on": [{"left": "k", "right": "k"}],
-        "devices": devices,
-        "count": count,
-    }
+def checksum(result: dovetail.Result) -> int:
+    """A sum over all rows in which a column of one side is multiplied with one of the other."""
+    total = 0
+    for batch in result.reader():
+        last_of_left = max((name for name in batch.schema.names if name.startswith("a")), default=None)
+        last_of_right = max((name for name in batch.schema.names if name.startswith("b")), default=None)
+        left, right = (batch[name].to_numpy().astype(np.uint64) for name in (last_of_left, last_of_right))
+        with np.errstate(over="ignore"):
+            total += int(np.sum((left + np.uint64(1)) * (2 * right + np.uint64(1)), dtype=np.uint64))
+    return total % 2**64
+
+
+def run(
+    client: dovetail.Client, count: bool, ranks: int, distribution: str, check: bool
+) -> tuple[float, tuple[int, int], dict[str, object]]:
+    """One join: its time, its rows with their sum, and what the server says of it."""
+    command = {"left": "left", "right": "right", "on": [{"left": "k", "right": "k"}], "devices": ranks, "count": count}
+    if ranks > 1:
+        command["distribution"] = distribution
     with client.command({"join": command}) as result:
-        rows = result.job.wait().rows
+        rows, total = result.job.wait().rows, 0
         if count:
             rows = result.table()["count"][0].as_py()
+        elif check:
+            total = checksum(result)
         explained = result.job.explain()
-    return explained["measured_seconds"], rows, explained
+    return explained["measured_seconds"], (rows, total), explained
+
+
+def rates(program: list[str], devices: str, link: str) -> dict[str, float]:
+    """Bytes per second of each device while all of them copy: in, out, both ways and to each other."""
+    arguments = ["--devices", devices, "--link", link, "--push", "1GiB", "--runs", "3"]
+    said = subprocess.run([*program, *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    return {line["case"]: line["bytes_per_second"] for line in lines}
+
+
+def floor_seconds(explained: dict[str, object], rate: dict[str, float]) -> dict[str, float]:
+    """The least seconds for the bytes that cross each boundary of a device, on average of all devices."""
+    measured = {phase["name"]: phase["measured_bytes"] or 0 for phase in explained["phases"]}
+    # A gather counts what it reads on the device and what it copies out.
+    into, out = measured.get("copy in", 0), measured.get("gather", 0) / 2
+    sent = (explained["exchange"] or {}).get("measured_bytes") or 0
+    crossing = {"in": into, "out": out, "both": into + out, "push": sent}
+    return {boundary: crossing[boundary] / rate[boundary] for boundary in crossing if rate.get(boundary)}
+
+
+def peers_program() -> list[str]:
+    """The command of `peers.rs`: of an archive, or built here."""
+    archived = ROOT / "bin" / "bench-peers"
+    cargo = ["cargo", "bench", "-qp", "dovetail-bench", "--bench", "peers", "--"]
+    return [str(archived)] if archived.exists() else cargo
+
+
+def ways(devices: int) -> Iterator[tuple[int, str]]:
+    """One device, then gangs of all sizes by each distribution."""
+    yield 1, "alone"
+    for ranks in range(2, devices + 1):
+        yield from ((ranks, distribution) for distribution in DISTRIBUTIONS)
+
+
+def sizes(text: str) -> list[tuple[int, int]]:
+    return [(int(build), int(probe)) for build, probe in (pair.split(":") for pair in text.split(","))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", default="host:2", help="as for `dovetail serve --devices`")
+    parser.add_argument("--devices", default="host:2", help="as for `dovetail serve --devices`: cuda:N or host:N")
     parser.add_argument("--host-memory", default="8GiB", help="of the server")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--sizes", type=sizes, default=SIZES, help="base-2 logarithms of rows, as in 16:24,22:22")
     parser.add_argument("--rows-max-log2", type=int, default=22, help="sizes with more rows are left out")
+    parser.add_argument("--check-rows-max-log2", type=int, default=24, help="larger results are only counted")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each join, after one that is not timed")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--link", default="1GiB", help="bytes of each copy that measures a link")
+    parser.add_argument("--no-floors", action="store_true", help="measure no rates of plain copies")
     options = parser.parse_args()
     recorder = Recorder("gangs")
+    kind, _, count = options.devices.partition(":")
+    devices = int(count)
+    # The server takes most of a GPU's memory, so the links are measured before it starts.
+    rate: dict[int, dict[str, float]] = {ranks: {} for ranks in range(1, devices + 1)}
+    if not options.no_floors:
+        rate = {ranks: rates(peers_program(), f"{kind}:{ranks}", options.link) for ranks in rate}
+        print(f"bytes per second of each device: {rate}", flush=True)
     with Dovetail(devices=options.devices, host_memory=options.host_memory, device_cache="0") as server:
         client = dovetail.connect(server.uri)
-        devices = len(client.topology()["devices"])
-        for build, probe in SIZES:
-            if probe > options.rows_max_log2:
-                continue
-            left, right = tables(1 << build, 1 << probe, options.seed)
-            client.put("left", left, mode="replace")
-            client.put("right", right, mode="replace")
-            for count in (True, False):
-                expected: int | None = None
-                times: dict[int, list[float]] = {}
-                told: dict[int, dict[str, object]] = {}
-                for timed in range(options.runs + 1):
-                    for ranks in range(1, devices + 1):
-                        seconds, rows, told[ranks] = run(client, count, ranks)
-                        assert rows == (expected := rows if expected is None else expected), f"{rows} rows"
-                        if timed:
-                            times.setdefault(ranks, []).append(seconds)
-                for ranks, seconds_of in times.items():
-                    recorder.write(
-                        benchmark="gangs",
-                        devices=options.devices,
-                        ranks=ranks,
-                        distribution=told[ranks]["device"]["distribution"],
-                        strategy=told[ranks]["strategy"],
-                        build_rows=1 << build,
-                        probe_rows=1 << probe,
-                        count=count,
-                        result_rows=expected,
-                        runs=options.runs,
-                        seconds=median(seconds_of),
-                        seconds_min=min(seconds_of),
-                        seconds_max=max(seconds_of),
-                        predicted_seconds=told[ranks]["predicted_seconds"],
-                        phases=[{key: phase[key] for key in PHASE} for phase in told[ranks]["phases"]],
-                    )
-                    how = f"{told[ranks]['strategy']}, {told[ranks]['device']['distribution']}"
-                    what = "counted" if count else "all columns"
-                    milliseconds = median(seconds_of) * 1e3
-                    print(f"2^{build} x 2^{probe}, {what}, {ranks} ranks ({how}): {milliseconds:.2f} ms", flush=True)
+        for workload in options.workloads:
+            for build, probe in options.sizes:
+                if max(build, probe) <= options.rows_max_log2:
+                    measure(client, recorder, options, rate, workload, (build, probe))
         client.close()
+
+
+def measure(
+    client: dovetail.Client,
+    recorder: Recorder,
+    options: argparse.Namespace,
+    rate: dict[int, dict[str, float]],
+    workload: str,
+    size: tuple[int, int],
+) -> None:
+    """Joins one pair of tables in all ways, counted and with all columns."""
+    build, probe = size
+    for name, table in zip(("left", "right"), tables(workload, 1 << build, 1 << probe, options.seed), strict=True):
+        client.put(name, table, mode="replace")
+    for count in (True, False):
+        expected: tuple[int, int] | None = None
+        times: dict[tuple[int, str], list[float]] = {}
+        told: dict[tuple[int, str], dict[str, object]] = {}
+        for timed in range(options.runs + 1):
+            check = timed == 0 and probe <= options.check_rows_max_log2
+            for ranks, distribution in ways(len(rate)):
+                # Wide keys cannot be exchanged.
+                with suppress(dovetail.InvalidRequest):
+                    seconds, found, explained = run(client, count, ranks, distribution, check)
+                    expected = expected or found
+                    assert found[0] == expected[0] and (not check or found == expected), f"{found}, not {expected}"
+                    told[ranks, distribution] = explained
+                    if timed:
+                        times.setdefault((ranks, distribution), []).append(seconds)
+        assert expected is not None and (1, "alone") in times
+        for (ranks, distribution), seconds_of in times.items():
+            explained = told[ranks, distribution]
+            floors = floor_seconds(explained, rate[ranks])
+            # A join on host devices that exchanges nothing crosses no boundary.
+            floor = max(floors.values(), default=0.0) or None
+            recorder.write(
+                benchmark="gangs",
+                devices=options.devices,
+                ranks=ranks,
+                distribution=explained["device"]["distribution"],
+                strategy=explained["strategy"],
+                workload=workload,
+                build_rows=1 << build,
+                probe_rows=1 << probe,
+                count=count,
+                result_rows=expected[0],
+                runs=options.runs,
+                seconds=median(seconds_of),
+                seconds_min=min(seconds_of),
+                seconds_max=max(seconds_of),
+                predicted_seconds=explained["predicted_seconds"],
+                floor_seconds=floor,
+                floors=floors,
+                rates=rate[ranks],
+                exchange=explained["exchange"],
+                of_ranks=explained["ranks"],
+                skew=explained["skew"],
+                phases=[{key: phase[key] for key in PHASE} for phase in explained["phases"]],
+            )
+            what = "counted" if count else "all columns"
+            milliseconds = median(seconds_of) * 1e3
+            beside = f", floor {floor * 1e3:.2f} ms ({floor * 1e5 / milliseconds:.0f} %)" if floor else ""
+            how = f"{ranks} ranks ({explained['strategy']}, {distribution})"
+            print(f"{workload} 2^{build} x 2^{probe}, {what}, {how}: {milliseconds:.2f} ms{beside}", flush=True)
 
 
 if __name__ == "__main__":

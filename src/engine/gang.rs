@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use super::windows::{connect_all, disconnect_lost};
 use super::{Engine, Grant, spawn_in};
 use crate::device::{CancelFlag, DeviceId};
-use crate::join::{BatchSink, GangBoard, Monitor, Rank, Report, Task};
+use crate::join::{BatchSink, GangBoard, Monitor, Rank, RankReport, Report, Task};
 use crate::{Context, Error, Result, panics};
 
 /// Time between two looks at the job's request to stop, and at the progress of ranks.
@@ -62,9 +62,9 @@ pub fn run_gang(
                 gang.ended(Err(error));
             }
         }
-        gang.watch(engines.len(), monitor, &monitors);
+        gang.watch(&devices, monitor, &monitors);
     });
-    monitor.take_over(sum_of(&monitors));
+    monitor.take_over(sum_of(&devices, &monitors));
     disconnect_lost(engines);
     gang.state.into_inner().failure.map_or(Ok(()), Err)
 }
@@ -97,13 +97,13 @@ impl Gang {
     }
 
     /// Reports progress and passes on the request to stop, until all ranks have ended.
-    fn watch(&self, ranks: usize, job: &Monitor, monitors: &[Monitor]) {
+    fn watch(&self, devices: &[DeviceId], job: &Monitor, monitors: &[Monitor]) {
         let mut state = self.state.lock();
-        while state.ended < ranks {
+        while state.ended < devices.len() {
             if job.cancel().is_raised() {
                 self.stop.raise();
             }
-            job.take_over(sum_of(monitors));
+            job.take_over(sum_of(devices, monitors));
             self.changed.wait_for(&mut state, LOOK_INTERVAL);
         }
     }
@@ -120,16 +120,20 @@ fn explains(later: &Error, earlier: &Error) -> bool {
     weight(later) > weight(earlier)
 }
 
-/// Adds up what the ranks report. Work that a rank has not announced yet counts as the work that
-/// others have announced, so that progress does not go back.
-fn sum_of(monitors: &[Monitor]) -> Report {
+/// Adds up what the ranks report, and lists the part of each. Work that a rank has not announced
+/// yet counts as the work that others have announced, so that progress does not go back.
+fn sum_of(devices: &[DeviceId], monitors: &[Monitor]) -> Report {
     let reports: Vec<Report> = monitors.iter().map(Monitor::report).collect();
     let announced = reports.iter().map(|report| report.work_total).max().unwrap_or(0);
-    let mut sum = Report::default();
+    let ranks = devices.iter().zip(&reports).map(|(&device, report)| RankReport::of(device, report)).collect();
+    let mut sum = Report { ranks, ..Report::default() };
     for report in reports {
         sum.work_done += report.work_done;
         sum.work_total += report.work_total.max(announced);
         sum.probed_rows += report.probed_rows;
+        sum.build_rows += report.build_rows;
+        sum.sent_bytes += report.sent_bytes;
+        sum.sending_seconds += report.sending_seconds;
         for phase in report.phases {
             match sum.phases.iter_mut().find(|known| known.phase == phase.phase) {
                 Some(known) => known.add(&phase),

@@ -88,7 +88,7 @@ pub(crate) use batch_sizes::{BatchSizes, MESSAGE_BYTES};
 pub(crate) use chunks::{CHUNK_ROWS_MIN, chunks_per_stream};
 pub use composition::{Composition, Distribution, MovedPayload, RowLayout, TransferOrder};
 pub use kind::{JoinKind, Side};
-pub use monitor::{Monitor, PhaseRecord, Report};
+pub use monitor::{Monitor, PhaseRecord, RankReport, Report};
 pub use prepared::{PreparedJoin, take_build};
 pub(crate) use rank::BUCKET_BITS;
 pub use rank::{GangBoard, Rank};

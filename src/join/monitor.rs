@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::device::{CancelFlag, Phase, in_phase};
+use crate::device::{CancelFlag, DeviceId, Phase, in_phase};
 
 /// Record of one phase of a join.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,8 +52,57 @@ pub struct Report {
     pub work_done: u64,
     pub work_total: u64,
     pub probed_rows: u64,
+    /// Rows of the build side that are indexed.
+    pub build_rows: u64,
+    /// Bytes sent to other ranks.
+    pub sent_bytes: u64,
+    /// Seconds in which rows were sent to other ranks, or waited for room there.
+    pub sending_seconds: f64,
     /// In the order in which they first ran.
     pub phases: Vec<PhaseRecord>,
+    /// Ranks of a gang, by number. Empty for a rank, and for a join on one device.
+    pub ranks: Vec<RankReport>,
+}
+
+/// Part of a rank in the work of its gang.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// Name of the rank's device.
+    pub device: String,
+    /// Rows of the build side that the rank has indexed.
+    pub build_rows: u64,
+    /// Rows of the probe side that the rank has joined.
+    pub probe_rows: u64,
+    /// Bytes sent to other ranks.
+    pub sent_bytes: u64,
+    /// Seconds in which the rank sent rows, or waited for room to send them.
+    pub sending_seconds: f64,
+    /// Seconds of all phases, summed over the rank's threads.
+    pub work_seconds: f64,
+}
+
+impl RankReport {
+    /// Returns the part of a rank that has reported this.
+    pub fn of(device: DeviceId, report: &Report) -> Self {
+        Self {
+            device: device.to_string(),
+            build_rows: report.build_rows,
+            probe_rows: report.probed_rows,
+            sent_bytes: report.sent_bytes,
+            sending_seconds: report.sending_seconds,
+            work_seconds: report.phases.iter().map(|phase| phase.seconds).sum(),
+        }
+    }
+}
+
+/// Time during which at least one thread sends rows to other ranks.
+#[derive(Debug, Default)]
+struct Sending {
+    bytes: u64,
+    seconds: f64,
+    threads: usize,
+    /// Start of the time that is not counted yet.
+    since: Option<Instant>,
 }
 
 /// Bytes moved by a piece of a phase that counts its own bytes.
@@ -72,7 +121,10 @@ pub struct Monitor {
     work_done: AtomicU64,
     work_total: AtomicU64,
     probed_rows: AtomicU64,
+    build_rows: AtomicU64,
+    sending: Mutex<Sending>,
     phases: Mutex<Vec<PhaseRecord>>,
+    ranks: Mutex<Vec<RankReport>>,
     /// Number of looks at the cancel flag in each phase.
     #[cfg(test)]
     looks: Mutex<std::collections::BTreeMap<Phase, u64>>,
@@ -103,6 +155,33 @@ impl Monitor {
     /// Adds probe rows that are joined.
     pub(super) fn add_probed_rows(&self, rows: u64) {
         self.probed_rows.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    /// Sets the rows of the build side that are indexed.
+    pub(super) fn set_build_rows(&self, rows: u64) {
+        self.build_rows.store(rows, Ordering::Relaxed);
+    }
+
+    /// Sends bytes to another rank. Any number of threads may send.
+    ///
+    /// # Errors
+    /// The errors of `send`.
+    pub(super) fn sending(&self, bytes: u64, send: impl FnOnce() -> Result<()>) -> Result<()> {
+        {
+            let mut sending = self.sending.lock();
+            sending.threads += 1;
+            sending.since.get_or_insert_with(Instant::now);
+        }
+        let outcome = send();
+        let mut sending = self.sending.lock();
+        sending.threads -= 1;
+        if outcome.is_ok() {
+            sending.bytes += bytes;
+        }
+        if sending.threads == 0 {
+            sending.seconds += sending.since.take().map_or(0.0, |since| since.elapsed().as_secs_f64());
+        }
+        outcome
     }
 
     /// Returns the number of probe rows that are joined. It grows while the join runs, even if
@@ -162,16 +241,28 @@ impl Monitor {
         self.work_done.store(report.work_done, Ordering::Relaxed);
         self.work_total.store(report.work_total, Ordering::Relaxed);
         self.probed_rows.store(report.probed_rows, Ordering::Relaxed);
+        self.build_rows.store(report.build_rows, Ordering::Relaxed);
+        *self.sending.lock() =
+            Sending { bytes: report.sent_bytes, seconds: report.sending_seconds, ..Sending::default() };
         *self.phases.lock() = report.phases;
+        *self.ranks.lock() = report.ranks;
     }
 
     /// Returns the progress and phases so far.
     pub fn report(&self) -> Report {
+        let (sent_bytes, sending_seconds) = {
+            let sending = self.sending.lock();
+            (sending.bytes, sending.seconds)
+        };
         Report {
             work_done: self.work_done.load(Ordering::Relaxed),
             work_total: self.work_total.load(Ordering::Relaxed),
             probed_rows: self.probed_rows(),
+            build_rows: self.build_rows.load(Ordering::Relaxed),
+            sent_bytes,
+            sending_seconds,
             phases: self.phases(),
+            ranks: self.ranks(),
         }
     }
 
@@ -184,5 +275,43 @@ impl Monitor {
     /// Returns the phases so far, in the order they first ran.
     pub fn phases(&self) -> Vec<PhaseRecord> {
         self.phases.lock().clone()
+    }
+    /// Returns the parts of a gang's ranks so far; empty for a join on one device.
+    pub fn ranks(&self) -> Vec<RankReport> {
+        self.ranks.lock().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Error;
+
+    #[test]
+    fn time_in_which_several_threads_send_counts_once() {
+        let monitor = Monitor::default();
+        let pause = Duration::from_millis(20);
+        let start = Instant::now();
+        // Both threads send at the same time: each waits for the other.
+        let both = std::sync::Barrier::new(2);
+        let send = || {
+            monitor.sending(5, || {
+                both.wait();
+                std::thread::sleep(pause);
+                both.wait();
+                Ok(())
+            })
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| send().unwrap());
+            send().unwrap();
+        });
+        assert_eq!(monitor.sending(7, || Err(Error::Cancelled("no".into()))), Err(Error::Cancelled("no".into())));
+        let (report, elapsed) = (monitor.report(), start.elapsed().as_secs_f64());
+        assert_eq!(report.sent_bytes, 10, "only bytes that were sent count");
+        assert!(report.sending_seconds >= pause.as_secs_f64(), "{report:?}");
+        assert!(report.sending_seconds <= elapsed, "{report:?} in {elapsed} s");
     }
 }

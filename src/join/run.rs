@@ -106,6 +106,7 @@ fn run_prepared(
         Ok(())
     })?;
     progress.reach(Stage::IndexBuild, 1.0);
+    monitor.set_build_rows(build.table.rows);
 
     let probing = Probing::new(&join, rows, sink, progress).continuing(prefetch, deferred);
     let mut progress = probing.run(&cx)?;

@@ -64,11 +64,12 @@ pub(super) fn refusal(join: &BoundJoin, distribution: Distribution, target: &Tar
         Distribution::Alone | Distribution::Broadcast => {
             format!("both sides have more than {ROWS_MAX} rows, the most that a device can index; ask for \"hash\" or \"auto\"")
         }
-        Distribution::Hash if !target.capabilities.exchanges => {
-            format!("{} shares no memory with other devices; ask for \"broadcast\" or \"auto\"", target.name)
-        }
-        Distribution::Hash if is_hashed(join, Side::Left)? => "only rows with keys of at most 16 bytes of fixed width \
-             cross to the device of their key, and these keys are wider, or are text; ask for \"broadcast\" or \"auto\""
+        Distribution::Hash if !target.capabilities.exchanges => format!(
+            "{} shares no memory with other devices, because a topology file emulates its links; ask for \"broadcast\" or \"auto\"",
+            target.name
+        ),
+        Distribution::Hash if is_hashed(join, Side::Left)? => "only rows with keys of at most 16 bytes cross to the \
+             device of their key, and these keys are wider; ask for \"broadcast\" or \"auto\""
             .into(),
         Distribution::Hash => {
             format!("each device would get more than {ROWS_MAX} rows of either side, the most that it can index; ask for more devices")

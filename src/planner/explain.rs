@@ -11,7 +11,7 @@ use super::{Distribution, MovedPayload, Plan, Rates, Side, Strategy, Target};
 use crate::Error;
 use crate::device::Phase;
 use crate::human;
-use crate::join::PhaseRecord;
+use crate::join::{PhaseRecord, RankReport};
 use crate::memory::human_bytes;
 
 /// Everything known about a plan. The action `explain` answers with its JSON form. The command line
@@ -31,6 +31,12 @@ pub struct Explanation {
     pub result: ExplainedResult,
     pub memory: MemoryNeed,
     pub phases: Vec<ExplainedPhase>,
+    /// `None` if no rows cross between devices.
+    pub exchange: Option<ExplainedExchange>,
+    /// Part of each device in a join that runs or has run on several.
+    pub ranks: Vec<RankReport>,
+    /// `None` if the join has not run on several devices.
+    pub skew: Option<Skew>,
     pub predicted_seconds: f64,
     /// `None` for a job that has not run.
     pub measured_seconds: Option<f64>,
@@ -118,6 +124,49 @@ pub struct ExplainedPhase {
     pub boundary_bytes_per_second: f64,
 }
 
+/// Bytes that cross between the devices of a gang. Bytes and seconds are those of one of them, the
+/// measured ones on average.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedExchange {
+    pub predicted_bytes: u64,
+    /// Seconds of these bytes at the rate of the boundary.
+    pub predicted_seconds: f64,
+    /// `None`: the join has not run.
+    pub measured_bytes: Option<u64>,
+    /// Seconds in which a device sent rows, or waited for room to send them.
+    pub measured_seconds: Option<f64>,
+    pub measured_bytes_per_second: Option<f64>,
+    pub boundary: Resource,
+    /// Rate of that boundary out of each device, in bytes per second.
+    pub boundary_bytes_per_second: f64,
+}
+
+/// Largest part of a device in a gang, relative to the mean. 1: all parts are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Skew {
+    pub build_rows: f64,
+    pub probe_rows: f64,
+    pub sent_bytes: f64,
+    pub work_seconds: f64,
+}
+
+impl Skew {
+    /// Returns the skew of a gang; `None` without ranks.
+    fn of(ranks: &[RankReport]) -> Option<Self> {
+        let skew = |part: &dyn Fn(&RankReport) -> f64| {
+            let sum: f64 = ranks.iter().map(part).sum();
+            let largest = ranks.iter().map(part).fold(0.0, f64::max);
+            if sum > 0.0 { largest * ranks.len() as f64 / sum } else { 1.0 }
+        };
+        (!ranks.is_empty()).then(|| Self {
+            build_rows: skew(&|rank| rank.build_rows as f64),
+            probe_rows: skew(&|rank| rank.probe_rows as f64),
+            sent_bytes: skew(&|rank| rank.sent_bytes as f64),
+            work_seconds: skew(&|rank| rank.work_seconds),
+        })
+    }
+}
+
 /// A strategy that was not chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedAlternative {
@@ -133,6 +182,8 @@ pub struct ExplainedAlternative {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     pub phases: Vec<PhaseRecord>,
+    /// Empty for a join on one device.
+    pub ranks: Vec<RankReport>,
     pub seconds: f64,
     pub rows: u64,
 }
@@ -142,6 +193,7 @@ impl Explanation {
     pub fn new(plan: &Plan, device: &str, device_reason: String, measured: Option<&Measured>) -> Self {
         let join = &plan.join;
         let moved = MovedNames::of(plan);
+        let ranks = measured.map_or(&[][..], |measured| &measured.ranks);
         let side = |side: Side| {
             let table = join.table(side);
             let key_name = |key: &super::JoinKey| table.schema.field(key.column(side)).name().clone();
@@ -196,6 +248,9 @@ impl Explanation {
             result,
             memory: plan.memory,
             phases: line_up(&plan.phases, measured, &plan.target),
+            exchange: exchange(plan, ranks),
+            ranks: ranks.to_vec(),
+            skew: Skew::of(ranks),
             predicted_seconds: plan.seconds,
             measured_seconds: measured.map(|measured| measured.seconds),
             alternatives: alternatives.collect(),
@@ -236,6 +291,27 @@ fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, target: &T
     let unexpected =
         measured.iter().filter(|phase| !is_expected(phase.phase)).map(|phase| explained(phase.phase, None));
     expected.chain(unexpected).collect()
+}
+
+/// Returns the predicted and measured bytes of an exchange; `None` for a plan without one.
+fn exchange(plan: &Plan, ranks: &[RankReport]) -> Option<ExplainedExchange> {
+    if plan.composition.distribution != Distribution::Hash {
+        return None;
+    }
+    let rate = plan.target.rates.peers();
+    let mean = |part: &dyn Fn(&RankReport) -> f64| {
+        (!ranks.is_empty()).then(|| ranks.iter().map(part).sum::<f64>() / ranks.len() as f64)
+    };
+    let (bytes, seconds) = (mean(&|rank| rank.sent_bytes as f64), mean(&|rank| rank.sending_seconds));
+    Some(ExplainedExchange {
+        predicted_bytes: plan.sent_bytes,
+        predicted_seconds: plan.sent_bytes as f64 / rate,
+        measured_bytes: bytes.map(|bytes| bytes as u64),
+        measured_seconds: seconds,
+        measured_bytes_per_second: bytes.zip(seconds.filter(|&seconds| seconds > 0.0)).map(|(bytes, s)| bytes / s),
+        boundary: Resource::Peers,
+        boundary_bytes_per_second: rate,
+    })
 }
 
 /// Resource whose boundary the bytes of a phase cross, and its rate in bytes per second.
@@ -386,7 +462,48 @@ impl<'a> MovedNames<'a> {
     }
 }
 
-/// Prints the plan, the phases as a table, and the alternatives.
+/// One line: the bytes that each device sends, predicted and measured.
+impl fmt::Display for ExplainedExchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = |bytes_per_second: f64| format!("{}/s", human_bytes(bytes_per_second as u64));
+        let (bytes, seconds) = (human_bytes(self.predicted_bytes), human::seconds(self.predicted_seconds));
+        write!(f, "sent by each device: {bytes} predicted, at least {seconds}")?;
+        if let (Some(bytes), Some(seconds)) = (self.measured_bytes, self.measured_seconds) {
+            write!(f, "; {} measured, {}", human_bytes(bytes), human::seconds(seconds))?;
+        }
+        if let Some(achieved) = self.measured_bytes_per_second {
+            write!(f, "; {} of {} ({})", rate(achieved), rate(self.boundary_bytes_per_second), self.boundary)?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints the part of each rank, and the largest part over the mean.
+fn write_ranks(f: &mut fmt::Formatter<'_>, ranks: &[RankReport], skew: &Skew) -> fmt::Result {
+    let mut line = |title: &str, cells: [String; 5]| {
+        let [build, probe, sent, sending, work] = cells;
+        writeln!(f, "{title:17} {build:>14} {probe:>14} {sent:>11} {sending:>9} {work:>9}")
+    };
+    line("rank", ["build rows", "probe rows", "sent", "sending", "work"].map(Into::into))?;
+    for rank in ranks {
+        let cells = [
+            human::count(rank.build_rows),
+            human::count(rank.probe_rows),
+            human_bytes(rank.sent_bytes),
+            human::seconds(rank.sending_seconds),
+            human::seconds(rank.work_seconds),
+        ];
+        line(&rank.device, cells)?;
+    }
+    let Skew { build_rows, probe_rows, sent_bytes, work_seconds } = skew;
+    let times = |skew: &f64| format!("{skew:.2}");
+    line(
+        "largest / mean",
+        [times(build_rows), times(probe_rows), times(sent_bytes), String::new(), times(work_seconds)],
+    )
+}
+
+/// Prints the plan, the phases as a table, the parts of ranks, and the alternatives.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.strategy, self.reason)?;
@@ -443,6 +560,14 @@ impl fmt::Display for Explanation {
         }
         let measured = self.measured_seconds.map_or("-".into(), human::seconds);
         writeln!(f, "{:17} {:>9} {:11}  {:>9}", "total", human::seconds(self.predicted_seconds), "", measured)?;
+        if let Some(exchange) = &self.exchange {
+            writeln!(f)?;
+            writeln!(f, "{exchange}")?;
+        }
+        if let Some(skew) = &self.skew {
+            writeln!(f)?;
+            write_ranks(f, &self.ranks, skew)?;
+        }
         if !self.alternatives.is_empty() {
             writeln!(f)?;
             let divided = if self.device.ranks > 1 { ", distribution" } else { "" };

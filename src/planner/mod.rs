@@ -41,8 +41,8 @@ pub use cost::{MemoryNeed, PredictedPhase, Resource};
 pub(crate) use divide::needs_several_devices;
 pub use estimate::Estimates;
 pub use explain::{
-    ExplainedAlternative, ExplainedDevice, ExplainedHeavyKey, ExplainedPhase, ExplainedResult, ExplainedSide,
-    Explanation, Measured,
+    ExplainedAlternative, ExplainedDevice, ExplainedExchange, ExplainedHeavyKey, ExplainedPhase, ExplainedResult,
+    ExplainedSide, Explanation, Measured, Skew,
 };
 pub use overrides::PlanOverrides;
 pub use plan::{Alternative, Plan, plan, plan_on, plan_with_overrides, propose};

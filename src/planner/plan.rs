@@ -32,6 +32,8 @@ pub struct Plan {
     /// Host memory that the join takes in addition to its inputs and its result, in bytes: keys
     /// made by the host.
     pub host_scratch_bytes: u64,
+    /// Bytes that each rank is predicted to send to the others.
+    pub sent_bytes: u64,
     /// Predicted phases, in the order of their first run.
     pub phases: Vec<PredictedPhase>,
     pub seconds: f64,
@@ -193,6 +195,7 @@ pub(super) fn propose_estimated(
         result_bytes,
         host_scratch_bytes,
         memory: chosen.costed.memory,
+        sent_bytes: chosen.costed.sent_bytes as u64,
         phases: chosen.costed.phases,
         seconds: chosen.costed.seconds,
         target: Target { ranks, ..target.clone() },

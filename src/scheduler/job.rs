@@ -11,7 +11,7 @@ use super::admission::Admitted;
 use super::job_options::JobOptions;
 use crate::catalog::{NameReservation, ResultSpool, SpoolState, Table};
 use crate::device::{CancelFlag, DeviceId};
-use crate::join::{Monitor, PhaseRecord};
+use crate::join::{Monitor, PhaseRecord, RankReport};
 use crate::memory::ReservedPool;
 use crate::planner::{BoundJoin, Explanation, Measured, Plan};
 use crate::{Error, Result};
@@ -64,6 +64,8 @@ pub struct JobStatus {
     /// True if the result is gone: its lease ended, it was released, or the job failed.
     pub released: bool,
     pub phases: Vec<PhaseRecord>,
+    /// Part of each device; empty for a job on one device.
+    pub ranks: Vec<RankReport>,
 }
 
 /// Join that was submitted.
@@ -244,6 +246,7 @@ impl Job {
             // A failed result releases its rows at once.
             released: matches!(self.result.progress().1, SpoolState::Released | SpoolState::Failed(_)),
             phases: life.monitor.phases(),
+            ranks: life.monitor.ranks(),
         }
     }
 
@@ -259,7 +262,7 @@ impl Job {
         let measured = status.started.map(|started| {
             let end = status.finished.unwrap_or_else(SystemTime::now);
             let seconds = end.duration_since(started).unwrap_or_default().as_secs_f64();
-            Measured { phases: status.phases, seconds, rows: status.rows }
+            Measured { phases: status.phases, ranks: status.ranks, seconds, rows: status.rows }
         });
         Explanation::new(&plan, &device, reason, measured.as_ref())
     }

@@ -86,7 +86,9 @@ pub fn job(job: &Job) -> Value {
         "build_side": plan.composition.build_side.to_string(),
         "reason": plan.reason,
         "predicted_bytes": plan.result_bytes,
+        "distribution": plan.composition.distribution.name(),
         "phases": status.phases.iter().map(phase).collect::<Vec<_>>(),
+        "ranks": status.ranks,
         "error": error,
     })
 }

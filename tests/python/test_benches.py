@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness import ROOT
+from harness import ROOT, binary
 
 RESULTS = ROOT / "benches" / "results" / "bench.jsonl"
 
@@ -245,3 +247,46 @@ def test_plot_draws_phases_by_gpu_events_if_all_lines_have_them(drawing: ModuleT
     # Those of one kind are not beside those of the other.
     one_without = [lines[0], lines[1] | {"device_seconds": None}]
     assert shown(one_without) == ("milliseconds of the host", {"join": [2000.0, 2000.0]})
+
+
+@pytest.fixture
+def gangs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benches"))
+    return importlib.import_module("gangs")
+
+
+def test_gangs_measures_every_way_to_divide_a_join(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benches" / "gangs.py"), "--devices", "host:2", "--host-memory", "256MiB"]
+    size = ["--sizes", "10:14", "--runs", "1", "--no-floors"]
+    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
+    ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "gangs.jsonl").read_text().splitlines()]
+    measured = {(line["workload"], line["ranks"], line["distribution"], line["count"]) for line in lines}
+    assert len(lines) == len(measured)
+    for workload in ("narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5"):
+        found = {(ranks, how) for of, ranks, how, _ in measured if of == workload}
+        exchanged = set() if workload == "text" else {(2, "hash")}
+        assert found == {(1, "alone"), (2, "broadcast"), *exchanged}
+    for line in lines:
+        assert line["result_rows"] == 1 << 14
+        assert (line["exchange"] is not None) == (line["distribution"] == "hash")
+        assert len(line["of_ranks"]) == (line["ranks"] if line["ranks"] > 1 else 0)
+
+
+def test_the_floor_of_a_gang_is_the_slowest_boundary(gangs: ModuleType) -> None:
+    phases = [{"name": "copy in", "measured_bytes": 100}, {"name": "gather", "measured_bytes": 80}]
+    explained = {"phases": phases, "exchange": {"measured_bytes": 30}}
+    rates = {"in": 10.0, "out": 20.0, "both": 10.0, "push": 1.0}
+    assert gangs.floor_seconds(explained, rates) == {"in": 10.0, "out": 2.0, "both": 14.0, "push": 30.0}
+    assert gangs.floor_seconds({**explained, "exchange": None}, {"push": 1.0}) == {"push": 0.0}
+
+
+def test_the_keys_of_gangs_follow_zipf_s_law_and_text_keys_stay_distinct(gangs: ModuleType) -> None:
+    drawn = gangs.zipf(np.random.default_rng(1), 1000, 100_000, 1.0)
+    shares = np.bincount(drawn, minlength=1000) / len(drawn)
+    weights = 1 / np.arange(1, 1001)
+    assert np.allclose(shares[:5], weights[:5] / weights.sum(), rtol=0.1)
+    assert drawn.max() < 1000
+    text = gangs.text_of(np.array([0, 7, 123_456_789]))
+    assert text.to_pylist() == ["0" * 24, "0" * 23 + "7", "0" * 15 + "123456789"]

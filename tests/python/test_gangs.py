@@ -132,7 +132,18 @@ def test_a_distribution_that_is_asked_for_is_taken(
     options = {"on": "k", "how": "left", "devices": 2, "distribution": distribution}
     job = gangs.submit("l", "r", **options)
     oracle.check(case, job.result().table())
-    assert job.explain()["device"]["distribution"] == distribution
+    told, status = job.explain(), job.status().raw
+    assert told["device"]["distribution"] == status["distribution"] == distribution
+    assert [rank["device"] for rank in status["ranks"]] == status["devices"]
+    assert told["ranks"] == status["ranks"] and min(told["skew"].values()) >= 1.0
+    sent = sum(rank["sent_bytes"] for rank in status["ranks"])
+    if distribution == "hash":
+        exchange = told["exchange"]
+        assert 0 < exchange["measured_bytes"] <= sent and exchange["measured_bytes_per_second"] > 0
+        assert "sent by each device: " in str(told)
+    else:
+        assert sent == 0 and told["exchange"] is None
+    assert "largest / mean" in str(told)
     explained = gangs.explain("l", "r", **options)
     assert {other["distribution"] for other in explained["alternatives"]} == {distribution}
     words = ["explain", "l", "r", "--on", "k", "--devices", "2", "--distribution", distribution]
@@ -143,7 +154,7 @@ def test_a_distribution_that_is_asked_for_is_taken(
 
 IMPOSSIBLE: dict[str, tuple[dict[str, object], str]] = {
     "one device": ({"on": "k", "distribution": "hash"}, 'ask for several with "devices", as in "devices": 2'),
-    "text": ({"on": "t", "distribution": "hash", "devices": 2}, 'these keys are wider, or are text; ask for "broadcast"'),
+    "text": ({"on": "t", "distribution": "hash", "devices": 2}, 'these keys are wider; ask for "broadcast"'),
     "full": ({"on": "k", "how": "full", "distribution": "broadcast", "devices": 2}, 'ask for "hash" or "auto"'),
     "unknown": ({"on": "k", "distribution": "hsah"}, 'one of auto, broadcast, hash; did you mean "hash"?'),
 }
@@ -152,7 +163,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_a_distribution_that_is_impossible_is_refused(gangs: dovetail.Client, name: str) -> None:
     options, sentence = IMPOSSIBLE[name]
-    gangs.put("t", {"k": [1, 2, 3], "t": ["a", "b", "c"]})
+    gangs.put("t", {"k": [1, 2, 3], "t": ["a", "b", "more than sixteen bytes"]})
     for call in (gangs.join, gangs.count, gangs.explain):
         with refused(dovetail.InvalidRequest, sentence):
             call("t", "t", **options)

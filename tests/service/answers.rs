@@ -103,9 +103,10 @@ fn batch_of(columns: &[(&str, &dyn Fn(i64) -> i64)]) -> RecordBatch {
     RecordBatch::try_from_iter(columns.iter().map(|(name, of)| (*name, column(*of)))).unwrap()
 }
 
-/// Submits a self-join of a table and waits for its end. Returns the answer of the action `job`.
-async fn join(server: &TestServer, client: &mut Client, table: &str, on: &str) -> Value {
-    let join = format!(r#"{{"join": {{"left": "{table}", "right": "{table}", "on": [{on}]}}}}"#);
+/// Submits a self-join of a table, with `more` fields, and waits for its end. Returns the answer of
+/// the action `job`.
+async fn join(server: &TestServer, client: &mut Client, table: &str, on: &str, more: &str) -> Value {
+    let join = format!(r#"{{"join": {{"left": "{table}", "right": "{table}", "on": [{on}]{more}}}}}"#);
     let info = client.get_flight_info(command(&join)).await.unwrap().into_inner();
     let told: Value = serde_json::from_slice(&info.app_metadata).unwrap();
     let job = server.shared.scheduler.job(JobId(told["job"].as_u64().unwrap())).unwrap();
@@ -135,12 +136,12 @@ async fn answers_match_the_messages_of_the_proto() {
     messages.compare::<proto::TopologyInfo>("TopologyInfo", &ask(&mut client, "topology", "").await);
 
     let pair = |name: &str| format!(r#"{{"left": "{name}", "right": "{name}"}}"#);
-    let complete = join(&server, &mut client, "plain", &pair("k")).await;
+    let complete = join(&server, &mut client, "plain", &pair("k"), "").await;
     assert_eq!(complete["state"], "complete", "{complete}");
     messages.compare::<proto::JobStatus>("JobStatus", &complete);
     let explained = ask(&mut client, "explain", &format!(r#"{{"job": {}}}"#, complete["job"])).await;
     messages.compare::<proto::Explanation>("Explanation", &explained);
-    let failed = join(&server, &mut client, "few", &pair("k")).await;
+    let failed = join(&server, &mut client, "few", &pair("k"), "").await;
     assert_eq!(failed["error"]["code"], "RESOURCE_EXHAUSTED", "{failed}");
     messages.compare::<proto::JobStatus>("JobStatus", &failed);
     for listed in act(&mut client, "list_jobs", "").await.unwrap() {
@@ -150,6 +151,17 @@ async fn answers_match_the_messages_of_the_proto() {
     let body = format!(r#"{{"join": {{"left": "skewed", "right": "plain", "on": [{}]}}}}"#, pair("k"));
     let planned = ask(&mut client, "explain", &body).await;
     messages.compare::<proto::Explanation>("Explanation", &planned);
+
+    // Devices behind emulated links exchange no rows.
+    let server = TestServer::start(&["--devices=host:2", "--host-memory=96MiB"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "plain", vec![batch_of(&[("k", &|row| row)])]).await.unwrap();
+    let on_both = r#", "distribution": "hash", "devices": 2"#;
+    let gang = join(&server, &mut client, "plain", &pair("k"), on_both).await;
+    assert_eq!((gang["state"].as_str(), gang["distribution"].as_str()), (Some("complete"), Some("hash")), "{gang}");
+    messages.compare::<proto::JobStatus>("JobStatus", &gang);
+    let explained = ask(&mut client, "explain", &format!(r#"{{"job": {}}}"#, gang["job"])).await;
+    messages.compare::<proto::Explanation>("Explanation", &explained);
 
     let every = messages.all.keys().filter(|name| !["Command", "Join", "KeyPair"].contains(&name.as_str()));
     let unseen: Vec<&String> = every.filter(|name| !messages.seen.contains(*name)).collect();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::device::PeerOps;
 use crate::device::host::HostDevice;
-use crate::join::Distribution;
+use crate::join::{Distribution, TaskSide};
 use crate::planner::{Plan, PlanOverrides, plan_with_overrides};
 
 /// Distribution, and true if ranks read the build side in shares.
@@ -444,6 +444,38 @@ fn progress_of_a_gang_never_goes_back_and_ends_at_1() {
         let gathers = |phase: Phase| monitor.phases().iter().filter(|record| record.phase == phase).count();
         assert_eq!(gathers(Phase::Gather), 1, "{:?}", monitor.phases());
     }
+}
+
+#[test]
+fn a_gang_reports_the_part_of_each_rank() {
+    for gang in [Gang::new(2, 0), Gang::new(1, 1), Gang::new(0, 3)] {
+        for way in [BROADCAST, HASH] {
+            let task = gang.task_of(JoinKind::Inner, Strategy::RadixHash, way);
+            let monitor = Monitor::default();
+            gang.run(&task, &Batches::default(), &monitor).unwrap();
+            let report = monitor.report();
+            let devices: Vec<_> = gang.engines.iter().map(|engine| engine.id().to_string()).collect();
+            assert_eq!(report.ranks.iter().map(|rank| rank.device.clone()).collect::<Vec<_>>(), devices);
+            assert_eq!(report.probed_rows, report.ranks.iter().map(|rank| rank.probe_rows).sum::<u64>());
+            assert!(report.ranks.iter().all(|rank| rank.work_seconds > 0.0), "{report:?}");
+            let (build, probe) = (&task.build, &task.probe);
+            if way == BROADCAST {
+                assert_eq!(report.probed_rows, probe.table.rows);
+                assert!(report.ranks.iter().all(|rank| (rank.build_rows, rank.sent_bytes) == (build.table.rows, 0)));
+                continue;
+            }
+            // A row without a key crosses nothing, and has no owner.
+            assert_eq!((report.build_rows, report.probed_rows), (keyed_rows(build), keyed_rows(probe)));
+            for rank in &report.ranks {
+                assert!(rank.build_rows > 0 && rank.sent_bytes > 0 && rank.sending_seconds > 0.0, "{rank:?}");
+            }
+        }
+    }
+}
+
+fn keyed_rows(side: &TaskSide) -> u64 {
+    let keys = side.table.batches.iter().map(|batch| batch.column(side.key_columns[0]));
+    keys.map(|keys| (keys.len() - keys.null_count()) as u64).sum()
 }
 
 #[test]

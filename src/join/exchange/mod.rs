@@ -267,10 +267,10 @@ impl<'a> Exchange<'a> {
     }
 
     fn send(&self, cx: &JoinContext<'_>, side: &ExchangedSide, to: usize, outgoing: &Outgoing<'_>) -> Result<()> {
-        let bytes = outgoing.rows.len() * side.slots.widths.iter().sum::<usize>();
+        let bytes = (outgoing.rows.len() * side.slots.widths.iter().sum::<usize>()) as u64;
         let channel = self.out[to].as_ref().expect("there is a channel to each other rank");
         let send = || channel.send(&side.slots, outgoing, (cx.device, cx.stream), &|| self.check());
-        self.monitor.phase(Phase::Exchange, bytes as u64, send)
+        self.monitor.phase(Phase::Exchange, bytes, || self.monitor.sending(bytes, send))
     }
 
     /// Sends the rows of a chunk to their owners. Returns the rows of this rank.
@@ -361,6 +361,7 @@ impl<'a> Exchange<'a> {
     ) -> Result<PreparedJoin> {
         let rows: usize = pieces.iter().map(|piece| piece.rows).sum();
         check_build_rows(&self.build.input.table.name, rows as u64)?;
+        self.monitor.set_build_rows(rows as u64);
         let mut arrived = Some(self.build.arrived(cx, pieces)?);
         let row_layout = self.task.composition.row_layout;
         PreparedJoin::prepare_side(self.preparation.clone(), cx, &mut |layout| {

@@ -185,6 +185,7 @@ impl Choice<'_> {
             phases: phases_of(&steps),
             memory,
             filtered_rows: self.filtered_rows,
+            sent_bytes: model.sent_bytes(),
         }
     }
 }

@@ -45,6 +45,8 @@ pub(super) struct Costed {
     pub(super) memory: MemoryNeed,
     /// Probe rows predicted to pass the filter of the build keys; `None` without a filter.
     pub(super) filtered_rows: Option<f64>,
+    /// Bytes that a rank is predicted to send to the others.
+    pub(super) sent_bytes: f64,
 }
 
 /// Strategy, passes and filter on a build side, from which phases and memory are computed. The

@@ -219,10 +219,9 @@ impl Model<'_> {
         let bytes = rows * self.exchanged_row_bytes(self.inputs.of(role));
         // Reads and writes everything, and reads the keys once more for the histogram.
         let partitioned = 2.0 * bytes + rows * self.inputs.key_bytes();
-        let ranks = self.target.ranks as f64;
-        let leaving = bytes * (ranks - 1.0) / ranks;
+        let leaving = self.leaving_bytes(role);
         let work = partitioned / self.rates.partition + 2.0 * bytes / self.rates.stream;
-        let calls = chunks.count * ranks;
+        let calls = chunks.count * self.target.ranks as f64;
         Step::new(Phase::Exchange, role, partitioned + 2.0 * bytes, work)
             .copying(Demand::of(Resource::Peers, leaving / self.rates.peers()))
             .calling(calls, self.rates.partition_call_seconds)
@@ -239,6 +238,20 @@ impl Model<'_> {
             .copying(Demand::of(Resource::Peers, leaving / self.rates.peers()))
             .calling(chunks.count * ranks, self.rates.call_seconds)
             .calling(1.0, EXCHANGE_SECONDS)
+    }
+
+    /// Bytes of a side that leave a rank for others.
+    fn leaving_bytes(&self, role: Role) -> f64 {
+        let ranks = self.target.ranks as f64;
+        self.transformed(role) * self.exchanged_row_bytes(self.inputs.of(role)) * (ranks - 1.0) / ranks
+    }
+
+    /// Bytes that a rank sends to the others.
+    pub(super) fn sent_bytes(&self) -> f64 {
+        match self.inputs.distribution {
+            Distribution::Hash => self.leaving_bytes(Role::Build) + self.leaving_bytes(Role::Probe),
+            Distribution::Alone | Distribution::Broadcast => 0.0,
+        }
     }
 
     /// Enters keys in the filter once and looks them up once. Rows that pass are written with their

@@ -371,7 +371,7 @@ fn an_explanation_shows_predicted_and_measured_values_side_by_side() {
         phase(Phase::Match, 0.5, 1000, 0, 0),
         phase(Phase::CompareKeys, 0.25, 10, 0, 0),
     ];
-    let measured = Measured { phases, seconds: 0.75, rows: 7 };
+    let measured = Measured { phases, ranks: Vec::new(), seconds: 0.75, rows: 7 };
     let explanation = Explanation::new(&plan, "host:0", "the only device".into(), Some(&measured));
     let json = serde_json::to_value(&explanation).unwrap();
     assert_eq!(json["strategy"], "radix-hash");

@@ -1,6 +1,7 @@
 //! Tests of distributions that a caller asks for.
 
 use super::*;
+use crate::join::RankReport;
 
 /// Tables `r` and `s` with an integer `k` and a text `t`.
 fn join(how: JoinKind, key: &str) -> BoundJoin {
@@ -38,6 +39,36 @@ fn a_distribution_that_is_asked_for_is_taken() {
 }
 
 #[test]
+fn an_explanation_shows_the_part_of_each_rank_and_the_rate_of_the_exchange() {
+    let plan = planned(JoinKind::Inner, "k", Distribution::Hash, &gang()).unwrap();
+    assert!(plan.sent_bytes >= 4 << 20, "half of its rows, with keys of 4 bytes and the row numbers of text");
+    let rank = |index: u16, probe_rows: u64, work_seconds: f64| RankReport {
+        device: format!("host:{index}"),
+        build_rows: 500,
+        probe_rows,
+        sent_bytes: 4 << 20,
+        sending_seconds: 0.5,
+        work_seconds,
+    };
+    let ranks = vec![rank(0, 300, 1.0), rank(1, 100, 1.0)];
+    let measured = Measured { ranks, seconds: 1.0, ..Measured::default() };
+    let explanation = Explanation::new(&plan, "host:0, host:1", String::new(), Some(&measured));
+    let expected = Skew { build_rows: 1.0, probe_rows: 1.5, sent_bytes: 1.0, work_seconds: 1.0 };
+    assert_eq!(explanation.skew, Some(expected));
+    let exchange = explanation.exchange.clone().unwrap();
+    assert_eq!((exchange.measured_bytes, exchange.measured_bytes_per_second), (Some(4 << 20), Some((8 << 20) as f64)));
+    assert_eq!(exchange.predicted_seconds, plan.sent_bytes as f64 / exchange.boundary_bytes_per_second);
+    let text = explanation.to_string();
+    assert!(text.contains("4.0 MiB measured, 500.0 ms; 8.0 MiB/s of "), "{text}");
+    assert!(text.contains("host:0                       500            300     4.0 MiB"), "{text}");
+    assert!(text.contains("largest / mean              1.00           1.50        1.00"), "{text}");
+
+    let plan = planned(JoinKind::Inner, "k", Distribution::Broadcast, &gang()).unwrap();
+    let broadcast = Explanation::new(&plan, "host:0, host:1", String::new(), None);
+    assert_eq!((plan.sent_bytes, broadcast.exchange, broadcast.skew), (0, None, None));
+}
+
+#[test]
 fn a_distribution_that_is_impossible_is_refused_with_what_would_be_right() {
     use Distribution::{Broadcast, Hash};
     let with = |capabilities| Target { capabilities, ..gang() };
@@ -47,8 +78,8 @@ fn a_distribution_that_is_impossible_is_refused_with_what_would_be_right() {
         (JoinKind::Inner, "k", Hash, Target::default(), "\"devices\": 2"),
         (JoinKind::Inner, "k", Broadcast, Target::default(), "\"devices\": 2"),
         (JoinKind::Full, "k", Broadcast, gang(), "ask for \"hash\" or \"auto\""),
-        (JoinKind::Inner, "t", Hash, gang(), "these keys are wider, or are text; ask for \"broadcast\""),
-        (JoinKind::Inner, "k", Hash, over_links, "shares no memory with other devices; ask for \"broadcast\""),
+        (JoinKind::Inner, "t", Hash, gang(), "these keys are wider; ask for \"broadcast\""),
+        (JoinKind::Inner, "k", Hash, over_links, "because a topology file emulates its links; ask for \"broadcast\""),
         (JoinKind::Inner, "k", Broadcast, in_one_process, "--device-processes"),
     ] {
         let refused = planned(how, key, wanted, &target).unwrap_err();
