@@ -28,9 +28,9 @@ use super::source::{RowSource, or_stop};
 use super::threads::run_on_device_pool;
 use super::transform::{CopyIn, Transform, TransformedSide, transform};
 use super::{BatchSink, Monitor};
-use crate::Result;
 use crate::device::Device;
 use crate::memory::Arena;
+use crate::{Result, panics};
 
 impl PreparedJoin {
     /// Probes the build side with all rows of a source, and pushes the rows that they give.
@@ -111,7 +111,8 @@ impl<'a> Probing<'a> {
     /// prepared the join.
     ///
     /// # Errors
-    /// The first error of any stream: of the device, the source, the sink, or gathering.
+    /// The first error of any stream: of the device, the source, the sink, or gathering. A panic of
+    /// one of several streams is an error, too.
     pub(super) fn run(self, cx: &JoinContext<'_>) -> Result<Progress<'a>> {
         cx.device.wait_event(&self.join.ready, cx.stream)?;
         self.probe_all(cx)?;
@@ -184,7 +185,8 @@ impl<'a> Probing<'a> {
         // other work. That work may be another stream's, and wait for something that this stream
         // holds.
         device.on_stream_threads(streams, &|| {
-            if let Err(error) = on_new_stream(&failed) {
+            let said = |panic: &str| format!("a stream of the probe panicked: {panic}");
+            if let Err(error) = panics::as_error(said, || on_new_stream(&failed)) {
                 failed.store(true, Ordering::Relaxed);
                 // Other streams may wait for rows.
                 self.rows.stop(&error);

@@ -37,8 +37,8 @@ pub trait RowSource: Send + Sync {
     /// their columns.
     fn is_stored(&self) -> bool;
 
-    /// Takes the next segment, which has rows. Waits until rows arrive. Returns `None` after the
-    /// last row.
+    /// Takes the next segment, which has rows. Waits until rows arrive. After the last row, each
+    /// call returns `None`, because each stream of a device makes one.
     ///
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled) once `cancel` is raised, the error that the writer

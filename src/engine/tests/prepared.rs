@@ -1,9 +1,11 @@
 //! Joins that an engine has prepared, probed by streams of batches, in this process and in another.
 
-use std::sync::{Weak, mpsc};
+use std::ops::Deref;
+use std::sync::mpsc;
 use std::thread::{Scope, ScopedJoinHandle};
 
 use arrow::array::DictionaryArray;
+use arrow::buffer::Buffer;
 use arrow::datatypes::Int32Type;
 
 use super::super::channel::{Receiver, Sender};
@@ -96,13 +98,33 @@ fn cut(batch: &RecordBatch, rows: usize) -> Vec<RecordBatch> {
     starts.map(|start| batch.slice(start, rows.min(batch.num_rows() - start))).collect()
 }
 
+/// Source that is stopped on drop, so that no thread waits for it after a failed assertion.
+struct TestSource(Arc<IncomingBatches>);
+
+impl TestSource {
+    fn of(batch: &RecordBatch) -> Self {
+        Self(Arc::new(IncomingBatches::new("stream", batch.schema(), QUEUE_BYTES)))
+    }
+}
+
+impl Deref for TestSource {
+    type Target = IncomingBatches;
+
+    fn deref(&self) -> &IncomingBatches {
+        &self.0
+    }
+}
+
+impl Drop for TestSource {
+    fn drop(&mut self) {
+        self.0.stop(&Error::Cancelled("the test has ended".into()));
+    }
+}
+
 /// Creates a source, and a thread that writes batches to it.
-fn written<'s>(
-    scope: &'s Scope<'s, '_>,
-    batches: Vec<RecordBatch>,
-) -> (Arc<IncomingBatches>, ScopedJoinHandle<'s, Result<()>>) {
-    let source = Arc::new(IncomingBatches::new("stream", batches[0].schema(), QUEUE_BYTES));
-    let into = source.clone();
+fn written<'s>(scope: &'s Scope<'s, '_>, batches: Vec<RecordBatch>) -> (TestSource, ScopedJoinHandle<'s, Result<()>>) {
+    let source = TestSource::of(&batches[0]);
+    let into = source.0.clone();
     let write = move || {
         batches.into_iter().try_for_each(|batch| into.push(batch, &CancelFlag::new()))?;
         into.finish();
@@ -136,7 +158,6 @@ fn two_streams_probe_one_build_side_like_a_table() {
                     let stored = TableRows::new(engines.catalog.table("b").unwrap());
                     let build: &dyn RowSource = if build_arrives { &*arriving } else { &stored };
                     let join = engine.prepare(task.clone(), build, &engines.grant(), &Monitor::default()).unwrap();
-                    arriving.stop(&Error::Cancelled("it was not wanted".into()));
                     let probe = |batches: &Vec<RecordBatch>| {
                         let (source, _) = written(scope, batches.clone());
                         let (monitor, memory) = (Monitor::default(), engines.grant().host_memory);
@@ -177,9 +198,14 @@ fn a_table_that_is_probed_is_not_sent_again() {
 fn a_segment_is_freed_while_its_probe_goes_on() {
     /// Gives segments, each after the one before it was freed.
     struct OneByOne {
-        left: AtomicUsize,
-        last: Mutex<Weak<Table>>,
+        state: Mutex<Segments>,
         arena: Arena,
+    }
+    #[derive(Default)]
+    struct Segments {
+        left: usize,
+        /// Buffer of the last segment. All its other buffers are in the same memory.
+        last: Option<Buffer>,
     }
     impl RowSource for OneByOne {
         fn total_rows(&self) -> Option<u64> {
@@ -191,15 +217,17 @@ fn a_segment_is_freed_while_its_probe_goes_on() {
         }
 
         fn next_segment(&self, _: &CancelFlag) -> Result<Option<Arc<Table>>> {
-            let mut last = self.last.lock();
-            wait_until("the segment", || last.strong_count() == 0);
-            if self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            let mut state = self.state.lock();
+            // A failed wait leaves no segment, so that the other streams of the device end.
+            let Segments { left, last } = std::mem::take(&mut *state);
+            wait_until("the segment", || last.as_ref().is_none_or(|last| last.strong_count() == 1));
+            if left == 0 {
                 return Ok(None);
             }
             let batch = in_arena(&self.arena, &rows_of("p", 100));
-            let table = Arc::new(Table::from_batches("p", batch.schema(), vec![batch])?);
-            *last = Arc::downgrade(&table);
-            Ok(Some(table))
+            let last = batch.column(0).to_data().buffers().first().cloned();
+            *state = Segments { left: left - 1, last };
+            Ok(Some(Arc::new(Table::from_batches("p", batch.schema(), vec![batch])?)))
         }
 
         fn stop(&self, _: &Error) {}
@@ -208,10 +236,12 @@ fn a_segment_is_freed_while_its_probe_goes_on() {
     let task = of_unknown_rows(&engines.task(JoinKind::Right, Strategy::Hash));
     for engine in engines.both() {
         let join = engines.prepare(engine, &task);
-        let (left, last) = (AtomicUsize::new(5), Mutex::default());
-        let source = OneByOne { left, last, arena: engines.catalog.arena().clone() };
+        let state = Mutex::new(Segments { left: 5, last: None });
+        let source = OneByOne { state, arena: engines.catalog.arena().clone() };
+        // Drops all batches, because they may share buffers with a segment.
+        let sink = Tells(mpsc::channel().0);
         let monitor = Monitor::default();
-        join.probe(&source, &engines.grant().host_memory, &Batches::default(), &monitor).unwrap();
+        join.probe(&source, &engines.grant().host_memory, &sink, &monitor).unwrap();
         assert_eq!(monitor.probed_rows(), 500);
     }
 }
@@ -259,7 +289,8 @@ fn a_sink_that_does_not_take_batches_holds_the_writer_back() {
         fn push(&self, _: RecordBatch) -> Result<()> {
             if let Some(go_on) = self.go_on.lock().take() {
                 self.reached.send(()).unwrap();
-                go_on.recv().unwrap();
+                // After a failed assertion, nothing is sent.
+                let _ = go_on.recv();
             }
             Ok(())
         }
@@ -272,22 +303,25 @@ fn a_sink_that_does_not_take_batches_holds_the_writer_back() {
     let task = of_unknown_rows(&engines.task(JoinKind::Inner, Strategy::Hash));
     for engine in engines.both() {
         let join = engines.prepare(engine, &task);
-        let (reached, at_first) = mpsc::sync_channel(1);
-        let (release, go_on) = mpsc::channel();
-        let sink = Waits { reached, go_on: Mutex::new(Some(go_on)) };
         let memory = engines.grant().host_memory;
-        let batch = rows_of("p", 100);
-        let source = IncomingBatches::new("stream", batch.schema(), QUEUE_BYTES);
-        let written = AtomicUsize::new(0);
+        let (batch, written) = (rows_of("p", 100), AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            // These are dropped here or by the probe, so that no thread waits after a failed
+            // assertion.
+            let source = TestSource::of(&batch);
+            let (reached, at_first) = mpsc::sync_channel(1);
+            let (release, go_on) = mpsc::channel();
+            let sink = Waits { reached, go_on: Mutex::new(Some(go_on)) };
+            let (into, batch, written) = (source.0.clone(), &batch, &written);
+            scope.spawn(move || {
                 for _ in 0..BATCHES {
-                    source.push(batch.clone(), &CancelFlag::new()).unwrap();
+                    into.push(batch.clone(), &CancelFlag::new()).unwrap();
                     written.fetch_add(1, Ordering::Relaxed);
                 }
-                source.finish();
+                into.finish();
             });
-            let probe = scope.spawn(|| join.probe(&source, &memory, &sink, &Monitor::default()));
+            let (rows, join, memory) = (source.0.clone(), &*join, &memory);
+            let probe = scope.spawn(move || join.probe(&*rows, memory, &sink, &Monitor::default()));
             at_first.recv().unwrap();
             // A writer that is not held back is done by then.
             std::thread::sleep(Duration::from_millis(100));
@@ -313,7 +347,7 @@ impl BatchSink for Tells {
 
 /// Probe that has joined one batch and waits for more rows.
 struct Waiting<'s> {
-    source: Arc<IncomingBatches>,
+    source: TestSource,
     cancel: CancelFlag,
     probe: ScopedJoinHandle<'s, Result<()>>,
 }
@@ -321,10 +355,10 @@ struct Waiting<'s> {
 impl<'s> Waiting<'s> {
     fn begin<'e>(scope: &'s Scope<'s, 'e>, engines: &'e Engines, join: &'e dyn Prepared) -> Self {
         let batch = rows_of("p", 100);
-        let source = Arc::new(IncomingBatches::new("stream", batch.schema(), QUEUE_BYTES));
+        let source = TestSource::of(&batch);
         source.push(batch, &CancelFlag::new()).unwrap();
         let (tell, told) = mpsc::channel();
-        let (cancel, rows) = (CancelFlag::new(), source.clone());
+        let (cancel, rows) = (CancelFlag::new(), source.0.clone());
         let monitor = Monitor::new(cancel.clone());
         let memory = engines.grant().host_memory;
         let probe = scope.spawn(move || join.probe(&*rows, &memory, &Tells(tell), &monitor));

@@ -205,6 +205,17 @@ fn bench_of(streams: usize) -> (Bench, RecordBatch) {
 }
 
 #[test]
+fn a_stream_that_panics_ends_the_wait_of_the_others_for_rows() {
+    let (bench, batch) = bench_of(3);
+    let (join, source) = (prepared(&bench), IncomingBatches::new("stream", batch.schema(), 1));
+    source.push(batch.clone(), &CancelFlag::new()).unwrap();
+    let panics = Each(|_| panic!("no room on the page"));
+    let probed = join.probe(&source, &bench.device, bench.catalog.arena(), &panics, &Monitor::default());
+    assert!(matches!(&probed, Err(Error::Internal(why)) if why.contains("no room on the page")), "{probed:?}");
+    assert_eq!(source.push(batch, &CancelFlag::new()), probed);
+}
+
+#[test]
 fn a_probe_that_fails_stops_the_writer_of_its_rows() {
     for streams in [1, 3] {
         let (bench, batch) = bench_of(streams);
