@@ -122,8 +122,10 @@ def rates(program: list[str], devices: str, link: str) -> dict[str, float]:
 def floor_seconds(explained: dict[str, object], rate: dict[str, float]) -> dict[str, float]:
     """The least seconds for the bytes that cross each boundary of a device, on average of all devices."""
     measured = {phase["name"]: phase["measured_bytes"] or 0 for phase in explained["phases"]}
-    # A gather counts what it reads on the device and what it copies out.
-    into, out = measured.get("copy in", 0), measured.get("gather", 0) / 2
+    # Packing counts the keys that come in and the packed ones. A gather counts what it reads on the device and what it
+    # copies out.
+    into = measured.get("copy in", 0) + measured.get("pack keys", 0) / 2
+    out = measured.get("gather", 0) / 2
     sent = (explained["exchange"] or {}).get("measured_bytes") or 0
     crossing = {"in": into, "out": out, "both": into + out, "push": sent}
     return {boundary: crossing[boundary] / rate[boundary] for boundary in crossing if rate.get(boundary)}

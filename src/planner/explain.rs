@@ -295,7 +295,7 @@ fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, target: &T
 
 /// Returns the predicted and measured bytes of an exchange; `None` for a plan without one.
 fn exchange(plan: &Plan, ranks: &[RankReport]) -> Option<ExplainedExchange> {
-    if plan.composition.distribution != Distribution::Hash {
+    if !plan.composition.exchanges_rows() {
         return None;
     }
     let rate = plan.target.rates.peers();

@@ -232,11 +232,9 @@ impl Model<'_> {
     /// of the window and together.
     fn send_to_all(&self, chunks: Chunks) -> Step {
         let bytes = self.transformed(Role::Build) * self.exchanged_row_bytes(&self.inputs.build);
-        let ranks = self.target.ranks as f64;
-        let leaving = bytes * (ranks - 1.0) / ranks;
         Step::new(Phase::Exchange, Role::Build, 4.0 * bytes, 4.0 * bytes / self.rates.stream)
-            .copying(Demand::of(Resource::Peers, leaving / self.rates.peers()))
-            .calling(chunks.count * ranks, self.rates.call_seconds)
+            .copying(Demand::of(Resource::Peers, self.leaving_bytes(Role::Build) / self.rates.peers()))
+            .calling(chunks.count * self.target.ranks as f64, self.rates.call_seconds)
             .calling(1.0, EXCHANGE_SECONDS)
     }
 
@@ -250,6 +248,7 @@ impl Model<'_> {
     pub(super) fn sent_bytes(&self) -> f64 {
         match self.inputs.distribution {
             Distribution::Hash => self.leaving_bytes(Role::Build) + self.leaving_bytes(Role::Probe),
+            Distribution::Broadcast if self.inputs.shares_build_read => self.leaving_bytes(Role::Build),
             Distribution::Alone | Distribution::Broadcast => 0.0,
         }
     }

@@ -103,7 +103,10 @@ fn reads_in_shares(build_rows: u64, exchanges: bool, nulls: u64) -> bool {
     let target = Target { rates: Rates::h200(), ranks: 2, ..Target::default() };
     let target =
         Target { capabilities: Capabilities { exchanges, ..target.capabilities }, memory_bytes: 100 << 30, ..target };
-    plan_with_overrides(join, &overrides, &target).unwrap().composition.shares_build_read
+    let plan = plan_with_overrides(join, &overrides, &target).unwrap();
+    let shares = plan.composition.shares_build_read;
+    assert_eq!(shares, plan.sent_bytes > 0, "only build rows that are read in shares cross");
+    shares
 }
 
 #[test]
