@@ -528,6 +528,32 @@ def test_gpus_whose_bytes_do_not_arrive_exchange_rows_through_host_memory(
         ]
 
 
+@two_gpus_only
+def test_an_illegal_access_in_an_exchange_fails_its_gang_and_no_other_job(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    trigger = tmp_path / "fault"
+    settings = {"devices": "cuda:2", "device_memory": "512MiB", "device_restart_seconds": 1, "host_memory": "1GiB"}
+    server = start(**settings, env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    with server.connect() as client:
+        upload(client)
+        gang = {"on": "k", "devices": 2, "distribution": "hash"}
+        assert_right(client.join("l", "r", **gang).table())
+        used = server.arena_used()
+        # A result that waits for its reader while the other GPU is lost.
+        unharmed = client.submit("many", "many", on="k", strategy="hash", devices=["cuda:0"], retain_seconds=0)
+        server.wait_for(lambda: unharmed.status().rows > 0, "the first rows")
+        trigger.write_text("cuda:1 illegal-access")
+        with pytest.raises(dovetail.Unavailable, match="cuda:1"):
+            client.count("l", "r", **gang)
+        assert not trigger.exists(), "the fault was injected"
+        assert_all_read(unharmed)
+        wait_until_restarted(server, "cuda:1", 1)
+        assert_right(client.join("l", "r", **gang).table())
+        server.wait_for(lambda: server.arena_used() <= used, "host memory to be free again")
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+
+
 def test_a_gang_with_a_lost_device_is_refused_and_smaller_ones_go_on(start_gangs: Callable[..., Server]) -> None:
     with start_gangs(device_processes="on", host_memory="512MiB") as server, server.connect() as client:
         upload(client)
