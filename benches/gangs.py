@@ -16,8 +16,7 @@ The workloads:
 
 The floor of a join is the time of the slowest boundary: its bytes on the way in, out, or to other devices, as the
 server counted them, at the rate of plain copies of as many devices at once. `peers.rs` measures these rates in the same
-run.
-Host devices work in host memory, so that their floor is only that of the exchange.
+run. Host devices work in host memory, so that their floor is only that of the exchange.
 """
 
 from __future__ import annotations

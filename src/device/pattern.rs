@@ -22,7 +22,7 @@ const PART_BYTES: usize = 1 << 20;
 /// Bytes that are made at once.
 const WORD: usize = size_of::<u64>();
 
-/// Contents for parts of a window. Another pattern has other bytes everywhere.
+/// Contents for parts of a window. Two patterns differ in every word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pattern(u64);
 

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use super::Engine;
 use crate::device::{CancelFlag, Device, DeviceId, Pattern, PeerWindow, peers, shares_no_memory};
 use crate::memory::{Budget, Reservation, SharedWindow};
-use crate::{Context, Result};
+use crate::{Context, Error, Result};
 
 /// Access of a device to the memory of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +119,8 @@ fn connect(
     }
     let access = match try_window(writer, owner, window, None) {
         Ok(()) => PeerAccess::Direct,
+        // Memory that is short now says nothing of the pair.
+        Err(error @ (Error::Exhausted(_) | Error::Cancelled(_))) => return Err(error),
         Err(error) => {
             writer.check()?;
             owner.check()?;

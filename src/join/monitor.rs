@@ -52,7 +52,7 @@ pub struct Report {
     pub work_done: u64,
     pub work_total: u64,
     pub probed_rows: u64,
-    /// Rows of the build side that are indexed.
+    /// Build rows that the ranks have, whether or not they have a key.
     pub build_rows: u64,
     /// Bytes sent to other ranks.
     pub sent_bytes: u64,
@@ -69,7 +69,7 @@ pub struct Report {
 pub struct RankReport {
     /// Name of the rank's device.
     pub device: String,
-    /// Rows of the build side that the rank has indexed.
+    /// Build rows that the rank has. Rows without a key cross to no other rank.
     pub build_rows: u64,
     /// Rows of the probe side that the rank has joined.
     pub probe_rows: u64,
@@ -157,7 +157,7 @@ impl Monitor {
         self.probed_rows.fetch_add(rows, Ordering::Relaxed);
     }
 
-    /// Sets the rows of the build side that are indexed.
+    /// Sets the number of build rows.
     pub(super) fn set_build_rows(&self, rows: u64) {
         self.build_rows.store(rows, Ordering::Relaxed);
     }

@@ -62,7 +62,7 @@ pub(super) fn refusal(join: &BoundJoin, distribution: Distribution, target: &Tar
              nothing, and with all rows of a side no device knows what the others have matched; ask for \"hash\" or \"auto\""
             .into(),
         Distribution::Alone | Distribution::Broadcast => {
-            format!("both sides have more than {ROWS_MAX} rows, the most that a device can index; ask for \"hash\" or \"auto\"")
+            format!("each side that could be indexed has more than {ROWS_MAX} rows, the most that a device can index; ask for \"hash\" or \"auto\"")
         }
         Distribution::Hash if !target.capabilities.exchanges => format!(
             "{} shares no memory with other devices, because a topology file emulates its links; ask for \"broadcast\" or \"auto\"",

@@ -243,8 +243,11 @@ impl Inputs {
             Distribution::Alone => {}
             Distribution::Broadcast => self.probe.divide(ranks as f64),
             Distribution::Hash => {
-                self.build.divide(ranks as f64);
-                self.probe.divide(ranks as f64);
+                for input in [&mut self.build, &mut self.probe] {
+                    input.divide(ranks as f64);
+                    // Rows are in the order of their arrival.
+                    input.sorted = false;
+                }
             }
         }
         self

@@ -229,8 +229,8 @@ fn a_pair_whose_bytes_do_not_arrive_exchanges_rows_through_host_memory() {
             let says = "bytes that host:1 writes to host:0 do not arrive";
             assert!(matches!(&found, Some(PeerAccess::ThroughHost { why }) if why.contains(says)), "{found:?}");
         }
-        let held = gang.catalog.arena().budget().used_bytes() - gang.used_before;
-        assert_eq!(held, opening().window_bytes as u64, "the window in host memory is accounted for");
+        let held = || gang.catalog.arena().budget().used_bytes() - gang.used_before;
+        wait_until("only the window in host memory", || held() == opening().window_bytes as u64);
     }
 }
 
@@ -466,9 +466,9 @@ fn a_gang_reports_the_part_of_each_rank() {
             }
             // A row without a key crosses nothing, and has no owner.
             assert_eq!((report.build_rows, report.probed_rows), (keyed_rows(build), keyed_rows(probe)));
-            for rank in &report.ranks {
-                assert!(rank.build_rows > 0 && rank.sent_bytes > 0 && rank.sending_seconds > 0.0, "{rank:?}");
-            }
+            assert!(report.ranks.iter().all(|rank| rank.build_rows > 0), "{report:?}");
+            // A rank that begins late may find no chunk left to read.
+            assert!(report.ranks.iter().any(|rank| rank.sent_bytes > 0 && rank.sending_seconds > 0.0), "{report:?}");
         }
     }
 }

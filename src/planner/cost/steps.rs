@@ -142,6 +142,6 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, ranks
     let crossing =
         |demand: Demand| demand[Resource::LinkIn] * rates.copy_in + demand[Resource::LinkOut] * rates.copy_out;
     let of_host = |demand: Demand| if ranks > 1 { ranks as f64 * crossing(demand) / rates.host_memory() } else { 0.0 };
-    let build = build.max(of_host(of_build));
+    let build = build.max(of_host(of_build + meanwhile));
     JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver).max(of_host(probe))
 }
