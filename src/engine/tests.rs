@@ -412,7 +412,10 @@ fn a_process_that_ends_fails_its_job_while_a_batch_waits_for_a_reader() {
     line.shutdown(Shutdown::Both).unwrap();
     wait_until("the end of the job", || run.is_finished());
     let outcome = run.join().unwrap();
-    assert!(matches!(&outcome, Err(Error::Unavailable(why)) if why.contains("host:0 has ended")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Err(Error::Unavailable(why)) if why.contains(&format!("{} has ended", opening().id))),
+        "{outcome:?}"
+    );
 }
 
 #[test]

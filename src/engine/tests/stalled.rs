@@ -28,9 +28,9 @@ fn a_process_that_stands_still_is_lost_with_its_job() {
     let opening = Opening { stall_limit: Some(Duration::from_secs(1)), ..opening() };
     let engine = ChildEngine::over(&opening, catalog.arena().clone(), &slabs, here, None).unwrap();
     let task = task_on(&engine, &catalog, JoinKind::Inner, Strategy::Hash);
-    let lost = "the process of host:0 has not answered for 1 s, and was killed";
+    let lost = format!("the process of {} has not answered for 1 s, and was killed", opening.id);
     let outcome = run_on(&engine, &catalog, &task);
-    assert!(matches!(&outcome, Err(Error::Unavailable(why)) if why.contains(lost)), "{outcome:?}");
+    assert!(matches!(&outcome, Err(Error::Unavailable(why)) if why.contains(&lost)), "{outcome:?}");
     assert_eq!(engine.check(), outcome.map(drop));
     process.join().unwrap();
 }
