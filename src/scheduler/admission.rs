@@ -76,11 +76,16 @@ pub(super) fn propose(
     terms.interrupt.check()?;
     if let Some(chosen) = chosen {
         let device_reason = match device_count(&fitting) {
+            1 if fitting[chosen].plan.target.ranks > 1 => "the only devices that may run it together".into(),
             1 => "the only device that may run it".into(),
             count => format!("predicted to run it fastest, of {count}; when it is submitted, queues count as well"),
         };
-        let ClassPlan { plan, .. } = fitting.swap_remove(chosen);
+        let ClassPlan { mut plan, sets } = fitting.swap_remove(chosen);
         let refusal = host_need(&plan, options, catalog, terms).err();
+        if plan.target.ranks > 1 {
+            let names: Vec<String> = sets[0].iter().map(|member| engines[member].id().to_string()).collect();
+            plan.target.name = names.join(", ");
+        }
         return Ok(Proposed { plan, device_reason, refusal });
     }
     let device_reason = match device_count(refused.iter().map(|(class, _)| class)) {

@@ -348,6 +348,7 @@ impl Shared {
             life.run_by(scheduled.place.plan);
             life.started = Some(SystemTime::now());
             life.device_reason = match entry.places.len() {
+                1 if devices.len() > 1 => "the only devices that may run it together".into(),
                 1 => "the only device that may run it".into(),
                 count => format!("predicted to finish it first, of the {count} that may run it"),
             };

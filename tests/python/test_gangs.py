@@ -146,6 +146,9 @@ def test_a_distribution_that_is_asked_for_is_taken(
     assert "largest / mean" in str(told)
     explained = gangs.explain("l", "r", **options)
     assert {other["distribution"] for other in explained["alternatives"]} == {distribution}
+    assert explained["device"]["name"] == "host:0, host:1"
+    named = gangs.explain("l", "r", **{**options, "devices": ["host:0", "host:2"]})["device"]
+    assert (named["name"], named["reason"]) == ("host:0, host:2", "the only devices that may run it together")
     words = ["explain", "l", "r", "--on", "k", "--devices", "2", "--distribution", distribution]
     shown = command_line(gangs_server, *words)
     divided = {"broadcast": "all of it to each of 2 devices", "hash": "exchanged by key among 2 devices"}
