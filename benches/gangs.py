@@ -47,7 +47,7 @@ TEXT_BYTES = 24
 
 
 def zipf(generator: np.random.Generator, count: int, draws: int, exponent: float) -> np.ndarray:
-    """Numbers below `count`, of which k comes in proportion to (k + 1)^-exponent."""
+    """Numbers below `count`. The number k comes in proportion to (k + 1)^-exponent."""
     sums = np.cumsum(np.arange(1, count + 1, dtype=np.float64) ** -exponent)
     return np.searchsorted(sums, generator.random(draws) * sums[-1])
 

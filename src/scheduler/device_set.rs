@@ -4,8 +4,8 @@ use super::job_options::DeviceRequest;
 use crate::device::{DeviceId, DeviceKind};
 use crate::{Error, Result, human};
 
-/// Most devices of which every set of a given size is a candidate: at most 70 sets. With
-/// more devices, only sets of neighbours are candidates.
+/// Most devices for which all sets of a given size are candidates: at most 70 sets. With more
+/// devices, only sets of neighbours are candidates.
 const ALL_SETS_DEVICES_MAX: usize = 8;
 
 /// Devices of a job, by index, in ascending order. A set has at least one device. The first is its

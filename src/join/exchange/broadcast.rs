@@ -10,10 +10,6 @@
 //! Each build row crosses the link of one device, and then the links between devices, which are
 //! faster.
 
-use std::sync::atomic::AtomicUsize;
-
-use parking_lot::Mutex;
-
 use super::channel::{Outgoing, Piece};
 use super::{Exchange, run_on_device_pool};
 use crate::Result;
@@ -47,9 +43,7 @@ impl Exchange<'_> {
 
     /// Reads this rank's share of the build side, sends it to all other ranks, and receives theirs.
     fn gather_build(&self) -> Result<Vec<Piece>> {
-        let pieces = Mutex::new(Vec::new());
-        let sending = AtomicUsize::new(self.senders());
-        let send = |cx: &JoinContext<'_>| {
+        self.collect_build(|cx, keep| {
             while let Some(rows) = self.next_chunk(&self.build) {
                 self.check()?;
                 let piece = run_on_device_pool(cx.device, || self.build.read_whole(cx, self.layout(), rows))?;
@@ -59,17 +53,9 @@ impl Exchange<'_> {
                     self.send(cx, &self.build, to, &outgoing)?;
                 }
                 // The rows are there, because sending waits for them.
-                pieces.lock().push(piece);
-            }
-            self.end_channels_after(&sending)
-        };
-        let receive = |cx: &JoinContext<'_>, from: usize| {
-            while let Some(piece) = self.receive(cx, &self.build, from)? {
-                pieces.lock().push(piece);
+                keep(piece);
             }
             Ok(())
-        };
-        self.on_threads(self.senders(), self.receivers(), &send, &receive)?;
-        Ok(pieces.into_inner())
+        })
     }
 }

@@ -324,24 +324,37 @@ impl<'a> Exchange<'a> {
         self.on_threads(self.senders(), 0, &read, &|_, _| Ok(()))?;
         let rows = self.rank.histogram(&histogram.into_inner(), &|| self.check())?;
         let owners = Owners::of(&rows, self.board.ranks());
+        let pieces = self.collect_build(|cx, keep| {
+            while let Some(chunk) = { kept.lock().pop() } {
+                self.send_chunk(cx, &self.build, &owners, &chunk)?.into_iter().for_each(keep);
+            }
+            Ok(())
+        })?;
+        Ok((owners, pieces))
+    }
+
+    /// Runs `send` on several threads, while others receive build rows. `send` passes the pieces
+    /// that this rank keeps on. Returns these, and the pieces that arrive from other ranks.
+    fn collect_build(
+        &self,
+        send: impl Fn(&JoinContext<'_>, &dyn Fn(Piece)) -> Result<()> + Sync,
+    ) -> Result<Vec<Piece>> {
         let pieces = Mutex::new(Vec::new());
         let sending = AtomicUsize::new(self.senders());
+        let keep = |piece| pieces.lock().push(piece);
         let send = |cx: &JoinContext<'_>| {
-            while let Some(chunk) = { kept.lock().pop() } {
-                let own = self.send_chunk(cx, &self.build, &owners, &chunk)?;
-                pieces.lock().extend(own);
-            }
+            send(cx, &keep)?;
             self.end_channels_after(&sending)
         };
         let receive = |cx: &JoinContext<'_>, from: usize| {
             while let Some(piece) = self.receive(cx, &self.build, from)? {
-                pieces.lock().push(piece);
+                keep(piece);
             }
             Ok(())
         };
         self.on_threads(self.senders(), self.receivers(), &send, &receive)?;
         self.into.iter().flatten().for_each(Channel::begin);
-        Ok((owners, pieces.into_inner()))
+        Ok(pieces.into_inner())
     }
 
     /// Ends the channels to other ranks if no other thread is `sending`.

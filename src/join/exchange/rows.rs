@@ -73,7 +73,7 @@ impl ExchangedSide {
         Self { input, table, keeps_without_key, slots, key_width, columns, raw_key, is_numbered }
     }
 
-    /// Reads a chunk of the table, of which every column crosses and no row without a key is kept.
+    /// Reads a chunk of a table whose columns all cross. Rows without a key are dropped.
     ///
     /// # Errors
     /// Errors of the device.
