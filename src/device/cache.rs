@@ -36,6 +36,15 @@ pub struct ColumnRows {
     pub rows: Range<u64>,
 }
 
+impl ColumnRows {
+    /// Returns the rows that are in `self` and in `other`. `None` if there are none.
+    pub fn overlap(&self, other: &Self) -> Option<Self> {
+        let is_of_column = std::ptr::addr_eq(self.table.as_ptr(), other.table.as_ptr()) && self.column == other.column;
+        let rows = self.rows.start.max(other.rows.start)..self.rows.end.min(other.rows.end);
+        (is_of_column && !rows.is_empty()).then(|| Self { rows, ..self.clone() })
+    }
+}
+
 /// Counters and sizes of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStats {

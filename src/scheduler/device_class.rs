@@ -10,7 +10,7 @@ use crate::planner::{BoundJoin, Target};
 /// Facts about a set of devices that a plan depends on. Sets of one class have the same plan.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceClass {
-    /// Sizes and rates of the set's devices, and the columns that its leader has cached. A set of
+    /// Sizes and rates of the set's devices, and the columns that all of them have cached. A set of
     /// unlike devices has the memory and the rates of the device with the least memory.
     target: Target,
     /// The set itself, if it has cached columns of the join's tables. Such a set is a class of its
@@ -23,9 +23,10 @@ impl DeviceClass {
     fn of(devices: &DeviceSet, engines: &[Arc<dyn Engine>], join: &BoundJoin) -> Self {
         let least = devices.iter().min_by_key(|&device| engines[device].memory().limit_bytes());
         let least = &engines[least.expect("a set has a device")];
-        let kept = cached_columns(&*engines[devices.leader()], join);
+        let kept = cached_by_all(devices, engines, join);
         let target = Target::new(least.id(), least.info(), least.memory(), least.rates().values.clone());
-        let target = Target { ranks: devices.len(), kept, ..target };
+        let gang = least.rates().of_gang(devices.iter().map(|device| engines[device].id()));
+        let target = Target { ranks: devices.len(), gang, kept, ..target };
         let cached_on = (!target.kept.is_empty()).then(|| devices.clone());
         Self { target, cached_on }
     }
@@ -53,9 +54,18 @@ impl DeviceClass {
     }
 }
 
-/// Returns the columns of a join's tables that a device has cached.
-fn cached_columns(engine: &dyn Engine, join: &BoundJoin) -> Vec<ColumnRows> {
-    [&join.left, &join.right].into_iter().flat_map(|table| engine.cached_rows(table)).collect()
+/// Returns the columns of a join's tables, and their rows, that every device of a set has cached.
+/// Devices of a set take rows in turn, so any of them may copy the rows that one lacks.
+fn cached_by_all(devices: &DeviceSet, engines: &[Arc<dyn Engine>], join: &BoundJoin) -> Vec<ColumnRows> {
+    let of_device = |device: usize| -> Vec<ColumnRows> {
+        [&join.left, &join.right].into_iter().flat_map(|table| engines[device].cached_rows(table)).collect()
+    };
+    devices.iter().map(of_device).reduce(|all, more| in_both(&all, &more)).unwrap_or_default()
+}
+
+/// Returns the rows that are in both lists. Rows that a list has twice are in the result twice.
+fn in_both(one: &[ColumnRows], other: &[ColumnRows]) -> Vec<ColumnRows> {
+    one.iter().flat_map(|rows| other.iter().filter_map(|more| rows.overlap(more))).collect()
 }
 
 impl PartialEq for DeviceClass {

@@ -78,8 +78,29 @@ fn a_device_with_cached_columns_has_a_plan_of_its_own() {
         made
     };
     assert_eq!(plans_made("r0"), 1);
-    stage.has_cached[1].store(true, Ordering::Relaxed);
+    *stage.cached[1].lock() = 0..2;
     assert_eq!(plans_made("r1"), 2);
-    stage.has_cached[2].store(true, Ordering::Relaxed);
+    *stage.cached[2].lock() = 0..2;
     assert_eq!(plans_made("r2"), 3, "two devices may have cached different rows");
+}
+
+#[test]
+fn a_set_has_cached_what_all_its_devices_have() {
+    let stage = Stage::new(4);
+    let two = || JobOptions { devices: DeviceRequest::Count(2), ..JobOptions::default() };
+    let plans_made = |label| {
+        let job = stage.submit_join(&spec(label), two(), "").unwrap();
+        let made = plan_count(&job);
+        let (devices, _) = stage.next_gang(2);
+        devices.into_iter().for_each(|device| stage.finish(device));
+        assert_eq!(stage.ended(&job), JobState::Complete);
+        stage.idle();
+        made
+    };
+    *stage.cached[0].lock() = 0..2;
+    assert_eq!(plans_made("r0"), 1, "another device of each set copies these rows");
+    *stage.cached[1].lock() = 2..3;
+    assert_eq!(plans_made("r1"), 1, "no row is cached on two devices");
+    *stage.cached[3].lock() = 1..3;
+    assert_eq!(plans_made("r2"), 3, "of 0 and 3, of 1 and 3, and of all other sets");
 }

@@ -13,6 +13,7 @@ mod turns;
 mod unlike;
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -49,7 +50,10 @@ struct Puppet {
     memory: Budget,
     jobs_max: usize,
     rates: DeviceRates,
-    has_cached: Arc<AtomicBool>,
+    /// Rows of the first column of every table that the device has cached.
+    cached: Arc<Mutex<Range<u64>>>,
+    /// Peers whose windows it was told to unmap.
+    unmapped: Arc<Mutex<Vec<DeviceId>>>,
 }
 
 fn context_lost() -> Error {
@@ -89,9 +93,9 @@ impl Engine for Puppet {
     }
 
     fn cached_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
-        let whole = |table: Weak<Table>, rows| ColumnRows { table, column: 0, rows: 0..rows };
-        let is_cached = self.has_cached.load(Ordering::Relaxed);
-        is_cached.then(|| whole(Arc::downgrade(table), table.rows)).into_iter().collect()
+        let rows = self.cached.lock().clone();
+        let table: Weak<Table> = Arc::downgrade(table);
+        if rows.is_empty() { Vec::new() } else { vec![ColumnRows { table, column: 0, rows }] }
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {
@@ -121,6 +125,10 @@ impl Engine for Puppet {
         unreachable!("the scheduler prepares no joins")
     }
 
+    fn disconnect(&self, peer: DeviceId) {
+        self.unmapped.lock().push(peer);
+    }
+
     fn check(&self) -> Result<()> {
         if self.lost.load(Ordering::Relaxed) { Err(context_lost()) } else { Ok(()) }
     }
@@ -138,7 +146,8 @@ struct Stage {
     own_orders: OwnOrders,
     lost: Vec<Arc<AtomicBool>>,
     /// True for each device that has the first column of every table cached.
-    has_cached: Vec<Arc<AtomicBool>>,
+    cached: Vec<Arc<Mutex<Range<u64>>>>,
+    unmapped: Vec<Arc<Mutex<Vec<DeviceId>>>>,
 }
 
 /// Longer than any step takes, so that a wrong test fails instead of hanging.
@@ -174,14 +183,16 @@ impl Stage {
         let (begin, begun) = channel();
         let own_orders = OwnOrders::default();
         let (mut engines, mut orders, mut memory) = (Vec::<Arc<dyn Engine>>::new(), Vec::new(), Vec::new());
-        let (mut lost, mut has_cached) = (Vec::new(), Vec::new());
+        let (mut lost, mut cached, mut unmapped) =
+            (Vec::new(), Vec::<Arc<Mutex<_>>>::new(), Vec::<Arc<Mutex<_>>>::new());
         for (device, (id, memory_bytes, rates)) in (0..).zip(devices) {
             let (order, receive) = channel();
             let budget = Budget::new(format!("memory of {id}"), "--device-memory", memory_bytes);
             memory.push(budget.clone());
             orders.push(order);
             lost.push(Arc::new(AtomicBool::default()));
-            has_cached.push(Arc::new(AtomicBool::default()));
+            cached.push(Arc::new(Mutex::new(0..0)));
+            unmapped.push(Arc::new(Mutex::new(Vec::new())));
             engines.push(Arc::new(Puppet {
                 device,
                 begun: Mutex::new(begin.clone()),
@@ -192,14 +203,15 @@ impl Stage {
                 info: DeviceInfo::of(&HostDevice::new(0, 1, budget.clone(), None).unwrap()),
                 memory: budget,
                 jobs_max,
-                rates: DeviceRates { values: rates, measured: None, kept_in: None },
-                has_cached: has_cached[device as usize].clone(),
+                rates: DeviceRates::measured_now(rates),
+                cached: cached[device as usize].clone(),
+                unmapped: unmapped[device as usize].clone(),
             }));
         }
         let clock = Arc::new(ManualClock::default());
         let options = SchedulerOptions { timer: false, ..options };
         let scheduler = Scheduler::with_clock(catalog.clone(), engines, options, clock.clone());
-        Self { scheduler, catalog, clock, memory, begun, orders, own_orders, lost, has_cached }
+        Self { scheduler, catalog, clock, memory, begun, orders, own_orders, lost, cached, unmapped }
     }
 
     /// Gives the next job with that label a channel of its own for orders.
