@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::device_class::DeviceClass;
 use super::device_set::DeviceSet;
-use super::job_options::JobOptions;
+use super::job_options::{DeviceRequest, JobOptions};
 use super::placing::{HostNeed, Place};
 use crate::catalog::Catalog;
 use crate::device::DeviceId;
@@ -145,6 +145,9 @@ fn plan_classes(
 ) -> Result<Planned> {
     let ids: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
     let mut sets = options.devices.sets(&ids)?;
+    if options.devices == DeviceRequest::All {
+        sets = sets.iter().filter_map(|all| all.only(&in_service)).collect();
+    }
     if let Some(distribution) = options.distribution {
         sets.retain(|devices| devices.len() > 1);
         if sets.is_empty() {

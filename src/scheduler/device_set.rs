@@ -36,6 +36,12 @@ impl DeviceSet {
         self.0[0]
     }
 
+    /// Returns the set of these devices that a condition holds for; `None` if it holds for none.
+    pub(super) fn only(&self, holds: impl Fn(usize) -> bool) -> Option<Self> {
+        let devices: Vec<usize> = self.iter().filter(|&device| holds(device)).collect();
+        (!devices.is_empty()).then(|| Self::new(devices))
+    }
+
     /// Returns the devices, the leader first.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().copied()

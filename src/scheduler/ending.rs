@@ -107,9 +107,35 @@ impl Shared {
             self.fail_unplaceable(&mut state, &mut leftovers);
             self.ended.notify_all();
         }
+        let unmapped = Self::to_unmap(&mut state);
         drop(state);
         drop(leftovers);
+        unmapped.into_iter().for_each(|device| self.unmap(device));
         self.dispatch_now();
+    }
+
+    /// Returns the lost devices whose windows the other devices have yet to unmap. A device of a
+    /// gang that still runs is not among them.
+    fn to_unmap(state: &mut State) -> Vec<usize> {
+        let mut found = Vec::new();
+        for device in 0..state.devices.len() {
+            let device_state = &mut state.devices[device];
+            device_state.is_unmapped &= device_state.lost.is_some();
+            if device_state.lost.is_some() && !device_state.is_unmapped && device_state.running.is_empty() {
+                device_state.is_unmapped = true;
+                found.push(device);
+            }
+        }
+        found
+    }
+
+    /// Lets the other devices unmap the window of a lost device, so that its memory is free when it
+    /// is opened again. Not under the lock, because a device may be slow to take the request.
+    fn unmap(&self, lost: usize) {
+        if self.engines[lost].check().is_err() {
+            let id = self.engines[lost].id();
+            self.engines.iter().filter(|engine| engine.id() != id).for_each(|engine| engine.disconnect(id));
+        }
     }
 
     /// Dispatches as [`Shared::dispatch`] does, for callers that hold no lock.

@@ -53,6 +53,8 @@ pub(super) struct DeviceState {
     /// still in caches. Jobs in sequence then need no more threads than one job does.
     pub(super) idle: Vec<usize>,
     pub(super) lost: Option<Error>,
+    /// True if the other devices have unmapped the window of this lost device.
+    pub(super) is_unmapped: bool,
     pub(super) jobs_total: u64,
     pub(super) busy_seconds_total: f64,
     /// Time on the scheduler's clock up to which the device time of jobs has been counted.

@@ -142,3 +142,37 @@ fn a_gang_whose_device_is_lost_is_tried_again_without_it() {
     assert_eq!(stage.ended(&gang), JobState::Complete);
     stage.idle();
 }
+
+#[test]
+fn all_devices_are_those_in_service() {
+    let stage = Stage::new(3);
+    let all = || JobOptions { devices: DeviceRequest::All, ..JobOptions::default() };
+    let complete = |label, devices: &[u16]| {
+        let job = stage.submit_join(&spec(label), all(), "").unwrap();
+        assert_eq!(stage.next_gang(devices.len()).0, devices.iter().copied().collect());
+        devices.iter().for_each(|&device| stage.finish(device));
+        assert_eq!(stage.ended(&job), JobState::Complete);
+        stage.idle();
+    };
+    complete("r0", &[0, 1, 2]);
+    stage.lost[1].store(true, Ordering::Relaxed);
+    (0..2).for_each(|_| stage.scheduler.tick(SystemTime::now()));
+    complete("r1", &[0, 2]);
+    stage.lost[1].store(false, Ordering::Relaxed);
+    stage.scheduler.tick(SystemTime::now());
+    complete("r2", &[0, 1, 2]);
+}
+
+#[test]
+fn the_window_of_a_lost_device_is_unmapped_by_the_others_once() {
+    let stage = Stage::new(3);
+    let lost = DeviceId { kind: DeviceKind::Host, index: 1 };
+    for times in 1..3 {
+        stage.lost[1].store(true, Ordering::Relaxed);
+        (0..3).for_each(|_| stage.scheduler.tick(SystemTime::now()));
+        let unmapped = stage.unmapped.iter().map(|peers| peers.lock().clone()).collect::<Vec<_>>();
+        assert_eq!(unmapped, [vec![lost; times], vec![], vec![lost; times]]);
+        stage.lost[1].store(false, Ordering::Relaxed);
+        stage.scheduler.tick(SystemTime::now());
+    }
+}
