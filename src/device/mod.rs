@@ -39,6 +39,7 @@
 
 mod cache;
 mod cancel;
+mod copies;
 mod cpu_pool;
 #[cfg(dovetail_cuda)]
 #[allow(unsafe_code)]
@@ -65,6 +66,7 @@ use arrow::buffer::Buffer;
 
 pub use cache::{CacheOps, CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
+pub use copies::Copies;
 pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning};
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};

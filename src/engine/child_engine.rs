@@ -21,7 +21,7 @@ use super::messages::{FromChild, Opened, ToChild, Work};
 use super::restored::TableBuffers;
 use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Prepared, Window, spawn};
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo, Pattern, PeerWindow};
+use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, Pattern, PeerWindow};
 use crate::human::system_words;
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, SharedWindow};
@@ -286,6 +286,18 @@ impl Engine for ChildEngine {
         );
         tell(1.0);
         rates.map(|rates| *rates)
+    }
+
+    fn measure_copies(&self, copies: Copies) -> Result<f64> {
+        let rate = self.jobs.ask(
+            RATES_WAIT,
+            |question| ToChild::MeasureCopies { question, copies },
+            |answer| match answer {
+                FromChild::BytesPerSecond { rate, .. } => Some(rate),
+                _ => None,
+            },
+        );
+        rate.unwrap_or_else(|| Err(Error::Unavailable(format!("{} has not measured its links", self.id))))
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::Engine;
 use super::devices::DeviceSettings;
+use super::gang_rates::{Links, set_link_rates};
 use crate::device::{DeviceId, DeviceInfo};
-use crate::planner::{DeviceModel, Rates, RatesFile, SavedRates};
+use crate::planner::{DeviceModel, GangRates, Rates, RatesFile, SavedRates};
 use crate::topology::{Hop, Topology};
 
 /// Rates that the planner uses for a device, and their origin.
@@ -18,13 +20,32 @@ pub struct DeviceRates {
     pub measured: Option<SystemTime>,
     /// File that the rates were read from. `None`: no file had them at this start.
     pub kept_in: Option<PathBuf>,
+    /// Rates of the device and others of its kind at the same time; `None`: they are assumed.
+    pub(super) links: Option<Arc<Links>>,
 }
 
 impl DeviceRates {
     /// Returns the rates that are assumed for a device of the given description.
     pub(super) fn assumed(id: DeviceId, info: &DeviceInfo) -> Self {
         let values = Rates::defaults(id.kind, info.facts.parallelism);
-        Self { values, measured: None, kept_in: None }
+        Self { values, measured: None, kept_in: None, links: None }
+    }
+
+    /// Returns measured rates, of this start.
+    pub fn measured_now(values: Rates) -> Self {
+        Self { values, measured: Some(SystemTime::now()), kept_in: None, links: None }
+    }
+
+    /// Returns the measured bytes per second from one device to another of its kind while all write
+    /// to each other; `None` if they were not measured.
+    pub fn of_pair(&self, from: DeviceId, to: DeviceId) -> Option<f64> {
+        self.links.as_ref()?.of_pair(from, to)
+    }
+
+    /// Returns the rates of a set of devices together, measured or assumed.
+    pub fn of_gang(&self, devices: impl Iterator<Item = DeviceId>) -> GangRates {
+        let measured = self.links.as_ref().and_then(|links| links.of_set(devices));
+        measured.unwrap_or_else(|| GangRates::assumed(&self.values))
     }
 }
 
@@ -51,6 +72,7 @@ pub fn set_rates(settings: &DeviceSettings, topology: &Topology, devices: &mut [
         device.set_rates(rates.clone());
         known.push((model, rates));
     }
+    is_new |= set_link_rates(file.as_mut(), settings.recalibrate, topology, devices);
     if let Some(file) = file.filter(|_| is_new)
         && let Err(error) = file.save()
     {
@@ -58,7 +80,7 @@ pub fn set_rates(settings: &DeviceSettings, topology: &Topology, devices: &mut [
     }
 }
 
-fn model_of(device: &dyn Engine, topology: &Topology) -> DeviceModel {
+pub(super) fn model_of(device: &dyn Engine, topology: &Topology) -> DeviceModel {
     let id = device.id();
     DeviceModel::of(id.kind, &device.info().facts, device.memory(), link_rates(topology, &id.to_string()))
 }
@@ -66,13 +88,14 @@ fn model_of(device: &dyn Engine, topology: &Topology) -> DeviceModel {
 /// Returns the rates that a file has for a model; `None` if it has none.
 fn kept_rates(file: &RatesFile, model: &DeviceModel) -> Option<DeviceRates> {
     let kept = file.find(model)?;
-    Some(DeviceRates { values: kept.rates.clone(), measured: Some(kept.measured), kept_in: Some(file.path().into()) })
+    let (values, measured) = (kept.rates.clone(), Some(kept.measured));
+    Some(DeviceRates { values, measured, kept_in: Some(file.path().into()), links: None })
 }
 
 /// Measures the rates of a device, or returns assumed ones if it cannot be measured.
 fn measured_rates(device: &dyn Engine, tell: &dyn Fn(f64)) -> DeviceRates {
     match device.measure_rates(tell) {
-        Some(values) => DeviceRates { values, measured: Some(SystemTime::now()), kept_in: None },
+        Some(values) => DeviceRates::measured_now(values),
         None => DeviceRates::assumed(device.id(), device.info()),
     }
 }

@@ -467,7 +467,7 @@ mod tests {
     use super::super::device_rates::*;
     use super::*;
     use crate::device::CancelFlag;
-    use crate::planner::{Rates, Target};
+    use crate::planner::{GangRates, Rates, Target};
     use crate::service::Settings;
 
     #[derive(Parser)]
@@ -557,6 +557,11 @@ mod tests {
         // JSON may round the last digit.
         let apart = second[0].values.copy_in / first[0].values.copy_in - 1.0;
         assert!(apart.abs() < 1e-12, "{:?} was kept as {:?}", first[0].values, second[0].values);
+        let of_gang = |rates: &DeviceRates| {
+            rates.of_gang([0, 1].map(|index| DeviceId { kind: DeviceKind::Host, index }).into_iter())
+        };
+        assert_ne!(of_gang(&first[0]), GangRates::assumed(&first[0].values));
+        assert!((of_gang(&second[1]).peers / of_gang(&first[0]).peers - 1.0).abs() < 1e-12, "{first:?}, {second:?}");
         assert!(start(&["--devices=host:2", "--device-memory=64MiB"])[0].kept_in.is_none(), "another model");
         assert!(start(&["--devices=host:2", "--recalibrate"])[0].kept_in.is_none());
         let kept = std::fs::read_to_string(&file).unwrap();

@@ -41,7 +41,8 @@ pub fn run_gang(
         return engine.run(task, grant, sink, monitor);
     }
     if task.composition.exchanges_rows() {
-        connect_all(engines, monitor.cancel())?;
+        let engines: Vec<&dyn Engine> = engines.iter().map(|engine| &**engine).collect();
+        connect_all(&engines, monitor.cancel())?;
     }
     let gang = Gang { stop: CancelFlag::new(), state: Mutex::default(), changed: Condvar::new() };
     let devices: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();

@@ -443,6 +443,7 @@ impl Link {
             FromChild::State(state) => *self.state.lock() = state,
             FromChild::CachedRows { question, .. }
             | FromChild::Rates { question, .. }
+            | FromChild::BytesPerSecond { question, .. }
             | FromChild::WindowChecked { question, .. } => {
                 self.answered(question, message);
             }

@@ -12,6 +12,7 @@
 //!   CachedRows, MeasureRates ───────────────────► answered by CachedRows, Rates
 //!         ◄── Heartbeat, whatever jobs do
 //!   MapWindow, CheckWindow ─────────────────────► answered by WindowChecked
+//!   MeasureCopies ──────────────────────────────► answered by BytesPerSecond
 //! ```
 //!
 //! Addresses are addresses in the server's process.
@@ -26,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MemoryUse, Opening};
 use crate::catalog::Table;
-use crate::device::{CacheStats, DeviceId, DeviceInfo, Pattern};
+use crate::device::{CacheStats, Copies, DeviceId, DeviceInfo, Pattern};
 use crate::join::{Report, Task};
 use crate::memory::{ArrayParts, Place, Span, describe, restore};
 use crate::planner::Rates;
@@ -90,6 +91,10 @@ pub(super) enum ToChild {
     },
     MeasureRates {
         question: u64,
+    },
+    MeasureCopies {
+        question: u64,
+        copies: Copies,
     },
     DropPrepared {
         question: u64,
@@ -196,6 +201,10 @@ pub(super) enum FromChild {
     WindowChecked {
         question: u64,
         outcome: Result<()>,
+    },
+    BytesPerSecond {
+        question: u64,
+        rate: Result<f64>,
     },
     /// Reports that a prepared join is dropped.
     Dropped {

@@ -59,6 +59,7 @@ mod child_join;
 mod device_rates;
 mod devices;
 mod gang;
+mod gang_rates;
 mod link;
 mod messages;
 mod prepared;
@@ -92,8 +93,8 @@ use windows::{map_and_write, take_and_check};
 
 use crate::catalog::Table;
 use crate::device::{
-    CacheOps, CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, Pattern, PeerWindow, TestOptions, open_device,
-    shares_no_memory,
+    CacheOps, CacheStats, ColumnRows, Copies, Device, DeviceId, DeviceInfo, Pattern, PeerWindow, TestOptions,
+    open_device, shares_no_memory,
 };
 use crate::join::{self, BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, ReservedPool, SharedWindow};
@@ -226,6 +227,15 @@ pub trait Engine: Send + Sync + Debug {
     /// Measures the device's rates now, by [`measure_rates`].
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates>;
 
+    /// Makes copies for a short time, and returns their bytes per second. No job may be running.
+    ///
+    /// # Errors
+    /// The errors of [`Copies::bytes_per_second`], and [`Unavailable`](crate::Error::Unavailable)
+    /// for a device that is lost or copies nothing.
+    fn measure_copies(&self, _copies: Copies) -> Result<f64> {
+        Err(shares_no_memory(self.id()))
+    }
+
     /// Returns the device, if it is in this process.
     #[cfg(test)]
     fn device(&self) -> Option<Arc<dyn Device>> {
@@ -332,6 +342,10 @@ impl Engine for InProcess {
 
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {
         measure_rates(&*self.device, tell)
+    }
+
+    fn measure_copies(&self, copies: Copies) -> Result<f64> {
+        copies.bytes_per_second(&*self.device)
     }
 
     #[cfg(test)]

@@ -16,7 +16,7 @@ use super::server::{JobLender, JobSink, Server, ServerRows};
 use super::windows::{map_and_write, take_and_check};
 use super::{MemoryUse, Opening, run_within, spawn};
 use crate::catalog::Table;
-use crate::device::{self, CacheOps, CancelFlag, Device, DeviceId, DeviceInfo, Pattern, PeerOps, PeerWindow};
+use crate::device::{self, CacheOps, CancelFlag, Copies, Device, DeviceId, DeviceInfo, Pattern, PeerOps, PeerWindow};
 use crate::join::{GangBoard, Monitor, Rank, TableRows, Task};
 use crate::memory::{Arena, Borrower, Budget, Reservation, SharedWindow, SlabViews};
 use crate::planner::{Target, measure_rates};
@@ -146,12 +146,14 @@ impl Reader {
 /// Job, and the rank to run it as, if the board of its gang could be mapped.
 type RankJob = (Job, Result<Rank>);
 
-/// Question whose answer is sent by a thread that does not read. Dropping a prepared join sends
-/// messages, too.
+/// Question whose answer is sent by a thread that does not read, and work that takes long. Dropping
+/// a prepared join sends messages, too.
 enum Question {
     CachedRows { question: u64, table: u64 },
     MeasureRates { question: u64 },
+    MeasureCopies { question: u64, copies: Copies },
     MapWindow { question: u64, peer: DeviceId, file: OwnedFd, bytes: usize, is_host: bool, pattern: Pattern },
+    UnmapWindow { peer: DeviceId },
     CheckWindow { question: u64, writer: DeviceId, in_host: Option<(OwnedFd, usize)>, pattern: Pattern },
     DropPrepared { question: u64, prepared: u64 },
 }
@@ -221,9 +223,7 @@ impl Process {
                 let in_host = host_bytes.map(|bytes| Ok::<_, Error>((messages.file()?, bytes))).transpose()?;
                 ask(Question::CheckWindow { question, writer, in_host, pattern });
             }
-            ToChild::UnmapWindow { peer } => {
-                self.device.peers().into_iter().for_each(|peers| peers.unmap_window(peer));
-            }
+            ToChild::UnmapWindow { peer } => ask(Question::UnmapWindow { peer }),
             ToChild::Table(table) => {
                 let number = table.number;
                 let table = table.restore(&|place| self.slabs.buffer(place)).map(Arc::new);
@@ -260,6 +260,7 @@ impl Process {
             ToChild::HostResponse { call, answer } => self.server.answered(call, answer),
             ToChild::CachedRows { question, table } => ask(Question::CachedRows { question, table }),
             ToChild::MeasureRates { question } => ask(Question::MeasureRates { question }),
+            ToChild::MeasureCopies { question, copies } => ask(Question::MeasureCopies { question, copies }),
             ToChild::DropPrepared { question, prepared } => ask(Question::DropPrepared { question, prepared }),
         }
         Ok(None)
@@ -285,6 +286,10 @@ impl Process {
                 let rates = measure_rates(&*self.device, &|_| ()).map(Box::new);
                 self.server.send(&FromChild::Rates { question, rates });
             }
+            Question::MeasureCopies { question, copies } => {
+                let rate = copies.bytes_per_second(&*self.device);
+                self.server.send(&FromChild::BytesPerSecond { question, rate });
+            }
             Question::MapWindow { question, peer, file, bytes, is_host, pattern } => {
                 let window = match is_host {
                     true => SharedWindow::of_file(file, bytes).map(PeerWindow::Host),
@@ -292,6 +297,9 @@ impl Process {
                 };
                 let outcome = window.and_then(|window| map_and_write(&*self.device, peer, window, pattern));
                 self.server.send(&FromChild::WindowChecked { question, outcome });
+            }
+            Question::UnmapWindow { peer } => {
+                self.device.peers().into_iter().for_each(|peers| peers.unmap_window(peer));
             }
             Question::CheckWindow { question, writer, in_host, pattern } => {
                 let in_host = in_host.map(|(file, bytes)| SharedWindow::of_file(file, bytes)).transpose();

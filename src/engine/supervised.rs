@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, Prepared, Window, spawn};
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo, Pattern, PeerWindow};
+use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, Pattern, PeerWindow};
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Budget, SharedWindow};
 use crate::planner::Rates;
@@ -235,6 +235,10 @@ impl Engine for SupervisedEngine {
 
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {
         self.process().measure_rates(tell)
+    }
+
+    fn measure_copies(&self, copies: Copies) -> Result<f64> {
+        self.process().measure_copies(copies)
     }
 }
 

@@ -97,13 +97,13 @@ fn window_of(engine: &dyn Engine) -> Result<Arc<Window>> {
 /// # Errors
 /// [`Unavailable`](crate::Error::Unavailable) if a device shares no memory or is lost. The errors
 /// of [`Engine::connect`] and [`Engine::verify`] for a pair that cannot even use host memory.
-pub(super) fn connect_all(engines: &[Arc<dyn Engine>], cancel: &CancelFlag) -> Result<()> {
-    let windows = engines.iter().map(|engine| window_of(&**engine)).collect::<Result<Vec<_>>>()?;
+pub(super) fn connect_all(engines: &[&dyn Engine], cancel: &CancelFlag) -> Result<()> {
+    let windows = engines.iter().map(|&engine| window_of(engine)).collect::<Result<Vec<_>>>()?;
     let ends = || engines.iter().zip(&windows);
     for (writer, owner) in ends().flat_map(|writer| ends().map(move |owner| (writer, owner))) {
         if writer.0.id() != owner.0.id() {
             cancel.check()?;
-            connect((&**writer.0, writer.1), (&**owner.0, owner.1))?;
+            connect((*writer.0, writer.1), (*owner.0, owner.1))?;
         }
     }
     Ok(())

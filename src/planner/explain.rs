@@ -298,7 +298,7 @@ fn exchange(plan: &Plan, ranks: &[RankReport]) -> Option<ExplainedExchange> {
     if !plan.composition.exchanges_rows() {
         return None;
     }
-    let rate = plan.target.rates.peers();
+    let rate = plan.target.gang.peers;
     let mean = |part: &dyn Fn(&RankReport) -> f64| {
         (!ranks.is_empty()).then(|| ranks.iter().map(part).sum::<f64>() / ranks.len() as f64)
     };

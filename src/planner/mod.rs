@@ -23,6 +23,7 @@ mod divide;
 mod estimate;
 mod explain;
 mod filter;
+mod gang_rates;
 mod inputs;
 mod overrides;
 mod plan;
@@ -44,10 +45,11 @@ pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedExchange, ExplainedHeavyKey, ExplainedPhase, ExplainedResult,
     ExplainedSide, Explanation, Measured, Skew,
 };
+pub use gang_rates::{GangRates, LinkRates};
 pub use overrides::PlanOverrides;
 pub use plan::{Alternative, Plan, plan, plan_on, plan_with_overrides, propose};
 pub use rates::Rates;
-pub use saved_rates::{DeviceModel, RatesFile, SavedRates};
+pub use saved_rates::{DeviceModel, RatesFile, SavedLinkRates, SavedRates};
 pub use spec::{Input, JoinSpec, KeyPair};
 pub use target::Target;
 

@@ -66,21 +66,6 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Bytes per second that a device writes to others while they write to it. An assumption. (Two
-    /// H100s wrote 393 GB/s each; a host device copies twice, into a window and out of it.)
-    pub(super) fn peers(&self) -> f64 {
-        const GPU_PEERS: f64 = 390e9;
-        if self.reads_host_memory { self.stream / 4.0 } else { GPU_PEERS }
-    }
-
-    /// Bytes per second that cross the links of all devices of the host together, in both
-    /// directions. An assumption. (Two H100s of one host copied 127 GB/s in and out together, four
-    /// H200s 195 GB/s.)
-    pub(super) fn host_memory(&self) -> f64 {
-        const HOST_MEMORY: f64 = 127e9;
-        HOST_MEMORY
-    }
-
     /// Rates of a host device with the given threads, before measurement. They are assumptions:
     /// round numbers of the order of a server's core. [`calibrate`](super::calibrate()) replaces
     /// all except the cache size.

@@ -3,11 +3,13 @@
 //! ```json
 //! {"calibration": 13, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2,
 //!   "cpu_threads": 2, "memory_bytes": 4294967296, "link": [], "measured": "2026-11-21T17:00:00Z",
-//!   "rates": {"copy_in": 1.2e10, ...}}]}
+//!   "rates": {"copy_in": 1.2e10, ...}}], "gangs": [{"devices": [{"kind": "host", ...}, ...],
+//!   "measured": "2026-11-21T17:00:00Z", "rates": {"host_memory": 9e9, "pairs": [[0, 2e9], ...]}}]}
 //! ```
 //!
 //! Rates belong to a device model: its threads, memory and link. A device that differs in one of
-//! these is measured anew, and the file keeps the rates of the others.
+//! these is measured anew, and the file keeps the rates of the others. Rates of devices that work
+//! at the same time belong to all their models, in order.
 //!
 //! If the file is of another calibration version, or has an invalid rate, rates are measured again
 //! and the file is overwritten. The file only saves time; nothing depends on it. A file with other
@@ -21,7 +23,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::Rates;
+use super::{LinkRates, Rates};
 use crate::device::{DeviceFacts, DeviceKind};
 use crate::memory::Budget;
 use crate::{Context, Error, Result};
@@ -34,6 +36,9 @@ const CALIBRATION_FIELD: &str = "calibration";
 
 /// Maximum devices in the file; the most recently measured are kept.
 const DEVICES_MAX: usize = 64;
+
+/// Maximum sets of devices in the file, as for devices.
+const GANGS_MAX: usize = 16;
 
 /// Maximum bytes of a file of rates. A larger file is not ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -77,10 +82,21 @@ pub struct SavedRates {
     pub rates: Rates,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+/// Rates of all devices of a kind that work at the same time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedLinkRates {
+    pub devices: Vec<DeviceModel>,
+    #[serde(with = "rfc3339")]
+    pub measured: SystemTime,
+    pub rates: LinkRates,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Contents {
     calibration: u32,
     devices: Vec<SavedRates>,
+    #[serde(default)]
+    gangs: Vec<SavedLinkRates>,
 }
 
 /// A file of rates.
@@ -88,7 +104,7 @@ struct Contents {
 pub struct RatesFile {
     path: PathBuf,
     /// Rates in order of measurement, the latest last.
-    kept: Vec<SavedRates>,
+    kept: Contents,
     /// True if the file may be overwritten.
     is_ours: bool,
 }
@@ -99,7 +115,7 @@ impl RatesFile {
         let text = read(path);
         let kept = text.as_deref().map_err(Error::clone).and_then(kept_in).unwrap_or_else(|error| {
             tracing::warn!(file = %path.display(), %error, "the file of rates is ignored, and rates are measured again");
-            Vec::new()
+            Contents::default()
         });
         Self { path: path.into(), kept, is_ours: text.is_ok_and(|text| is_ours(&text)) }
     }
@@ -111,16 +127,29 @@ impl RatesFile {
 
     /// Returns the rates of a device model, if known.
     pub fn find(&self, model: &DeviceModel) -> Option<&SavedRates> {
-        self.kept.iter().find(|kept| kept.model == *model)
+        self.kept.devices.iter().find(|kept| kept.model == *model)
+    }
+
+    /// Returns the rates of devices of these models that work at the same time, if known.
+    pub fn find_links(&self, devices: &[DeviceModel]) -> Option<&SavedLinkRates> {
+        self.kept.gangs.iter().find(|kept| kept.devices == devices)
     }
 
     /// Adds measured rates and removes earlier ones of the same model. [`RatesFile::save`] writes
     /// them.
     pub fn add(&mut self, measured: SavedRates) {
-        self.kept.retain(|kept| kept.model != measured.model);
-        self.kept.push(measured);
-        let surplus = self.kept.len().saturating_sub(DEVICES_MAX);
-        self.kept.drain(..surplus);
+        let kept = &mut self.kept.devices;
+        kept.retain(|kept| kept.model != measured.model);
+        kept.push(measured);
+        kept.drain(..kept.len().saturating_sub(DEVICES_MAX));
+    }
+
+    /// Adds measured rates of several devices, as [`RatesFile::add`] does those of one.
+    pub fn add_links(&mut self, measured: SavedLinkRates) {
+        let kept = &mut self.kept.gangs;
+        kept.retain(|kept| kept.devices != measured.devices);
+        kept.push(measured);
+        kept.drain(..kept.len().saturating_sub(GANGS_MAX));
     }
 
     /// Writes the file to a temporary name and renames it, so that no reader sees half of it.
@@ -133,7 +162,7 @@ impl RatesFile {
             return Err(Error::Invalid("the file there is not a file of rates, and is left unchanged".into()))
                 .context(context);
         }
-        let contents = Contents { calibration: CALIBRATION, devices: self.kept.clone() };
+        let contents = Contents { calibration: CALIBRATION, ..self.kept.clone() };
         let text = serde_json::to_string_pretty(&contents)
             .map_err(|error| Error::Internal(error.to_string()))
             .context(context)?;
@@ -172,10 +201,10 @@ fn is_ours(text: &str) -> bool {
     text.trim().is_empty() || first.starts_with(text) || text.starts_with(&first)
 }
 
-fn kept_in(text: &str) -> Result<Vec<SavedRates>> {
+fn kept_in(text: &str) -> Result<Contents> {
     let wrong = |why: String| Error::Invalid(format!("it is not a file of rates: {why}"));
     if text.trim().is_empty() {
-        return Ok(Vec::new());
+        return Ok(Contents::default());
     }
     let version: serde_json::Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
     match version.get(CALIBRATION_FIELD) {
@@ -188,10 +217,13 @@ fn kept_in(text: &str) -> Result<Vec<SavedRates>> {
         Some(_) => (),
     }
     let contents: Contents = serde_json::from_value(version).map_err(|error| wrong(error.to_string()))?;
-    match contents.devices.iter().find(|kept| !kept.rates.are_sound()) {
-        Some(kept) => Err(wrong(format!("a rate of {:?} is not a positive number", kept.model.name))),
-        None => Ok(contents.devices),
+    if let Some(kept) = contents.devices.iter().find(|kept| !kept.rates.are_sound()) {
+        return Err(wrong(format!("a rate of {:?} is not a positive number", kept.model.name)));
     }
+    if contents.gangs.iter().any(|kept| !kept.rates.are_sound(kept.devices.len())) {
+        return Err(wrong("a rate between devices is missing, or not a positive number".into()));
+    }
+    Ok(contents)
 }
 
 /// Times in RFC 3339 format.
@@ -227,6 +259,33 @@ mod tests {
         };
         let measured = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         SavedRates { model, measured, rates: Rates { copy_in, ..Rates::host(2) } }
+    }
+
+    #[test]
+    fn rates_of_several_devices_belong_to_all_their_models() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rates.json");
+        let mut file = RatesFile::open(&path);
+        let (model, measured) = (kept("a", 1.0).model, kept("a", 1.0).measured);
+        let of = |host_memory| SavedLinkRates {
+            devices: vec![model.clone(), model.clone()],
+            measured,
+            rates: LinkRates::new(host_memory, vec![vec![0.0, 2e9], vec![3e9, 0.0]]),
+        };
+        file.add_links(of(1e9));
+        file.add_links(of(4e9));
+        file.save().unwrap();
+        let again = RatesFile::open(&path);
+        assert_eq!(again.find_links(&[model.clone(), model.clone()]), Some(&of(4e9)));
+        assert_eq!(again.find_links(&[model.clone(), kept("b", 1.0).model]), None);
+        assert_eq!(again.find_links(std::slice::from_ref(&model)), None);
+        // A rate that is missing, or none.
+        for wrong in [vec![vec![0.0, 2e9]], vec![vec![0.0, 2e9], vec![0.0, 0.0]]] {
+            let mut file = RatesFile::open(&path);
+            file.add_links(SavedLinkRates { rates: LinkRates::new(1e9, wrong), ..of(1e9) });
+            file.save().unwrap();
+            assert_eq!(RatesFile::open(&path).find_links(&[model.clone(), model.clone()]), None);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::Rates;
+use super::{GangRates, Rates};
 use crate::catalog::Table;
 use crate::device::{Capabilities, ColumnRows, Device, DeviceId, DeviceInfo, Tuning};
 use crate::memory::Budget;
@@ -24,12 +24,14 @@ pub struct Target {
     pub tuning: Tuning,
     pub capabilities: Capabilities,
     pub rates: Rates,
-    /// Columns that the device has cached in earlier joins, as of the time of planning.
+    /// Rates of the devices together.
+    pub gang: GangRates,
+    /// Columns that each of the devices has cached in earlier joins, as of the time of planning.
     pub kept: Vec<ColumnRows>,
 }
 
 impl Target {
-    /// Returns the view of a device with the given rates.
+    /// Returns the view of a device with the given rates. Those of a gang are assumed.
     pub fn of(device: &dyn Device, rates: Rates) -> Self {
         Self::new(device.id(), &DeviceInfo::of(device), device.memory(), rates)
     }
@@ -44,6 +46,7 @@ impl Target {
             parallelism: info.facts.parallelism,
             tuning: info.tuning,
             capabilities: info.capabilities,
+            gang: GangRates::assumed(&rates),
             rates,
             kept: Vec::new(),
         }
@@ -53,8 +56,18 @@ impl Target {
     /// cached columns of the joined tables.
     pub fn same_sizes_and_rates(&self, other: &Self) -> bool {
         // Lists every field, so that the compiler finds a forgotten one.
-        let Self { name: _, ranks, memory_bytes, memory_setting, parallelism, tuning, capabilities, rates, kept: _ } =
-            self;
+        let Self {
+            name: _,
+            ranks,
+            memory_bytes,
+            memory_setting,
+            parallelism,
+            tuning,
+            capabilities,
+            rates,
+            gang,
+            kept: _,
+        } = self;
         *ranks == other.ranks
             && *memory_bytes == other.memory_bytes
             && *memory_setting == other.memory_setting
@@ -62,6 +75,7 @@ impl Target {
             && *tuning == other.tuning
             && *capabilities == other.capabilities
             && *rates == other.rates
+            && *gang == other.gang
     }
 
     /// Returns the rows of a table that a device has cached in earlier joins.
@@ -120,6 +134,7 @@ impl Default for Target {
             },
             capabilities: Capabilities { strings: false, exchanges: true, forms_gangs: true },
             rates: Rates::host(1),
+            gang: GangRates::assumed(&Rates::host(1)),
             kept: Vec::new(),
         }
     }

@@ -173,7 +173,14 @@ fn pair(from: &dyn Engine, to: &dyn Engine) -> Value {
         Ok(None) => (None, Some("not known before they first exchange rows".into())),
         Err(error) => (None, Some(error.message().to_string())),
     };
-    json!({ "from": from.id().to_string(), "to": to.id().to_string(), "through": through, "why": why })
+    let rate = from.rates().of_pair(from.id(), to.id());
+    json!({
+        "from": from.id().to_string(),
+        "to": to.id().to_string(),
+        "through": through,
+        "why": why,
+        "bytes_per_second": rate,
+    })
 }
 
 /// Describes the server: its version, its resources, and the limits of clients.

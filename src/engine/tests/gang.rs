@@ -241,7 +241,7 @@ fn a_device_that_is_started_again_is_checked_again() {
     let start = || {
         let (process, _, _) = process_that_opens(&opening_of(1), &gang.catalog, &slabs);
         let engines = vec![gang.engines[0].clone(), Arc::new(process) as Arc<dyn Engine>];
-        windows::connect_all(&engines, &CancelFlag::new()).unwrap();
+        windows::connect_all(&engines.iter().map(|engine| &**engine).collect::<Vec<_>>(), &CancelFlag::new()).unwrap();
         engines
     };
     let (before, after) = (start(), start());
@@ -251,6 +251,25 @@ fn a_device_that_is_started_again_is_checked_again() {
         [Ok(Some(PeerAccess::Direct)), Ok(Some(PeerAccess::Direct))]
     );
     assert_eq!(peer_access(earlier, first), Ok(None), "the later process writes there now");
+}
+
+#[test]
+fn all_links_of_devices_are_measured_wherever_the_devices_are() {
+    let gang = Gang::new(2, 1);
+    let engines: Vec<&dyn Engine> = gang.engines.iter().map(|engine| &**engine).collect();
+    windows::connect_all(&engines, &CancelFlag::new()).unwrap();
+    let used = || engines.iter().map(|engine| engine.memory().used_bytes()).collect::<Vec<_>>();
+    let used_before = used();
+    let rates = gang_rates::measured(&engines).unwrap();
+    for pair in [[0, 1], [1, 2], [2, 0]] {
+        let of_pair = rates.of_set(&pair).unwrap();
+        assert!(of_pair.peers > 1e6 && of_pair.host_memory > 1e6, "{rates:?}");
+    }
+    assert_eq!(used(), used_before);
+    let expected = gang.expected(&gang.task(JoinKind::Inner, Strategy::Hash));
+    assert_eq!(gang.rows(&gang.task_of(JoinKind::Inner, Strategy::Hash, HASH)), expected);
+    gang.lines[1].shutdown(Shutdown::Both).unwrap();
+    assert!(gang_rates::measured(&engines).is_err(), "a process has ended");
 }
 
 #[test]

@@ -166,7 +166,10 @@ impl Choice<'_> {
     fn costed_with(&self, model: &Model<'_>, memory: MemoryNeed, chunks: Chunks) -> Costed {
         let (rates, steps) = (model.rates, model.steps(chunks));
         let (strategy, inputs) = (self.strategy, model.inputs);
-        let ranks = if inputs.distribution == Distribution::Alone { 1 } else { model.target.ranks };
+        let host_share = match inputs.distribution {
+            Distribution::Alone => f64::INFINITY,
+            Distribution::Broadcast | Distribution::Hash => model.target.gang.host_memory / model.target.ranks as f64,
+        };
         let composition = Composition {
             build_side: inputs.build.side,
             row_layout: RowLayout::of(strategy, self.radix_bits).within(inputs.distribution),
@@ -181,7 +184,7 @@ impl Choice<'_> {
         };
         Costed {
             composition,
-            seconds: total_seconds(&steps, chunks, rates, ranks),
+            seconds: total_seconds(&steps, chunks, rates, host_share),
             phases: phases_of(&steps),
             memory,
             filtered_rows: self.filtered_rows,

@@ -223,7 +223,7 @@ impl Model<'_> {
         let work = partitioned / self.rates.partition + 2.0 * bytes / self.rates.stream;
         let calls = chunks.count * self.target.ranks as f64;
         Step::new(Phase::Exchange, role, partitioned + 2.0 * bytes, work)
-            .copying(Demand::of(Resource::Peers, leaving / self.rates.peers()))
+            .copying(Demand::of(Resource::Peers, leaving / self.target.gang.peers))
             .calling(calls, self.rates.partition_call_seconds)
             .calling(1.0, EXCHANGE_SECONDS)
     }
@@ -233,7 +233,7 @@ impl Model<'_> {
     fn send_to_all(&self, chunks: Chunks) -> Step {
         let bytes = self.transformed(Role::Build) * self.exchanged_row_bytes(&self.inputs.build);
         Step::new(Phase::Exchange, Role::Build, 4.0 * bytes, 4.0 * bytes / self.rates.stream)
-            .copying(Demand::of(Resource::Peers, self.leaving_bytes(Role::Build) / self.rates.peers()))
+            .copying(Demand::of(Resource::Peers, self.leaving_bytes(Role::Build) / self.target.gang.peers))
             .calling(chunks.count * self.target.ranks as f64, self.rates.call_seconds)
             .calling(1.0, EXCHANGE_SECONDS)
     }

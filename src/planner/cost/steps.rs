@@ -120,8 +120,9 @@ const JOB_CALLS: f64 = 20.0;
 /// One driver takes the calls one by one. Streams begin together, so nothing else is done during
 /// the calls of each stream's first chunk.
 ///
-/// The links of all `ranks` share the memory of the host.
-pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, ranks: usize) -> f64 {
+/// The links of all devices of a gang share the memory of the host. Each device has `host_share`
+/// bytes per second of it.
+pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_share: f64) -> f64 {
     if !rates.copies_overlap {
         return steps.iter().map(Step::seconds).sum();
     }
@@ -141,7 +142,7 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, ranks
     let of_driver = probe.sum() / chunks.at_once + calls;
     let crossing =
         |demand: Demand| demand[Resource::LinkIn] * rates.copy_in + demand[Resource::LinkOut] * rates.copy_out;
-    let of_host = |demand: Demand| if ranks > 1 { ranks as f64 * crossing(demand) / rates.host_memory() } else { 0.0 };
+    let of_host = |demand: Demand| crossing(demand) / host_share;
     let build = build.max(of_host(of_build + meanwhile));
     JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver).max(of_host(probe))
 }

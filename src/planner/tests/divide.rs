@@ -100,7 +100,8 @@ fn reads_in_shares(build_rows: u64, exchanges: bool, nulls: u64) -> bool {
     }
     let join = bind(&JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]), &catalog).unwrap();
     let overrides = PlanOverrides { distribution: Some(Distribution::Broadcast), ..PlanOverrides::default() };
-    let target = Target { rates: Rates::h200(), ranks: 2, ..Target::default() };
+    let rates = Rates::h200();
+    let target = Target { gang: GangRates::assumed(&rates), rates, ranks: 2, ..Target::default() };
     let target =
         Target { capabilities: Capabilities { exchanges, ..target.capabilities }, memory_bytes: 100 << 30, ..target };
     let plan = plan_with_overrides(join, &overrides, &target).unwrap();

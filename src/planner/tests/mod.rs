@@ -130,6 +130,7 @@ fn a100() -> Target {
             ..Target::default().tuning
         },
         capabilities: Capabilities { strings: false, exchanges: true, forms_gangs: true },
+        gang: GangRates::assumed(&rates),
         rates,
         kept: Vec::new(),
     }

@@ -203,6 +203,7 @@ impl RecordedTarget {
                 ..Target::default().tuning
             },
             capabilities: Capabilities { strings: supports_text, exchanges: false, forms_gangs: false },
+            gang: GangRates::assumed(&self.rates),
             rates: self.rates.clone(),
             kept,
         }

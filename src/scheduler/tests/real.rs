@@ -11,7 +11,7 @@ fn schedule_on(catalog: &Catalog, devices: Vec<Arc<dyn Device>>) -> Scheduler {
     let measured = |device| {
         let mut engine = InProcess::new(device, catalog.arena().clone());
         let values = engine.measure_rates(&|_| ()).expect("the device has memory to measure its rates");
-        engine.set_rates(DeviceRates { values, measured: Some(SystemTime::now()), kept_in: None });
+        engine.set_rates(DeviceRates::measured_now(values));
         Arc::new(engine) as Arc<dyn Engine>
     };
     Scheduler::new(catalog.clone(), devices.into_iter().map(measured).collect(), SchedulerOptions::default())
