@@ -13,6 +13,9 @@ The workloads:
 * wide: four columns beside the key on both sides.
 * text: keys of 24 characters, which are too wide to be exchanged.
 * zipf-0.5, zipf-1.0, zipf-1.5: narrow, where keys of the probe side follow Zipf's law. (narrow is zipf-0.0.)
+* hmg-a, hmg-b: workloads A and B of the HMG sort-merge join, for each factor f of `--factors`. A
+  joins f/10 with f billion rows of a 4-byte key and a 4-byte column, B joins f with f billion rows of 8 and 8 bytes.
+  Keys spread over the whole range of their type, and every probe row finds one.
 
 The floor of a join is the time of the slowest boundary: its bytes on the way in, out, or to other devices, as the
 server counted them, at the rate of plain copies of as many devices at once. `peers.rs` measures these rates in the same
@@ -38,7 +41,15 @@ SIZES = [(16, 24), (22, 22), (24, 24), (16, 27), (25, 27), (27, 27)]
 
 WORKLOADS = ["narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5"]
 
+# Rows of each side for a factor of 1, and bytes of a key.
+HMG = {"hmg-a": (100_000_000, 1_000_000_000, 4), "hmg-b": (1_000_000_000, 1_000_000_000, 8)}
+
+# Rows that are made at once.
+CHUNK_ROWS = 1 << 22
+
 DISTRIBUTIONS = ["broadcast", "hash"]
+
+Rows = pa.Table | pa.RecordBatchReader
 
 # What is recorded of each phase.
 PHASE = ("name", "predicted_seconds", "measured_seconds", "measured_bytes")
@@ -66,8 +77,41 @@ def text_of(keys: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), len(keys), buffers)
 
 
-def tables(workload: str, build: int, probe: int, seed: int) -> tuple[pa.Table, pa.Table]:
+def scattered(values: np.ndarray, key_bytes: int) -> np.ndarray:
+    """Distinct numbers for distinct values, over the whole range of a type (the finalizers of MurmurHash3)."""
+    steps = {4: (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16), 8: (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)}
+    of = np.uint32 if key_bytes == 4 else np.uint64
+    first, times, second, times_again, third = (of(step) for step in steps[key_bytes])
+    values = values.astype(of)
+    values ^= values >> first
+    values *= times
+    values ^= values >> second
+    values *= times_again
+    values ^= values >> third
+    return values.view(np.int32 if key_bytes == 4 else np.int64)
+
+
+def hmg_side(name: str, rows: int, distinct: int, key_bytes: int, seed: int) -> pa.RecordBatchReader:
+    """One side of an HMG workload, made while it is read. With as many rows as distinct keys, each key comes once."""
+    of = np.int32 if key_bytes == 4 else np.int64
+    schema = pa.schema({"k": pa.from_numpy_dtype(of), f"{name}0": pa.from_numpy_dtype(of)})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for chunk, start in enumerate(range(0, rows, CHUNK_ROWS)):
+            numbers = np.arange(start, min(rows, start + CHUNK_ROWS))
+            drawn = numbers
+            if name == "b":
+                drawn = np.random.default_rng([seed, chunk]).integers(0, distinct, len(numbers))
+            yield pa.record_batch([scattered(drawn, key_bytes), numbers.astype(of)], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def tables(workload: str, build: int, probe: int, seed: int) -> tuple[Rows, Rows]:
     """Both sides. Build keys are distinct, and every probe row finds one."""
+    if workload in HMG:
+        key_bytes = HMG[workload][2]
+        return hmg_side("a", build, build, key_bytes, seed), hmg_side("b", probe, build, key_bytes, seed)
     generator = np.random.default_rng(seed)
     columns = 4 if workload == "wide" else 1
     exponent = float(workload.removeprefix("zipf-")) if workload.startswith("zipf-") else 0.0
@@ -148,12 +192,25 @@ def sizes(text: str) -> list[tuple[int, int]]:
     return [(int(build), int(probe)) for build, probe in (pair.split(":") for pair in text.split(","))]
 
 
+def rows_of(workload: str, options: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
+    """Each size of a workload: its name, and the rows of both sides."""
+    if workload in HMG:
+        build, probe, _ = HMG[workload]
+        for factor in options.factors:
+            yield f"f = {factor:g}", round(factor * build), round(factor * probe)
+        return
+    for build, probe in options.sizes:
+        if max(build, probe) <= options.rows_max_log2:
+            yield f"2^{build} x 2^{probe}", 1 << build, 1 << probe
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="host:2", help="as for `dovetail serve --devices`: cuda:N or host:N")
     parser.add_argument("--host-memory", default="8GiB", help="of the server")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS, *HMG], default=WORKLOADS)
     parser.add_argument("--sizes", type=sizes, default=SIZES, help="base-2 logarithms of rows, as in 16:24,22:22")
+    parser.add_argument("--factors", type=float, nargs="+", default=[0.001], help="of the HMG workloads")
     parser.add_argument("--rows-max-log2", type=int, default=22, help="sizes with more rows are left out")
     parser.add_argument("--check-rows-max-log2", type=int, default=24, help="larger results are only counted")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each join, after one that is not timed")
@@ -172,9 +229,8 @@ def main() -> None:
     with Dovetail(devices=options.devices, host_memory=options.host_memory, device_cache="0") as server:
         client = dovetail.connect(server.uri)
         for workload in options.workloads:
-            for build, probe in options.sizes:
-                if max(build, probe) <= options.rows_max_log2:
-                    measure(client, recorder, options, rate, workload, (build, probe))
+            for size in rows_of(workload, options):
+                measure(client, recorder, options, rate, workload, size)
         client.close()
 
 
@@ -184,23 +240,24 @@ def measure(
     options: argparse.Namespace,
     rate: dict[int, dict[str, float]],
     workload: str,
-    size: tuple[int, int],
+    size: tuple[str, int, int],
 ) -> None:
     """Joins one pair of tables in all ways, counted and with all columns."""
-    build, probe = size
-    for name, table in zip(("left", "right"), tables(workload, 1 << build, 1 << probe, options.seed), strict=True):
+    named, build, probe = size
+    for name, table in zip(("left", "right"), tables(workload, build, probe, options.seed), strict=True):
         client.put(name, table, mode="replace")
     for count in (True, False):
         expected: tuple[int, int] | None = None
         times: dict[tuple[int, str], list[float]] = {}
         told: dict[tuple[int, str], dict[str, object]] = {}
         for timed in range(options.runs + 1):
-            check = timed == 0 and probe <= options.check_rows_max_log2
+            check = timed == 0 and probe <= 1 << options.check_rows_max_log2
             for ranks, distribution in ways(len(rate)):
                 # Wide keys cannot be exchanged.
                 with suppress(dovetail.InvalidRequest):
                     seconds, found, explained = run(client, count, ranks, distribution, check)
                     expected = expected or found
+                    assert found[0] == probe, f"{found[0]} rows, not {probe}"
                     assert found[0] == expected[0] and (not check or found == expected), f"{found}, not {expected}"
                     told[ranks, distribution] = explained
                     if timed:
@@ -218,8 +275,8 @@ def measure(
                 distribution=explained["device"]["distribution"],
                 strategy=explained["strategy"],
                 workload=workload,
-                build_rows=1 << build,
-                probe_rows=1 << probe,
+                build_rows=build,
+                probe_rows=probe,
                 count=count,
                 result_rows=expected[0],
                 runs=options.runs,
@@ -239,7 +296,7 @@ def measure(
             milliseconds = median(seconds_of) * 1e3
             beside = f", floor {floor * 1e3:.2f} ms ({floor * 1e5 / milliseconds:.0f} %)" if floor else ""
             how = f"{ranks} ranks ({explained['strategy']}, {distribution})"
-            print(f"{workload} 2^{build} x 2^{probe}, {what}, {how}: {milliseconds:.2f} ms{beside}", flush=True)
+            print(f"{workload} {named}, {what}, {how}: {milliseconds:.2f} ms{beside}", flush=True)
 
 
 if __name__ == "__main__":

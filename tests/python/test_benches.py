@@ -257,21 +257,46 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_gangs_measures_every_way_to_divide_a_join(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "benches" / "gangs.py"), "--devices", "host:2", "--host-memory", "256MiB"]
-    size = ["--sizes", "10:14", "--runs", "1", "--no-floors"]
+    workloads = ["narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5", "hmg-a"]
+    size = ["--workloads", *workloads, "--sizes", "10:14", "--factors", "1e-5", "--runs", "1", "--no-floors"]
     env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
     ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "gangs.jsonl").read_text().splitlines()]
     measured = {(line["workload"], line["ranks"], line["distribution"], line["count"]) for line in lines}
     assert len(lines) == len(measured)
-    for workload in ("narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5"):
+    for workload in workloads:
         found = {(ranks, how) for of, ranks, how, _ in measured if of == workload}
         exchanged = set() if workload == "text" else {(2, "hash")}
         assert found == {(1, "alone"), (2, "broadcast"), *exchanged}
     for line in lines:
-        assert line["result_rows"] == 1 << 14
+        assert line["result_rows"] == (10_000 if line["workload"] == "hmg-a" else 1 << 14)
         assert (line["exchange"] is not None) == (line["distribution"] == "hash")
         assert len(line["of_ranks"]) == (line["ranks"] if line["ranks"] > 1 else 0)
+
+
+def test_keys_of_hmg_workloads_are_distinct_and_spread_over_the_range_of_their_type(gangs: ModuleType) -> None:
+    for key_bytes, bits in ((4, 32), (8, 64)):
+        keys = gangs.scattered(np.arange(100_000), key_bytes)
+        assert keys.dtype.itemsize == key_bytes and len(np.unique(keys)) == len(keys)
+        assert keys.min() < -0.99 * 2 ** (bits - 1) and keys.max() > 0.99 * 2 ** (bits - 1)
+    left, right = (gangs.hmg_side(name, rows, 500, 8, 1).read_all() for name, rows in (("a", 500), ("b", 3000)))
+    assert len(set(left["k"].to_pylist())) == 500
+    assert set(right["k"].to_pylist()) <= set(left["k"].to_pylist())
+
+
+def test_clients_of_gangs_and_of_small_joins_are_measured_alone_and_together(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benches" / "gang_clients.py"), "--devices", "host:2"]
+    size = ["--host-memory", "256MiB", "--gang-rows-log2", "12", "--small-rows-log2", "6", "--seconds", "0.2"]
+    clients = ["--gang-clients", "1", "--small-clients", "1"]
+    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
+    ran = subprocess.run([*script, *size, *clients], env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "gang_clients.jsonl").read_text().splitlines()]
+    assert [line["case"] for line in lines] == ["gangs alone", "small alone", "both"]
+    assert [{"gang", "small"} & line.keys() for line in lines] == [{"gang"}, {"small"}, {"gang", "small"}]
+    for of_kind in (line[kind] for line in lines for kind in ("gang", "small") if kind in line):
+        assert of_kind["joins"] > 0 and 0 < of_kind["p50_seconds"] <= of_kind["p99_seconds"]
 
 
 def test_the_floor_of_a_gang_is_the_slowest_boundary(gangs: ModuleType) -> None:
