@@ -13,7 +13,7 @@ use super::job::{Job, JobId, JobPlans, JobState, QueueForecast};
 use super::job_options::JobOptions;
 use super::placing::Waiting;
 use super::placing::{HostMemory, Load, RunningJob, ScheduledStart, Wait};
-use super::state::{DeviceState, Leftovers, Running, Shared, State};
+use super::state::{DeviceState, Leftovers, Publishing, Running, Shared, State};
 use crate::catalog::{BackpressureLimits, Editor, EvictionPermit, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::engine::Engine;
@@ -173,7 +173,9 @@ impl Shared {
         let is_stopped = |running: &&Running| running.job.owner == owner && running.job.check_stop().is_err();
         let running = state.devices.iter().flat_map(|device_state| &device_state.running);
         let stopped: BTreeSet<JobId> = running.filter(is_stopped).map(|running| running.job.id).collect();
-        let active = state.queue.active(owner).saturating_sub(stopped.len());
+        let published = |publishing: &&Publishing| publishing.job.owner == owner && publishing.job.check_stop().is_ok();
+        let published = state.publishing.iter().filter(published).count();
+        let active = state.queue.active(owner).saturating_sub(stopped.len()) + published;
         if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
             return Err(Error::Exhausted(format!(
                 "tenant {owner:?} has {} waiting or running, and may have no more; wait for one to end, or raise the server's --tenant-jobs",

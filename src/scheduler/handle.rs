@@ -61,6 +61,7 @@ impl Scheduler {
         let state = State {
             queue: Queue::default(),
             devices: engines.iter().map(|_| DeviceState::default()).collect(),
+            publishing: Vec::new(),
             live: BTreeMap::new(),
             history: VecDeque::new(),
             last_id: 0,
@@ -68,7 +69,7 @@ impl Scheduler {
             shutdown: false,
             totals: SchedulerStats::default(),
         };
-        let has_timer = options.timer;
+        let (has_timer, publishers) = (options.timer, options.publishers);
         let slots: Vec<usize> = engines.iter().map(|engine| options.slots(&**engine)).collect();
         let shared = Arc::new(Shared {
             catalog,
@@ -77,6 +78,7 @@ impl Scheduler {
             clock,
             state: Mutex::new(state),
             work: slots.iter().map(|&slots| (0..slots).map(|_| Condvar::new()).collect()).collect(),
+            publish: Condvar::new(),
             ended: Condvar::new(),
             timer: Condvar::new(),
         });
@@ -91,6 +93,10 @@ impl Scheduler {
                 let shared = shared.clone();
                 threads.push(spawn(engine.id().to_string(), Box::new(move || shared.work(device, worker))));
             }
+        }
+        for publisher in 0..publishers {
+            let shared = shared.clone();
+            threads.push(spawn(format!("tables-{publisher}"), Box::new(move || shared.keep_publishing())));
         }
         if has_timer {
             let timer = shared.clone();
@@ -201,7 +207,8 @@ impl Scheduler {
         let shared = self.shared();
         let mut state = shared.state.lock();
         loop {
-            if state.queue.len() == 0 && state.devices.iter().all(|device_state| device_state.running.is_empty()) {
+            let are_free = state.devices.iter().all(|device_state| device_state.running.is_empty());
+            if state.queue.len() == 0 && are_free && state.publishing.is_empty() {
                 return true;
             }
             if shared.ended.wait_until(&mut state, end).timed_out() {
@@ -225,6 +232,12 @@ impl Scheduler {
         self.shared().tick(now);
     }
 
+    /// Makes tables of the results that wait for that. The scheduler's own threads do the same,
+    /// unless there are none ([`SchedulerOptions::publishers`]).
+    pub fn publish(&self) {
+        while self.shared().publish_next() {}
+    }
+
     /// Returns the scheduler's counters and gauges.
     pub fn stats(&self) -> SchedulerStats {
         let shared = self.shared();
@@ -234,7 +247,7 @@ impl Scheduler {
         let led = |(device, device_state): (usize, &DeviceState)| {
             device_state.running.iter().filter(|running| running.devices.leader() == device).count()
         };
-        let running = state.devices.iter().enumerate().map(led).sum();
+        let running = state.devices.iter().enumerate().map(led).sum::<usize>() + state.publishing.len();
         let devices = shared.engines.iter().zip(&state.devices).map(|(engine, device_state)| DeviceStats {
             id: engine.id(),
             lost: device_state.lost.as_ref().map(|error| error.message().into()),
@@ -261,6 +274,7 @@ impl Drop for Handle {
         self.shared.work.iter().flatten().for_each(|wake| {
             wake.notify_one();
         });
+        self.shared.publish.notify_all();
         self.shared.timer.notify_all();
         let this = std::thread::current().id();
         for thread in self.threads.lock().drain(..) {

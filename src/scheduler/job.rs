@@ -269,7 +269,8 @@ impl Job {
 
     /// Settles the outcome of the job's work. If the job was stopped, the reason is the outcome,
     /// because any later error is only a consequence. Work that succeeded before the stop is done,
-    /// and cannot be stopped any more.
+    /// and cannot be stopped any more. The exception is a job whose result becomes a table. It can
+    /// be stopped until [`Job::settle_table`].
     ///
     /// # Errors
     /// Returns the reason for the stop, or else the error of the work.
@@ -278,8 +279,29 @@ impl Job {
         if let Some(reason) = &life.stop {
             return Err(reason.clone());
         }
-        life.is_done = outcome.is_ok();
+        life.is_done = outcome.is_ok() && life.into.is_none();
         outcome
+    }
+
+    /// Settles the outcome of a job whose result becomes a table, once all except its appearance is
+    /// done. Returns the table's name.
+    ///
+    /// # Errors
+    /// See [`Job::settle`].
+    pub(super) fn settle_table(&self, outcome: Result<()>) -> Result<NameReservation> {
+        let mut life = self.life.lock();
+        if let Some(reason) = &life.stop {
+            return Err(reason.clone());
+        }
+        outcome?;
+        let Life { is_done, into, .. } = &mut *life;
+        *is_done = true;
+        into.take().ok_or_else(|| Error::Internal(format!("the result of job {} becomes no table", self.id)))
+    }
+
+    /// True if the result is to become a table and has not yet.
+    pub(super) fn becomes_table(&self) -> bool {
+        self.life.lock().into.is_some()
     }
 
     /// # Errors

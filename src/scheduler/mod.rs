@@ -7,12 +7,14 @@
 //!
 //!   admission ── Job, places ──► queue, placing ── scheduled starts ──► dispatch
 //!   dispatch ── worker threads of a device ──► engine
+//!                           └── publishing ──► table
 //! ```
 //!
 //! The scheduler decides when a bound join runs and on which devices. The planner decides how. A
 //! device runs one long job at a time, or a few short ones in parallel. A job holds its device only
-//! while it works, never while a client reads a result. A job fails alone: an error or a panic
-//! ends only that job. A lost device is taken out of service, and its jobs go to other devices.
+//! while it works, never while a client reads a result or while a result becomes a table. A job
+//! fails alone: an error or a panic ends only that job. A lost device is taken out of service, and
+//! its jobs go to other devices.
 //!
 //! # Memory
 //! A job gets all the memory that it is predicted to take before it runs. Otherwise it waits and
@@ -62,6 +64,7 @@ mod job;
 mod job_options;
 mod options;
 mod placing;
+mod publishing;
 mod queue;
 mod state;
 mod stats;

@@ -21,6 +21,11 @@ pub struct SchedulerOptions {
     pub window_bytes: u64,
     /// Ended jobs that are remembered after their result was released.
     pub history: usize,
+    /// Threads that make tables of results. Each waits for the statistics of one job's result at a
+    /// time, and takes part in them. 0: none; tests call [`Scheduler::publish`] themselves.
+    ///
+    /// [`Scheduler::publish`]: super::Scheduler::publish
+    pub publishers: usize,
     /// True if a timer thread calls [`Scheduler::tick`](super::Scheduler::tick). Tests call it
     /// themselves.
     pub timer: bool,
@@ -41,6 +46,8 @@ impl Default for SchedulerOptions {
             retain: Duration::from_secs(300),
             window_bytes: 256 << 20,
             history: 1000,
+            // With a second thread, a table of few rows need not wait for one of many.
+            publishers: 2,
             timer: true,
         }
     }

@@ -27,6 +27,8 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// Wakes each worker of each device.
     pub(super) work: Vec<Vec<Condvar>>,
+    /// Wakes the threads that make tables of results.
+    pub(super) publish: Condvar,
     pub(super) ended: Condvar,
     pub(super) timer: Condvar,
 }
@@ -35,6 +37,8 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) queue: Queue,
     pub(super) devices: Vec<DeviceState>,
+    /// Jobs that have left their devices and whose result is becoming a table, oldest first.
+    pub(super) publishing: Vec<Publishing>,
     /// Jobs that wait, run, or have a result that is not released.
     pub(super) live: BTreeMap<JobId, Arc<Job>>,
     /// Jobs that are over, oldest first.
@@ -98,6 +102,14 @@ pub(super) struct Running {
     /// Bytes of that part that the worker has yet to reserve.
     pub(super) promised_bytes: u64,
     /// True if a worker has taken the job, or another device leads.
+    pub(super) is_taken: bool,
+}
+
+/// Job whose result is becoming a table.
+#[derive(Debug)]
+pub(super) struct Publishing {
+    pub(super) job: Arc<Job>,
+    /// True if a thread has taken the job.
     pub(super) is_taken: bool,
 }
 

@@ -6,8 +6,8 @@ use crate::device::DeviceId;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerStats {
     pub queued: usize,
-    /// Jobs on devices. For a moment this counts jobs that have ended, even those whose result is
-    /// released already.
+    /// Jobs on devices, and jobs whose result is becoming a table. For a moment this counts jobs
+    /// that have ended, even those whose result is released already.
     pub running: usize,
     pub submitted_total: u64,
     pub refused_total: u64,

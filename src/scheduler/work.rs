@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use arrow::array::RecordBatch;
+use parking_lot::MutexGuard;
 
 use super::ending::count_failure;
 use super::job::{Job, QueueForecast};
@@ -14,7 +15,7 @@ use crate::catalog::ResultSpool;
 use crate::engine::{Grant, run_gang};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Budget, Interrupt, human_bytes};
-use crate::{Context, Error, Result, panics};
+use crate::{Error, Result, panics};
 
 impl Shared {
     /// Runs the jobs of a device in one of its threads. A device has as many threads as it runs
@@ -138,10 +139,9 @@ impl Shared {
     /// Handles the outcome of a run: the job is tried again elsewhere, or ends.
     fn end(&self, taken: &Taken, outcome: Result<()>) {
         let (device, job) = (taken.devices.leader(), &taken.job);
-        let mut leftovers = Vec::new();
         let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
-            let mut state = self.state.lock();
+            let (mut leftovers, mut state) = (Vec::new(), self.state.lock());
             // The same cause may have lost other devices too.
             self.note_lost(&mut state);
             let lost = taken.devices.iter().find(|&device| state.devices[device].lost.is_some());
@@ -155,9 +155,23 @@ impl Shared {
                 return;
             }
         }
-        let outcome = outcome.and_then(|()| self.keep_as_table(job));
-        let (outcome, own_leftovers) = self.close(job, outcome);
-        drop(own_leftovers);
+        if outcome.is_ok() && job.becomes_table() {
+            return self.hand_to_publishers(taken);
+        }
+        self.conclude(job, outcome, |state| self.release_devices(state, taken));
+    }
+
+    /// Takes a job off its devices for good, and charges its tenant.
+    pub(super) fn release_devices(&self, state: &mut State, taken: &Taken) {
+        let seconds = self.free(state, taken);
+        state.queue.end(&taken.entry.tenant, taken.predicted_seconds, seconds);
+    }
+
+    /// Ends a job, counts it, and gives turns to others. `leave` takes the job from its place in
+    /// the scheduler's state.
+    pub(super) fn conclude(&self, job: &Arc<Job>, outcome: Result<()>, leave: impl FnOnce(&mut State)) {
+        let (outcome, leftovers) = self.close(job, outcome);
+        drop(leftovers);
         // The job was stopped while it ended.
         let is_unwanted = outcome.is_ok() && job.check_stop().is_err();
         if is_unwanted {
@@ -165,8 +179,7 @@ impl Shared {
         }
 
         let mut state = self.state.lock();
-        let seconds = self.free(&mut state, taken);
-        state.queue.end(&taken.entry.tenant, taken.predicted_seconds, seconds);
+        leave(&mut state);
         match &outcome {
             Ok(()) => {
                 state.totals.completed_total += 1;
@@ -178,9 +191,18 @@ impl Shared {
         if is_unwanted {
             self.retire(&mut state, job);
         }
+        self.give_turns(state);
+    }
+
+    /// Gives the places that a job has left to others.
+    pub(super) fn give_turns(&self, mut state: MutexGuard<'_, State>) {
+        let mut leftovers = Vec::new();
         self.fail_unplaceable(&mut state, &mut leftovers);
         self.dispatch(&mut state, &mut leftovers);
         self.ended.notify_all();
+        if state.shutdown {
+            self.publish.notify_all();
+        }
         drop(state);
         drop(leftovers);
     }
@@ -272,14 +294,6 @@ impl Shared {
             leftovers.push(self.close(&job, Err(error.clone())).1);
             count_failure(&mut state.totals, &error);
         }
-    }
-
-    fn keep_as_table(&self, job: &Job) -> Result<()> {
-        let name = job.life.lock().into.take();
-        let Some(name) = name else { return Ok(()) };
-        let into = name.name().to_string();
-        job.result.into_table(name, &job.owner).context(|| format!("keeping the result as table {into:?}"))?;
-        Ok(())
     }
 }
 
