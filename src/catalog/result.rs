@@ -46,7 +46,8 @@ use parts::Parts;
 pub use reading::ResultReader;
 
 use super::adopt::{Adopter, Meter};
-use super::{Charge, NameReservation, Table};
+use super::statistics::Collection;
+use super::{Catalog, Charge, NameReservation, Table};
 use crate::memory::{Arena, Budget, Interrupt, human_bytes};
 use crate::{Context, Error, Result};
 
@@ -114,6 +115,9 @@ pub struct SpoolOptions {
     /// Permits the release of the result's memory once it was read; `None`: not before its lease
     /// ends.
     pub eviction: Option<EvictionPermit>,
+    /// Catalog in which the result will become a table; `None` if it will not. Statistics of the
+    /// table are taken while batches arrive.
+    pub becomes_table_in: Option<Catalog>,
 }
 
 impl Default for SpoolOptions {
@@ -129,6 +133,7 @@ impl Default for SpoolOptions {
             tables: Vec::new(),
             interrupt: Interrupt::default(),
             eviction: None,
+            becomes_table_in: None,
         }
     }
 }
@@ -177,6 +182,8 @@ struct SpoolContents {
     adopter: Option<Adopter>,
     meter: Meter,
     charge: Option<Charge>,
+    /// Statistics of the batches, if the result will become a table.
+    statistics: Option<Collection>,
     /// Charges of the tables whose memory is shared, each once.
     shared: Vec<SharedRows>,
     last_taken: Option<Instant>,
@@ -210,6 +217,9 @@ impl SpoolContents {
         self.shared.clear();
         self.adopter = None;
         self.meter = Meter::default();
+        if let Some(statistics) = &self.statistics {
+            statistics.stop();
+        }
         batches
     }
 }
@@ -233,10 +243,13 @@ impl ResultSpool {
             tables,
             interrupt,
             eviction,
+            becomes_table_in,
         } = options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
         let budget = arena.as_ref().map(|arena| arena.budget().clone());
-        let held = Mutex::new(SpoolContents { adopter: arena.map(Adopter::new), charge, ..SpoolContents::default() });
+        let statistics = becomes_table_in.map(|catalog| Collection::new(&schema, catalog.sample_seed()));
+        let held = SpoolContents { adopter: arena.map(Adopter::new), charge, statistics, ..SpoolContents::default() };
+        let held = Mutex::new(held);
         let room = Condvar::new();
         let inner = Inner {
             schema,
@@ -332,6 +345,9 @@ impl ResultSpool {
         held.bytes += bytes;
         held.pushed_bytes += all_bytes;
         held.rows += batch.num_rows() as u64;
+        if let Some(statistics) = &held.statistics {
+            statistics.add(&batch);
+        }
         held.batches.push_back(Some((batch, bytes)));
         let count = held.taken + held.batches.len();
         held.parts.push(count, all_bytes);
@@ -460,28 +476,42 @@ impl ResultSpool {
         }
     }
 
-    /// Makes the result appear as a table under a reserved name. The rows are not copied, and
-    /// statistics are taken. The writer calls this after its last batch and before
-    /// [`ResultSpool::finish`]. So a client that sees the end of the result finds the table. The
-    /// result can still be read during its lease.
+    /// Waits until the statistics of all batches are taken, and takes part in that. The writer
+    /// calls this after its last batch and before [`ResultSpool::into_table`]. Does nothing for a
+    /// result that becomes no table. After an error, no thread holds any batch for statistics.
     ///
     /// # Errors
-    /// [`Error::Precondition`] when the result has failed or is gone, or is consumed as it is read;
-    /// and the errors of [`NameReservation::publish`].
+    /// The interrupt's; [`Error::Cancelled`] when the result has failed or is gone.
+    pub fn wait_for_statistics(&self) -> Result<()> {
+        let statistics = self.inner.held.lock().statistics.clone();
+        statistics.map_or(Ok(()), |statistics| statistics.wait(&self.interrupt))
+    }
+
+    /// Makes the result appear as a table under a reserved name. The rows are not copied. The
+    /// writer calls this after its last batch and before [`ResultSpool::finish`]. So a client that
+    /// sees the end of the result finds the table. The result can still be read during its lease.
+    ///
+    /// # Errors
+    /// [`Error::Precondition`] when the result has failed or is gone, is consumed as it is read, or
+    /// was not made to become a table; the interrupt's; and the errors of
+    /// [`NameReservation::publish`].
     pub fn into_table(&self, mut name: NameReservation, owner: &str) -> Result<Arc<Table>> {
         let is_whole = matches!(self.progress().1, SpoolState::Open | SpoolState::Complete);
-        if !is_whole || self.is_consumed_by_reading() {
-            return Err(Error::Precondition(format!(
-                "the result cannot become table {:?}: it failed, or is not kept",
-                name.name()
-            )));
-        }
-        let (batches, charge): (Vec<_>, _) = {
+        let (statistics, batches, bytes, charge) = {
             let mut held = self.inner.held.lock();
-            let batches = held.batches.iter().flatten().map(|(batch, _)| batch.clone());
-            (batches.collect(), held.charge.take())
+            let is_kept = is_whole && !self.is_consumed_by_reading();
+            let Some(statistics) = held.statistics.take().filter(|_| is_kept) else {
+                return Err(Error::Precondition(format!(
+                    "the result cannot become table {:?}: it failed, or is not kept",
+                    name.name()
+                )));
+            };
+            let batches: Vec<_> = held.batches.iter().flatten().map(|(batch, _)| batch.clone()).collect();
+            (statistics, batches, held.pushed_bytes, held.charge.take())
         };
-        let mut table = Table::from_batches(name.name(), self.schema().clone(), batches)?;
+        let collectors = statistics.finish(&self.interrupt)?;
+        let mut table =
+            Table::collected(name.name(), self.schema().clone(), batches, bytes, collectors, &self.interrupt)?;
         let charge = match charge {
             Some(charge) => charge,
             None => {

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::adopt::Meter;
 use super::quota::Charge;
+use super::statistics::finished;
 use super::{ColumnStatistics, Combination, Sketch, StatisticsCollector};
 use crate::human::{asked, did_you_mean};
 use crate::memory::Interrupt;
@@ -101,26 +102,49 @@ impl Table {
     /// # Errors
     /// [`Error::Invalid`] when a batch has another schema.
     pub fn from_batches(name: &str, schema: SchemaRef, batches: Vec<RecordBatch>) -> Result<Self> {
+        check_schemas(name, &schema, &batches)?;
         let mut collectors: Vec<_> =
             schema.fields().iter().map(|field| StatisticsCollector::new(field.data_type())).collect();
         let mut meter = Meter::default();
-        let (mut rows, mut bytes) = (0, 0);
+        let mut bytes = 0;
         for batch in &batches {
-            if batch.schema_ref().fields() != schema.fields() {
-                return Err(Error::Invalid(format!(
-                    "table {name:?} has columns {:?}, and one of its batches has {:?}",
-                    schema.fields(),
-                    batch.schema_ref().fields()
-                )));
-            }
             for (collector, column) in collectors.iter_mut().zip(batch.columns()) {
                 collector.update(column);
             }
-            rows += batch.num_rows() as u64;
             bytes += meter.referenced_bytes(batch);
         }
-        let statistics: Vec<_> = collectors.iter().map(StatisticsCollector::finish).collect();
-        Ok(Self {
+        let statistics = collectors.iter().map(StatisticsCollector::finish).collect();
+        Ok(Self::of(name, schema, batches, bytes, collectors, statistics))
+    }
+
+    /// Makes a table of those batches, with the statistics that `collectors` took of them. `bytes`
+    /// is [`Table::bytes`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when a batch has another schema; the interrupt's.
+    pub(super) fn collected(
+        name: &str,
+        schema: SchemaRef,
+        batches: Vec<RecordBatch>,
+        bytes: u64,
+        collectors: Vec<StatisticsCollector>,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        check_schemas(name, &schema, &batches)?;
+        let statistics = finished(&collectors, interrupt)?;
+        Ok(Self::of(name, schema, batches, bytes, collectors, statistics))
+    }
+
+    fn of(
+        name: &str,
+        schema: SchemaRef,
+        batches: Vec<RecordBatch>,
+        bytes: u64,
+        collectors: Vec<StatisticsCollector>,
+        statistics: Vec<ColumnStatistics>,
+    ) -> Self {
+        let rows = batches.iter().map(|batch| batch.num_rows() as u64).sum();
+        Self {
             name: name.into(),
             owner: String::new(),
             schema,
@@ -135,7 +159,7 @@ impl Table {
             combinations: Combinations::default(),
             collectors,
             charges: Vec::new(),
-        })
+        }
     }
 
     /// Makes a table without statistics, for a component that joins the table but does not plan.
@@ -259,6 +283,19 @@ impl Table {
         let of = format!("table {:?}", self.name);
         column_index(&self.schema, column, &of)
     }
+}
+
+/// Fails if a batch has other columns than the table.
+fn check_schemas(name: &str, schema: &SchemaRef, batches: &[RecordBatch]) -> Result<()> {
+    let differs = |batch: &&RecordBatch| {
+        !Arc::ptr_eq(batch.schema_ref(), schema) && batch.schema_ref().fields() != schema.fields()
+    };
+    let Some(batch) = batches.iter().find(differs) else { return Ok(()) };
+    Err(Error::Invalid(format!(
+        "table {name:?} has columns {:?}, and one of its batches has {:?}",
+        schema.fields(),
+        batch.schema_ref().fields()
+    )))
 }
 
 /// Returns one empty entry per column.

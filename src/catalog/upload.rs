@@ -12,6 +12,7 @@ use super::adopt::{Adopter, Meter};
 use super::names::exists;
 use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
+use super::statistics::finished;
 use super::table::{Combinations, column_index, detected_order, no_lazy_facts};
 use super::{Catalog, ColumnStatistics, Editor, NameReservation, StatisticsCollector, Table};
 use crate::human::type_name;
@@ -288,12 +289,6 @@ impl Target {
             _ => Ok(false),
         }
     }
-}
-
-/// Returns the statistics of each column.
-fn finished(collectors: &[StatisticsCollector], interrupt: &Interrupt) -> Result<Vec<ColumnStatistics>> {
-    let finish = |collector: &StatisticsCollector| interrupt.check().map(|()| collector.finish());
-    collectors.iter().map(finish).collect()
 }
 
 /// Rows received so far, with their statistics.

@@ -102,6 +102,7 @@ impl Shared {
             when_wanted: Some(BackpressureLimits::when(is_device_wanted.clone())),
             eviction: is_evictable
                 .then(|| EvictionPermit { results: self.catalog.evictable_results().clone(), owner: owner.clone() }),
+            becomes_table_in: name.is_some().then(|| self.catalog.clone()),
             ..SpoolOptions::default()
         };
         let result = ResultSpool::with_options(plan.join.schema.clone(), spool);

@@ -67,7 +67,7 @@ impl Shared {
 
 fn keep_as_table(job: &Job) -> Result<()> {
     let written = Instant::now();
-    let name = job.settle_table(Ok(()))?;
+    let name = job.settle_table(job.result.wait_for_statistics())?;
     let into = name.name().to_string();
     job.result.into_table(name, &job.owner).context(|| format!("keeping the result as table {into:?}"))?;
     let after_ms = (written.elapsed().as_secs_f64() * 1e6).round() / 1e3;

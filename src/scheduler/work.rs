@@ -172,6 +172,11 @@ impl Shared {
     pub(super) fn conclude(&self, job: &Arc<Job>, outcome: Result<()>, leave: impl FnOnce(&mut State)) {
         let (outcome, leftovers) = self.close(job, outcome);
         drop(leftovers);
+        if outcome.is_err() {
+            // A thread that takes statistics may hold rows of the result for another moment. They
+            // must be free before others get a turn.
+            let _stopped = job.result.wait_for_statistics();
+        }
         // The job was stopped while it ended.
         let is_unwanted = outcome.is_ok() && job.check_stop().is_err();
         if is_unwanted {

@@ -1,4 +1,4 @@
-//! Statistics of a column, taken batch by batch while it is uploaded.
+//! Statistics of a column, taken batch by batch while it is uploaded or written by a join.
 //!
 //! ```text
 //!   array ─┬─ numbers / strings / dictionary ─► Summary (min, max, order) ─┐
@@ -12,6 +12,9 @@
 //! values is exact if the column is in order. If only its batches are in order, as when several
 //! streams filled the table with ordered rows, there is an upper bound.
 //!
+//! The batches of a join's result are divided among threads (`collecting.rs`). A stream of an
+//! upload takes the statistics of its own rows.
+//!
 //! Each column costs one pass over its values. The check for order ends at the first row that is
 //! out of order.
 //!
@@ -22,6 +25,7 @@
 //! upload would cost more time than all other work of an upload. So each is taken when the first
 //! join that needs it is planned, and then cached.
 
+mod collecting;
 mod combination;
 mod dictionary;
 mod hash;
@@ -37,6 +41,7 @@ use arrow::datatypes::DataType;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+pub(super) use collecting::Collection;
 pub use combination::Combination;
 pub use sketch::{Overlap, Sketch};
 pub use value::Value;
@@ -120,6 +125,12 @@ impl StatisticsCollector {
     /// the same rows differ in their estimates. Collectors that will be merged should have
     /// different seeds.
     pub fn seeded(data_type: &DataType, seed: u64) -> Self {
+        Self::following(data_type, seed, 0)
+    }
+
+    /// Same as [`seeded`](Self::seeded), for rows that follow `rows_before` rows of the column. Its
+    /// sample leaves out rows that a sample of all rows would leave out.
+    fn following(data_type: &DataType, seed: u64, rows_before: u64) -> Self {
         let ordered = summary::has_order(data_type);
         Self {
             rows: 0,
@@ -130,7 +141,7 @@ impl StatisticsCollector {
             strict: ordered,
             runs: ordered.then_some(0),
             max_value_bytes: summary::has_value_bytes(data_type).then_some(0),
-            sample: ordered.then(|| Sample::new(seed)),
+            sample: ordered.then(|| Sample::following(seed, rows_before)),
         }
     }
 
@@ -254,6 +265,15 @@ impl StatisticsCollector {
         // Without a range there is no value to compare the next batch's first value with.
         self.ascending &= self.range_known;
     }
+}
+
+/// Returns the statistics of each column, computed on all processors.
+///
+/// # Errors
+/// The interrupt's.
+pub(super) fn finished(collectors: &[StatisticsCollector], interrupt: &Interrupt) -> Result<Vec<ColumnStatistics>> {
+    let finish = |collector: &StatisticsCollector| interrupt.check().map(|()| collector.finish());
+    collectors.par_iter().map(finish).collect()
 }
 
 /// Rows per piece, few enough that their hashes fit in a processor's cache.

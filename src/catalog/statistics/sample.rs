@@ -69,6 +69,16 @@ impl Sample {
         Self { picked: Vec::new(), one_in: 1, rows: 0, next: 0, random: SmallRng::seed_from_u64(seed) }
     }
 
+    /// Makes an empty sample that will be merged into a sample of at least `rows_before` rows.
+    /// That sample takes one row in `rows_before / ROWS_MAX` at most, and merging would drop rows
+    /// that were taken more often.
+    pub(super) fn following(seed: u64, rows_before: u64) -> Self {
+        let mut sample = Self::new(seed);
+        sample.one_in = 1 << (rows_before / ROWS_MAX as u64).max(1).ilog2();
+        sample.next = sample.first_from(0);
+        sample
+    }
+
     /// Samples the next rows.
     pub(super) fn update(&mut self, array: &ArrayRef) {
         let end = self.rows + array.len() as u64;

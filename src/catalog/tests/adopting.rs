@@ -10,7 +10,7 @@ use super::*;
 use crate::catalog::{Adopter, Upload};
 
 /// Makes a batch with a column of every layout, with nulls.
-fn every_layout(rows: usize, random: &mut StdRng) -> RecordBatch {
+pub(super) fn every_layout(rows: usize, random: &mut StdRng) -> RecordBatch {
     let numbers: Vec<Option<i32>> =
         (0..rows).map(|_| (!random.random_bool(0.2)).then(|| random.random_range(-9..9))).collect();
     let texts: Vec<Option<String>> =

@@ -2,6 +2,7 @@
 
 mod adopting;
 mod naming;
+mod result_tables;
 mod results;
 mod uploading;
 

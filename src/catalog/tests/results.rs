@@ -383,40 +383,6 @@ async fn a_reader_dropped_while_it_waits_loses_no_batch() {
     }
 }
 
-#[tokio::test]
-async fn a_complete_result_becomes_a_table_that_outlives_it() {
-    let catalog = limited(Some(1 << 20), None);
-    let reservation = catalog.reserve("kept", "ada", "the result of job 1").unwrap();
-    let begun = Upload::begin(&catalog, "kept", schema(), UploadOptions::default());
-    assert_refused(begun, is!(AlreadyExists), &["the result of job 1"]);
-    let options = SpoolOptions { charge: Some(catalog.charge("ada")), ..SpoolOptions::default() };
-    let spool = ResultSpool::with_options(schema(), options);
-    spool.push(batch([1, 2])).unwrap();
-    spool.push(batch([3])).unwrap();
-    spool.finish(Ok(()));
-    let table = spool.into_table(reservation, "ada").unwrap();
-    assert_eq!(catalog.usage("ada").bytes, table.bytes, "charged once, though result and table share it");
-    spool.release();
-    assert_eq!((keys(&table.batches), table.rows, table.sorted_by.clone()), (vec![1, 2, 3], 3, vec![0]));
-    assert_eq!(catalog.usage("ada").bytes, table.bytes);
-    assert_eq!(catalog.table("kept").unwrap().owner, "ada");
-}
-
-#[test]
-fn failed_and_consumed_results_become_no_table_and_free_the_name() {
-    let catalog = catalog();
-    let failed = ResultSpool::new(schema());
-    failed.push(batch([1])).unwrap();
-    failed.finish(Err(Error::Internal("x".into())));
-    let consumed = ResultSpool::with_options(schema(), consumed(u64::MAX, Duration::from_secs(60)));
-    consumed.push(batch([1])).unwrap();
-    for spool in [failed, consumed] {
-        let refused = spool.into_table(catalog.reserve("t", "", "a result").unwrap(), "");
-        assert_refused(refused, is!(Precondition), &["\"t\"", "failed, or is not kept"]);
-    }
-    catalog.reserve("t", "", "a result").unwrap();
-}
-
 /// Bytes of 1024 keys, a size that an arena does not round up.
 const KEPT_BYTES: u64 = 8 * 1024;
 
