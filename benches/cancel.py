@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail
-from common import Dovetail, Recorder, median, metrics
+from common import VIRGIN, Dovetail, Recorder, median, metrics
 
 RUNNING = 'dovetail_jobs{state="running"}'
 
@@ -95,7 +95,12 @@ def main() -> None:
     ended = [run["ended_seconds"] for run in runs]
     recorder = Recorder("cancel")
     recorder.write(
-        benchmark="cancel", rows=options.rows, median_seconds=median(ended), seconds_max=max(ended), runs=runs
+        benchmark="cancel",
+        memory=VIRGIN,
+        rows=options.rows,
+        median_seconds=median(ended),
+        seconds_max=max(ended),
+        runs=runs,
     )
     print(f"median {median(ended) * 1e3:.0f} ms, at most {max(ended) * 1e3:.0f} ms; appended to {recorder.path}")
 

@@ -17,6 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# What the host memory was that a join wrote its result to, as lines of results say it in `memory`. It was never used
+# by the server, which was started for this join. Or earlier joins of the server had used it. Or the server had prepared
+# all its memory at its start (`--prefault all`).
+VIRGIN, USED_BEFORE, PREPARED = "virgin", "used before", "prepared"
 # An archive for another host has what is measured there elsewhere.
 RESULTS = Path(os.environ.get("DOVETAIL_RESULTS", ROOT / "benches" / "results"))
 
@@ -184,6 +189,12 @@ class Dovetail:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def can_prepare(server: str) -> bool:
+    """True if a server of that binary can prepare its memory. Earlier versions cannot."""
+    options = subprocess.run([server, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    return "--prefault" in options
 
 
 def binary() -> Path:

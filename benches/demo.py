@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 
-from common import Recorder, binary, keep_to_cores, median
+from common import VIRGIN, Recorder, binary, keep_to_cores, median
 
 
 def run(scale: float, cache: str) -> dict[str, object]:
@@ -56,7 +56,7 @@ def main() -> None:
         runs = [run(arguments.scale, cache) for _ in range(arguments.repeat)]
     seconds = [run["seconds"] for run in runs]
     recorder.write(
-        benchmark="demo", scale=arguments.scale, cores=arguments.cores, median_seconds=median(seconds),
+        benchmark="demo", memory=VIRGIN, scale=arguments.scale, cores=arguments.cores, median_seconds=median(seconds),
         seconds_min=min(seconds), seconds_max=max(seconds), joins=len(runs[0]["join_seconds"]),
         memory_max_bytes=max(run["memory_max_bytes"] for run in runs), runs=runs,
     )  # fmt: skip

@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail
-from common import ROOT, Dovetail, Recorder, median
+from common import ROOT, USED_BEFORE, Dovetail, Recorder, median
 
 # Base-2 logarithms of the rows of the build side and of the probe side.
 SIZES = [(16, 24), (22, 22), (24, 24), (16, 27), (25, 27), (27, 27)]
@@ -270,6 +270,7 @@ def measure(
             floor = max(floors.values(), default=0.0) or None
             recorder.write(
                 benchmark="gangs",
+                memory=USED_BEFORE,
                 devices=options.devices,
                 ranks=ranks,
                 distribution=explained["device"]["distribution"],

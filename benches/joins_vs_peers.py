@@ -47,7 +47,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from common import Dovetail, Recorder, keep_to_cores, median, memory_max_bytes, metrics, reset_memory_max
+from common import USED_BEFORE, Dovetail, Recorder, keep_to_cores, median, memory_max_bytes, metrics, reset_memory_max
 
 ENGINES = ["dovetail", "duckdb", "polars", "datafusion"]
 STOP_SECONDS = 120
@@ -682,7 +682,8 @@ def compare(workload: str, arguments: argparse.Namespace, recorder: Recorder) ->
         recorder.write(
             benchmark="joins_vs_peers", workload=workload, engine=engine, version=about["version"],
             cores=arguments.cores, devices=arguments.devices if of_dovetail else None,
-            device_cache=arguments.device_cache if of_dovetail else None, streams=contender.streams,
+            device_cache=arguments.device_cache if of_dovetail else None,
+            memory=USED_BEFORE if of_dovetail else None, streams=contender.streams,
             input_bytes=about["bytes"], result_rows=about["rows"], median_seconds=timings,
             faster=faster, shares=shares, resident_bytes_before=about["resident_bytes"], memory_max_bytes=peak,
             memory_increase_bytes=grown, runs=runs,

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail
-from common import Dovetail, Recorder, median
+from common import USED_BEFORE, Dovetail, Recorder, median
 
 DEVICES = {"gpu": ["cuda:0"], "cpu": ["host:0"], "chosen": None}
 TOLERANCE = 1.1
@@ -129,6 +129,7 @@ def measure(client: dovetail.Client, join: Join, repeat: int) -> dict[str, objec
         **asdict(join),
         "rows": rows,
         "repeat": repeat,
+        "memory": USED_BEFORE,
         **medians,
         **{f"{name}_predicted_seconds": value for name, value in explained.items()},
         "all_seconds": of_device,

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail
-from common import Dovetail, Recorder, median
+from common import USED_BEFORE, Dovetail, Recorder, median
 
 # Rows of the build and of the probe side, and timed joins.
 SIZES = [(43_000, 205_000, 60), (1_200_000, 1_200_000, 60), (1 << 24, 1 << 24, 9), (1 << 26, 1 << 26, 9)]
@@ -72,6 +72,7 @@ def main() -> None:
                     benchmark="own_process",
                     device=options.device,
                     device_processes=processes,
+                    memory=USED_BEFORE,
                     build_rows=build,
                     probe_rows=probe,
                     result_rows=rows,

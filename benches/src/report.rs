@@ -190,6 +190,8 @@ impl Report {
         let measurements = json!({
             "asked": overrides::name(&measured.asked),
             "kept": measured.kept,
+            // A first run, which is not timed, has used the memory.
+            "memory": "used before",
             "strategy": measured.strategy,
             "plan": measured.plan,
             "build_rows": rows[0],

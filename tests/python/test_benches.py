@@ -270,7 +270,8 @@ def test_gangs_measures_every_way_to_divide_a_join(tmp_path: Path) -> None:
         exchanged = set() if workload == "text" else {(2, "hash")}
         assert found == {(1, "alone"), (2, "broadcast"), *exchanged}
     for line in lines:
-        assert line["result_rows"] == (10_000 if line["workload"] == "hmg-a" else 1 << 14)
+        rows = 10_000 if line["workload"] == "hmg-a" else 1 << 14
+        assert (line["result_rows"], line["memory"]) == (rows, "used before")
         assert (line["exchange"] is not None) == (line["distribution"] == "hash")
         assert len(line["of_ranks"]) == (line["ranks"] if line["ranks"] > 1 else 0)
 
@@ -297,6 +298,28 @@ def test_clients_of_gangs_and_of_small_joins_are_measured_alone_and_together(tmp
     assert [{"gang", "small"} & line.keys() for line in lines] == [{"gang"}, {"small"}, {"gang", "small"}]
     for of_kind in (line[kind] for line in lines for kind in ("gang", "small") if kind in line):
         assert of_kind["joins"] > 0 and 0 < of_kind["p50_seconds"] <= of_kind["p99_seconds"]
+
+
+def test_versions_measures_a_join_in_memory_of_each_state(tmp_path: Path) -> None:
+    server = str(binary())
+    script = [sys.executable, str(ROOT / "benches" / "versions.py"), "--before", server, "--after", server]
+    size = ["--scale", "4096", "--rounds", "2", "--host-memory", "256MiB", "--only", "into", "counted"]
+    states = ["virgin", "used before", "prepared"]
+    env = {**os.environ, "DOVETAIL_RESULTS": str(tmp_path)}
+    ran = subprocess.run(
+        [*script, *size, "--memory", *states], env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "versions.jsonl").read_text().splitlines()]
+    measured = [(line["work"], line["memory"]) for line in lines]
+    # A join that is counted writes no rows to memory.
+    assert measured == [("wide, into a table", state) for state in states] + [("counted", "used before")]
+    options = subprocess.run([server, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    for line in lines:
+        is_measured = line["memory"] != "prepared" or "--prefault" in options
+        for seconds in (line["before_seconds"], line["after_seconds"]):
+            assert len(seconds) == (2 if is_measured else 0) and all(second > 0 for second in seconds)
+        assert (line["ratio"] is not None) == is_measured
 
 
 def test_the_floor_of_a_gang_is_the_slowest_boundary(gangs: ModuleType) -> None:
