@@ -85,21 +85,11 @@ impl Source {
     /// [`Error::NotFound`] if the file does not exist, [`Error::Invalid`] if it is not what it
     /// seems. Both name the path.
     pub fn open(path: &Path, format: Option<Format>, csv: &CsvArgs) -> Result<Self> {
-        unless_it_panics(|| open(path, format, csv).and_then(Self::with_sound_names))
-            .context(|| format!("reading {}", name_of(path)))
-    }
-
-    /// Refuses columns that share a name. The server would refuse them too, but does not know the
-    /// file.
-    fn with_sound_names(self) -> Result<Self> {
-        let (schema, mut names) = (self.schema.clone(), HashSet::new());
-        match schema.fields().iter().find(|field| !names.insert(field.name())) {
-            None => Ok(self),
-            Some(twice) => Err(Error::Invalid(format!(
-                "two columns are named {:?}; rename one, because joins refer to columns by name",
-                twice.name()
-            ))),
-        }
+        let open = || {
+            let source = open(path, format, csv)?;
+            check_names(&source.schema).map(|()| source)
+        };
+        unless_it_panics(open).context(|| format!("reading {}", name_of(path)))
     }
 
     /// True if there are columns without a type.
@@ -265,6 +255,18 @@ pub fn folder() -> Error {
 /// Returns the error for an empty file.
 pub(super) fn empty() -> Error {
     Error::Invalid("it is empty, and a table needs columns".into())
+}
+
+/// Refuses columns that share a name. The server would refuse them too, but does not know the file.
+pub(super) fn check_names(schema: &Schema) -> Result<()> {
+    let mut names = HashSet::new();
+    match schema.fields().iter().find(|field| !names.insert(field.name())) {
+        None => Ok(()),
+        Some(twice) => Err(Error::Invalid(format!(
+            "two columns are named {:?}; rename one, because joins refer to columns by name",
+            twice.name()
+        ))),
+    }
 }
 
 fn no_json() -> Error {

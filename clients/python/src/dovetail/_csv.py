@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import itertools
+import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -246,14 +247,17 @@ class _File:
     def _not_utf8(self) -> ValueError | None:
         try:
             with self._bytes() as file:
-                for number, line in enumerate(file, 1):
+                number = 1
+                for line in file:
                     try:
                         line.decode()
-                    except UnicodeDecodeError:
+                    except UnicodeDecodeError as error:
+                        number += _line_ends(line[: error.start])
                         return self._error(
                             f"line {number} is not UTF-8; convert the file first, for example with: iconv "
                             "-f LATIN1 -t UTF-8 FILE"
                         )
+                    number += _line_ends(line)
         except (OSError, EOFError, zlib.error) as error:
             return self._unread(error)
         return None
@@ -294,6 +298,15 @@ class _File:
 
     def _bytes(self) -> Any:
         return gzip.open(self._path, "rb") if self._is_gzip else open(self._path, "rb")
+
+
+def _line_ends(text: bytes) -> int:
+    r"""Counts the line ends of all systems.
+
+    >>> _line_ends(b"a\nb\rc\r\n")
+    3
+    """
+    return len(re.findall(rb"\r\n|\r|\n", text))
 
 
 def _inferred(text: pa.ChunkedArray) -> pa.DataType:

@@ -26,7 +26,7 @@ use self::records::{Records, not_utf8};
 pub use self::types::ColumnTypes;
 pub(super) use self::types::is_read_as;
 
-use super::source::{BUFFER_BYTES, Batches, Begin, ROWS_PER_BATCH, empty};
+use super::source::{BUFFER_BYTES, Batches, Begin, ROWS_PER_BATCH, check_names, empty};
 use crate::human::{did_you_mean, listed};
 use crate::{Error, Result};
 
@@ -138,10 +138,11 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
         return Err(empty());
     }
     let format = args.format(is_tsv)?;
-    let (names, _) = format.infer_schema(start.as_slice(), Some(0)).map_err(|_| not_utf8(&start, 1))?;
+    let (names, _) = format.infer_schema(start.as_slice(), Some(0)).map_err(|_| not_utf8(&start, 1, false))?;
     if names.fields().is_empty() {
         return Err(Error::Invalid("the file has no columns".into()));
     }
+    check_names(&names)?;
     let said = ColumnTypes::together(&args.types)?;
     check_said(&names, &said)?;
     let text = with_types(&names, |_, _| DataType::Utf8);

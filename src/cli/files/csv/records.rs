@@ -50,6 +50,8 @@ struct Lines {
     bytes: Vec<u8>,
     /// Line number where `bytes` begins; the first line is 1.
     first: usize,
+    /// True if a carriage return precedes `bytes`, which may then begin with the rest of a line end.
+    after_return: bool,
     /// 1 if `bytes` begins with the heading, else 0.
     headings: usize,
 }
@@ -57,7 +59,8 @@ struct Lines {
 impl<R: Read> Records<R> {
     /// Creates a reader. A batch ends after `first_rows` rows.
     pub(super) fn new(input: R, text: SchemaRef, format: Format, has_header: bool, first_rows: usize) -> Self {
-        let lines = Lines { text, format, bytes: Vec::new(), first: 1, headings: has_header.into() };
+        let (bytes, first, after_return, headings) = (Vec::new(), 1, false, has_header.into());
+        let lines = Lines { text, format, bytes, first, after_return, headings };
         let rows = first_rows.min(FIRST_BATCH_ROWS);
         let (decoder, input) = (lines.decoder(has_header, rows), BufReader::with_capacity(BUFFER_BYTES, input));
         Self { input, decoder, rows, first_rows, lines, bytes_max: BATCH_BYTES_MAX }
@@ -78,14 +81,19 @@ impl<R: Read> Records<R> {
         };
         // Arrow's reader checks all fields of a batch together, so halves of a character in two
         // fields would pass. Check the input itself.
-        std::str::from_utf8(&lines.bytes).map_err(|_| not_utf8(&lines.bytes, lines.first))?;
+        std::str::from_utf8(&lines.bytes).map_err(|_| not_utf8(&lines.bytes, lines.first, lines.after_return))?;
         let batch = self.decoder.flush()?;
         if is_end {
             lines.check_last_quote(batch.as_ref())?;
         }
-        let first = lines.first + newlines(&lines.bytes);
-        let next =
-            Lines { bytes: Vec::new(), first, headings: 0, text: lines.text.clone(), format: lines.format.clone() };
+        let next = Lines {
+            bytes: Vec::new(),
+            first: lines.first + line_ends(&lines.bytes, lines.after_return),
+            after_return: lines.bytes.last().map_or(lines.after_return, |last| *last == b'\r'),
+            headings: 0,
+            text: lines.text.clone(),
+            format: lines.format.clone(),
+        };
         self.first_rows = self.first_rows.saturating_sub(self.rows);
         let rows_max = if self.first_rows > 0 { self.first_rows } else { ROWS_PER_BATCH };
         let rows = next_rows(self.rows, lines.bytes.len()).min(rows_max);
@@ -142,9 +150,9 @@ impl Lines {
     /// Returns the line of the record with `row` records before it.
     fn of(&self, row: usize) -> usize {
         let before = self.decoder(false, self.headings + row).decode(&self.bytes);
-        let (read, rest) = self.bytes.split_at(before.unwrap_or(0));
-        let blank = rest.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
-        self.first + newlines(read) + newlines(&rest[..blank])
+        let read = before.unwrap_or(0);
+        let blank = self.bytes[read..].iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
+        self.first + line_ends(&self.bytes[..read + blank], self.after_return)
     }
 
     /// Returns the error for a record with too many or too few fields.
@@ -203,16 +211,23 @@ fn next_rows(rows: usize, bytes: usize) -> usize {
 }
 
 /// Returns the error for bytes that are not UTF-8. The bytes begin on line `first`.
-pub(super) fn not_utf8(bytes: &[u8], first: usize) -> Error {
+pub(super) fn not_utf8(bytes: &[u8], first: usize, after_return: bool) -> Error {
     let valid = std::str::from_utf8(bytes).map_or_else(|error| error.valid_up_to(), str::len);
-    let line = first + newlines(&bytes[..valid]);
+    let line = first + line_ends(&bytes[..valid], after_return);
     Error::Invalid(format!(
         "line {line} is not UTF-8; convert the file first, for example with: iconv -f LATIN1 -t UTF-8 FILE"
     ))
 }
 
-fn newlines(bytes: &[u8]) -> usize {
-    bytes.iter().filter(|byte| **byte == b'\n').count()
+/// Counts line ends: `\n`, `\r` or both. `after_return` is true if a `\r` precedes the bytes, which
+/// has been counted.
+fn line_ends(bytes: &[u8], after_return: bool) -> usize {
+    let mut is_after = after_return;
+    let is_end = |byte: &&u8| {
+        let is_counted = std::mem::replace(&mut is_after, **byte == b'\r');
+        **byte == b'\r' || (**byte == b'\n' && !is_counted)
+    };
+    bytes.iter().filter(is_end).count()
 }
 
 #[cfg(test)]
@@ -230,6 +245,15 @@ mod tests {
         assert_eq!(next_rows(4096, 4096 * 100), ROWS_PER_BATCH);
         assert_eq!(next_rows(64, 64 << 20), 64, "rows of a MiB");
         assert_eq!(next_rows(64, 64 << 27), 1, "rows that are larger than a batch should be");
+    }
+
+    #[test]
+    fn line_ends_of_all_systems_are_counted_once() {
+        for (text, after_return, count) in
+            [("a\nb\rc\r\nd", false, 3), ("\n\n", true, 1), ("\r\r\n", true, 2), ("a", true, 0)]
+        {
+            assert_eq!(line_ends(text.as_bytes(), after_return), count, "{text:?}");
+        }
     }
 
     #[test]
