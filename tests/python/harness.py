@@ -10,7 +10,9 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import dovetail
 
@@ -214,6 +216,28 @@ class Server:
                 raise AssertionError(f"the server was not ready within {START_SECONDS} s\n{self.tail()}")
             time.sleep(0.01)
         return json.loads(ready.read_text())
+
+
+def command_line(server: Server, *words: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command of the command line against a server."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
+    line = [str(binary()), *map(str, words), "--server", f"http://{server.address}"]
+    return subprocess.run(line, capture_output=True, text=True, env=clean)
+
+
+def csv_flags(options: Mapping[str, Any]) -> list[str]:
+    """The options of CSV, as the command line takes them. Those with other names are passed over."""
+    given = []
+    if types := options.get("types"):
+        given += ["--types", ",".join(f"{name}={kind}" for name, kind in types.items())]
+    if words := options.get("null_values"):
+        given += ["--null-values", ",".join(words)]
+    for name in ("delimiter", "infer_rows"):
+        if name in options:
+            given += [f"--{name.replace('_', '-')}", str(options[name])]
+    if options.get("header") is False:
+        given.append("--no-header")
+    return given
 
 
 def clean(server: Server, client: dovetail.Client) -> None:

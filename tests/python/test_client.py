@@ -122,7 +122,7 @@ def test_the_first_bytes_of_a_file_decide_its_format(client: dovetail.Client, tm
         (tmp_path / name).write_text('{"k": 18446744073709551615}\n')
     for name, words in {
         "t.doc": "the name does not show the format; use one of .parquet, .* .csv, .tsv, .txt, .orc$",
-        "t.parquet": "it is not Parquet",
+        "t.parquet": "it is not a Parquet file",
         "t.orc.gz": "it is compressed by gzip, which only CSV may be; name it .csv.gz",
         "t.json": NO_JSON,
         "t.jsonl": NO_JSON,
@@ -213,7 +213,7 @@ def test_a_truncated_file_is_named(client: dovetail.Client, tmp_path: Path) -> N
         with pa.OSFile(str(tmp_path / name), "wb") as sink, new(sink, TABLE.schema) as writer:
             writer.write_table(TABLE)
     for name, kind in {
-        "t.parquet": "Parquet",
+        "t.parquet": "a Parquet file",
         "t.arrow": "an Arrow IPC file",
         "t.arrows": "an Arrow IPC stream",
     }.items():
@@ -300,7 +300,7 @@ def test_csv_options_are_refused_for_other_formats(client: dovetail.Client, tmp_
     pa.parquet.write_table(TABLE, tmp_path / "t.parquet")
     options = {"types": {"k": "int8"}, "delimiter": ";", "header": True, "infer_rows": 5, "null_values": "NA"}
     for name, value in options.items():
-        with pytest.raises(ValueError, match=f"{name} applies to CSV only, and .*t.parquet is Parquet"):
+        with pytest.raises(ValueError, match=f"{name} applies to CSV only, and this is a Parquet file"):
             client.put("t", tmp_path / "t.parquet", **{name: value})
         with pytest.raises(ValueError, match=f"{name} applies to CSV only, and this is a Table"):
             client.put("t", TABLE, **{name: value})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import dovetail
-from harness import ROOT, Server, binary
+from harness import ROOT, Server, command_line, csv_flags
 
 CASES: list[dict[str, Any]] = json.loads((ROOT / "tests" / "csv" / "cases.json").read_text())
 
@@ -61,32 +59,11 @@ def write(case: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def flags(case: dict[str, Any]) -> list[str]:
-    """The options of a case, as the command line takes them."""
-    given = []
-    if types := case.get("types"):
-        given += ["--types", ",".join(f"{name}={kind}" for name, kind in types.items())]
-    if words := case.get("null_values"):
-        given += ["--null-values", ",".join(words)]
-    for name in ("delimiter", "infer_rows"):
-        if name in case:
-            given += [f"--{name.replace('_', '-')}", str(case[name])]
-    if case.get("header") is False:
-        given.append("--no-header")
-    return given
-
-
-def put(server: Server, path: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
-    line = [str(binary()), "put", str(path), "--table", "cli", "--server", f"http://{server.address}", *more]
-    return subprocess.run(line, capture_output=True, text=True, env=clean)
-
-
 def test_csv_becomes_the_same_table_by_command_line_and_python(
     server: Server, client: dovetail.Client, tmp_path: Path, case: dict[str, Any]
 ) -> None:
     path = write(case, tmp_path)
-    by_cli = put(server, path, *flags(case))
+    by_cli = command_line(server, "put", path, "--table", "cli", *csv_flags(case))
     options = {
         name: case[name] for name in ("types", "delimiter", "header", "infer_rows", "null_values") if name in case
     }

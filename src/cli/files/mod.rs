@@ -3,6 +3,7 @@
 
 mod csv;
 mod padding;
+mod read_types;
 mod sink;
 mod source;
 #[cfg(test)]
@@ -75,6 +76,11 @@ impl Format {
     fn of_file(path: &Path, start: &[u8]) -> Result<Self> {
         if let Some(format) = Self::of_magic(start) {
             return Ok(format);
+        }
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("orc")) {
+            return Err(Error::Invalid(
+                "the command line does not read ORC; upload it with the Python client, or convert it to Parquet".into(),
+            ));
         }
         if !start.starts_with(&csv::GZIP_MAGIC) {
             return match without_gz(path) == path {

@@ -7,18 +7,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arrow::array::{RecordBatch, RecordBatchReader};
+use arrow::array::RecordBatch;
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::reader::{FileReaderBuilder, StreamReader};
+use arrow::ipc::{MetadataVersion, root_as_message};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::errors::ParquetError;
 use parquet::file::reader::ChunkReader;
 use tokio::sync::mpsc;
 
 use super::padding::{has_padding, hide_padding};
+use super::read_types::{check_intervals, read_schema};
 use super::{BATCHES_AHEAD, CsvArgs, Format, MAGIC_BYTES, csv, is_tsv};
 use crate::human::file_failure;
 use crate::{Context, Error, Result, panics};
@@ -275,16 +278,12 @@ fn no_json() -> Error {
 
 /// Refuses CSV options for other formats, because the user expects them to take effect.
 fn check_args(format: Format, args: &CsvArgs) -> Result<()> {
-    let kind = match format {
-        Format::Csv | Format::Json => return Ok(()),
-        Format::Parquet => "Parquet",
-        Format::Arrow => "an Arrow IPC file",
-        Format::ArrowStream => "an Arrow IPC stream",
-    };
     match args.given().first() {
+        _ if matches!(format, Format::Csv | Format::Json) => Ok(()),
         None => Ok(()),
         Some(flag) => Err(Error::Invalid(format!(
-            "{flag} applies to CSV only, and this is {kind}; remove {flag}, or upload the files in separate commands"
+            "{flag} applies to CSV only, and this is {}; remove {flag}, or upload the files in separate commands",
+            format.kind()
         ))),
     }
 }
@@ -338,21 +337,64 @@ fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
 }
 
 fn open_parquet(input: impl ChunkReader + 'static) -> Result<(SchemaRef, Begin, Measure)> {
-    let builder = ParquetRecordBatchReaderBuilder::try_new(input).map_err(|error| broken("a Parquet file", &error))?;
+    let damaged = |error: ParquetError| broken("a Parquet file", &error);
+    let mut metadata = ArrowReaderMetadata::load(&input, ArrowReaderOptions::default()).map_err(damaged)?;
+    check_intervals(&metadata)?;
+    if let Some(schema) = read_schema(&metadata) {
+        let options = ArrowReaderOptions::new().with_schema(schema);
+        metadata = ArrowReaderMetadata::try_new(metadata.metadata().clone(), options).map_err(damaged)?;
+    }
+    let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(input, metadata);
     let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
+    // The reader's own schema lacks the metadata of the file.
+    let schema = builder.schema().clone();
     let reader = builder.with_batch_size(ROWS_PER_BATCH).build().map_err(|error| Error::Invalid(error.to_string()))?;
-    let schema = reader.schema();
-    let begin = match schema.fields().iter().any(|field| has_padding(field.data_type())) {
-        true => batches(reader.map(|batch| hide_padding(&batch?)), "a Parquet file"),
-        false => batches(reader, "a Parquet file"),
-    };
+    let is_padded = schema.fields().iter().any(|field| has_padding(field.data_type()));
+    let of_file = schema.clone();
+    let read = reader.map(move |batch| match is_padded {
+        true => hide_padding(&batch?).and_then(|batch| batch.with_schema(of_file.clone())),
+        false => batch.and_then(|batch| batch.with_schema(of_file.clone())),
+    });
+    let begin = batches(read, "a Parquet file");
     Ok((schema, begin, Measure::Rows { total }))
 }
 
 fn open_arrow(mut input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef, Begin)> {
     check_end(&mut input, b"ARROW1", "an Arrow IPC file")?;
+    if first_version(&mut input)? == Some(MetadataVersion::V4) {
+        // pyarrow writes such a file with a footer of version 5, which the library refuses. Between
+        // its marks, a file is a stream.
+        input.seek(SeekFrom::Start(FILE_MARK_BYTES))?;
+        let reader = StreamReader::try_new(input, None).map_err(|error| broken("an Arrow IPC file", &error))?;
+        return Ok((reader.schema(), batches(reader, "an Arrow IPC file")));
+    }
     let reader = FileReaderBuilder::new().build(input).map_err(|error| broken("an Arrow IPC file", &error))?;
     Ok((reader.schema(), batches(reader, "an Arrow IPC file")))
+}
+
+/// Bytes of the mark at the start of an Arrow IPC file, with its padding.
+const FILE_MARK_BYTES: u64 = 8;
+
+/// Maximum bytes of a schema that is looked at before its file is read.
+const SCHEMA_BYTES_MAX: u64 = 64 << 20;
+
+/// Returns the version of a file's first message; `None` if the file has no such message. Leaves
+/// the input at its start.
+fn first_version(input: &mut (impl Read + Seek)) -> Result<Option<MetadataVersion>> {
+    let mut word = [0; 4];
+    let mut message = Vec::new();
+    input.seek(SeekFrom::Start(FILE_MARK_BYTES))?;
+    let mut read = || -> std::io::Result<()> {
+        input.read_exact(&mut word)?;
+        // Writers before Arrow 0.15 begin with the length.
+        if word == CONTINUATION {
+            input.read_exact(&mut word)?;
+        }
+        input.take(u64::from(u32::from_le_bytes(word)).min(SCHEMA_BYTES_MAX)).read_to_end(&mut message).map(drop)
+    };
+    let is_read = read().is_ok();
+    input.rewind()?;
+    Ok(root_as_message(&message).ok().filter(|_| is_read).map(|message| message.version()))
 }
 
 /// First bytes of each message of a stream.

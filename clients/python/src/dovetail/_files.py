@@ -34,11 +34,20 @@ _BY_NAME = {
 }
 _NO_JSON = (".json", ".jsonl", ".ndjson")
 _KINDS = {
-    "parquet": "Parquet",
+    "parquet": "a Parquet file",
     "ipc": "an Arrow IPC file",
     "stream": "an Arrow IPC stream",
-    "orc": "ORC",
+    "orc": "an ORC file",
 }
+
+_UNREADABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
+"""What pyarrow raises for a file that it does not read."""
+
+_INT96_UNIT = "us"
+"""Unit of times that Parquet stores in twelve bytes, also for the command line.
+
+They reach further than 64 bits of nanoseconds: the year 9999 would become the year 1816.
+"""
 
 
 @dataclass
@@ -110,7 +119,7 @@ def _open(path: str, options: _csv.CsvOptions) -> Source:
     if kind == "csv":
         return Source(*_csv.read(path, options), None, is_inferred=True)
     what = "a folder of Parquet files" if os.path.isdir(path) else _KINDS[kind]
-    refuse_csv_options(options, f"{path} is {what}")
+    refuse_csv_options(options, f"this is {what}", f"reading {path}: ")
     if os.path.isfile(path) and _is_cut_short(path, kind):
         raise _cut_short(path, kind)
     try:
@@ -120,14 +129,32 @@ def _open(path: str, options: _csv.CsvOptions) -> Source:
             return Source(reader.schema, _checked(iter(reader), path, kind), None)
         import pyarrow.dataset as dataset
 
-        source = of_dataset(dataset.dataset(path, format=kind))
+        of_kind = dataset.ParquetFileFormat(coerce_int96_timestamp_unit=_INT96_UNIT) if kind == "parquet" else kind
+        data = dataset.dataset(path, format=of_kind)
+        if kind == "parquet":
+            _check_intervals(path, data)
+        source = of_dataset(data)
         return Source(source.schema, _checked(source.batches, path, kind), source.rows)
-    except (pa.ArrowInvalid, OSError) as error:
-        if _ends_too_soon(error):
+    except _UNREADABLE as error:
+        if kind == "stream" and _ends_too_soon(error) and _begins_as(path, kind):
             raise _cut_short(path, kind) from None
         if "duplicate field names" in str(error):
             _check_names(path, _names_in(path, kind))
+        if "Multiple matches for FieldRef" in str(error) and os.path.isfile(path):
+            source = _without_dataset(path, kind)
+            return Source(source.schema, _checked(source.batches, path, kind), source.rows)
         raise ValueError(f"reading {path}: it is not {what}, or is damaged: {error}") from None
+
+
+def _without_dataset(path: str, kind: str) -> Source:
+    """Reads a file with a column such as ``__filename``, which pyarrow's datasets add to those of the file."""
+    if kind == "parquet":
+        import pyarrow.parquet as pq
+
+        file = pq.ParquetFile(path, coerce_int96_timestamp_unit=_INT96_UNIT)
+        return Source(file.schema_arrow, file.iter_batches(), file.metadata.num_rows)
+    reader = pa.ipc.open_file(pa.memory_map(path))
+    return Source(reader.schema, map(reader.get_batch, range(reader.num_record_batches)), None)
 
 
 def _names_in(path: str, kind: str) -> list[str]:
@@ -149,6 +176,30 @@ def _check_names(path: str, names: Sequence[str]) -> None:
                 f"reading {path}: two columns are named {name!r}; rename one, because joins refer to columns by name"
             )
         seen.add(name)
+
+
+def _check_intervals(path: str, data: Any) -> None:
+    """Refuses the intervals of Parquet, of which pyarrow makes bytes. The command line would drop their months."""
+    if str(pa.binary(12)) not in str(data.schema):
+        return
+    import pyarrow.parquet as pq
+
+    for file in data.files:
+        schema = pq.ParquetFile(file).schema
+        for column in map(schema.column, range(len(schema))):
+            if column.converted_type == "INTERVAL":
+                name = column.path.split(".")[0]
+                raise ValueError(
+                    f"reading {path}: column {name!r} is an INTERVAL of Parquet, for which there is no type; write a "
+                    "duration, a number or text instead"
+                )
+
+
+def _begins_as(path: str, kind: str) -> bool:
+    """True if a file begins with the mark of its kind."""
+    with open(path, "rb") as file:
+        start = file.read(max(map(len, _BY_MAGIC)))
+    return any(start.startswith(mark) for mark, known in _BY_MAGIC.items() if known == kind)
 
 
 def _is_cut_short(path: str, kind: str) -> bool:
@@ -178,8 +229,8 @@ def _checked(batches: Iterator[pa.RecordBatch], path: str, kind: str) -> Iterato
     """Returns the batches. Errors of the file between them name the file."""
     try:
         yield from batches
-    except (pa.ArrowInvalid, OSError) as error:
-        if _ends_too_soon(error):
+    except _UNREADABLE as error:
+        if kind == "stream" and _ends_too_soon(error):
             raise _cut_short(path, kind) from None
         raise ValueError(f"reading {path}: the rest of it is damaged: {error}") from None
 
@@ -190,10 +241,10 @@ def of_dataset(data: Any) -> Source:
     return Source(reader.schema, iter(reader), data.count_rows())
 
 
-def refuse_csv_options(options: _csv.CsvOptions, but: str) -> None:
+def refuse_csv_options(options: _csv.CsvOptions, but: str, context: str = "") -> None:
     """Refuses CSV options for other data, because the caller expects them to take effect."""
     for name in options.given:
-        raise ValueError(f"{name} applies to CSV only, and {but}; leave {name} out")
+        raise ValueError(f"{context}{name} applies to CSV only, and {but}; leave {name} out")
 
 
 def _kind_of(path: str) -> str:
