@@ -40,6 +40,22 @@ pub fn log() {
     });
 }
 
+/// Installs a panic hook that prints panics as errors, for a command without a log.
+pub fn tell(print: impl Fn(&Error) + Send + Sync + 'static) {
+    // Keeps `caught` from replacing this hook.
+    TELLS_UNCAUGHT.call_once(|| {});
+    tell_uncaught(move |panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let said = message(panic.payload());
+        let backtrace = Backtrace::capture();
+        let trace = match backtrace.status() {
+            BacktraceStatus::Captured => format!("\n{backtrace}"),
+            _ => String::new(),
+        };
+        print(&Error::Internal(format!("a fault in dovetail itself, at {place}: {said}{trace}")));
+    });
+}
+
 /// Sets a panic hook that calls `tell` for all panics except those that [`caught`] catches.
 fn tell_uncaught(tell: impl Fn(&PanicHookInfo<'_>) + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |panic| {
@@ -49,7 +65,7 @@ fn tell_uncaught(tell: impl Fn(&PanicHookInfo<'_>) + Send + Sync + 'static) {
     }));
 }
 
-/// Completed once [`log`] or [`caught`] has set the panic hook.
+/// Completed once [`log`], [`tell`] or [`caught`] has set the panic hook.
 static TELLS_UNCAUGHT: Once = Once::new();
 
 /// Runs `work`, and returns a panic in it as an error. `said` makes the error's text from the

@@ -308,7 +308,7 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress:
     received.seconds = start.elapsed().as_secs_f64();
     received.whole = !more;
     if !output::is_json() {
-        output::on_a_thread(move || output::write_line(rows::render(&schema, &kept)?)).await?;
+        output::on_a_thread(move || output::write_line(rows::render(&schema, &kept))).await?;
         if more {
             output::remark(format!(
                 "these are the first {}; --limit 0 prints all rows, and -o FILE writes them to a file",

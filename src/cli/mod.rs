@@ -33,6 +33,7 @@ mod signals;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod times;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -41,7 +42,7 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::{Error, Result, lines};
+use crate::{Error, Result, lines, panics};
 
 /// Commit that the crate was built from.
 pub const COMMIT: &str = env!("DOVETAIL_COMMIT");
@@ -117,6 +118,9 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if asks_a_server {
+        panics::tell(output::error);
+    }
     let outcome = match cli.command {
         Command::Serve(args) => {
             let matches = matches.subcommand_matches("serve").unwrap_or(&matches);
@@ -330,7 +334,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 
 fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
     let runtime = runtime()?;
-    let outcome = runtime.block_on(work);
+    let outcome = panics::as_error(|_| "the command ended early".into(), || runtime.block_on(work));
     // An abandoned blocking read must not keep the process alive. After a failure, a thread that
     // writes a file gets time to remove it.
     runtime.shutdown_timeout(if outcome.is_err() { CLEANUP_MAX } else { Duration::ZERO });

@@ -31,4 +31,4 @@ pub use key::{KeyClass, key_class};
 pub use layout::{CopiedColumns, DEVICE_BYTES_MAX, KeyFacts, KeyLayout, Role, SideKeys};
 pub use lists::{list_array, list_view_array};
 pub use rows::{BatchSlice, Movable, Rows, are_bytes, fixed_width, is_stored_by_row, movable, rows_max, value_bytes};
-pub use types::{any_part, children};
+pub use types::{any_part, children, map_leaves};

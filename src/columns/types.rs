@@ -1,6 +1,8 @@
 //! Component types of nested Arrow types.
 
-use arrow::datatypes::{DataType, Field};
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, FieldRef};
 
 /// Returns the fields directly inside a type. A dictionary type has none.
 pub fn children(data_type: &DataType) -> Vec<&Field> {
@@ -16,6 +18,24 @@ pub fn children(data_type: &DataType) -> Vec<&Field> {
         T::Union(fields, _) => fields.iter().map(|(_, field)| field.as_ref()).collect(),
         T::RunEndEncoded(run_ends, values) => vec![run_ends, values],
         _ => Vec::new(),
+    }
+}
+
+/// Returns a type with other leaves. Lists, maps and structs have leaves inside. All other types
+/// are leaves themselves.
+pub fn map_leaves(data_type: &DataType, leaf: &mut dyn FnMut(&DataType) -> DataType) -> DataType {
+    use DataType as T;
+    let mut inside =
+        |field: &FieldRef| Arc::new(field.as_ref().clone().with_data_type(map_leaves(field.data_type(), leaf)));
+    match data_type {
+        T::List(field) => T::List(inside(field)),
+        T::LargeList(field) => T::LargeList(inside(field)),
+        T::ListView(field) => T::ListView(inside(field)),
+        T::LargeListView(field) => T::LargeListView(inside(field)),
+        T::FixedSizeList(field, length) => T::FixedSizeList(inside(field), *length),
+        T::Map(field, is_sorted) => T::Map(inside(field), *is_sorted),
+        T::Struct(fields) => T::Struct(fields.iter().map(inside).collect()),
+        other => leaf(other),
     }
 }
 

@@ -125,3 +125,48 @@ def meaning(sentence: str) -> str:
         r"\\u\{([0-9a-f]+)\}|\\x([0-9a-f]{2})|\\u([0-9a-f]{4})", lambda code: chr(int(code[code.lastindex], 16)), first
     )
     return re.sub(r"""["'\\]|--(no-)?""", "", first.replace("\\0", "\0")).replace("_", "-")
+
+
+def test_values_without_text_are_shown_and_no_library_panics(
+    server: Server, client: dovetail.Client, tmp_path: Path
+) -> None:
+    far, seconds = 1 << 62, pa.timestamp("s")
+    columns = {
+        "far": corpus.numbers_as(seconds, 0, far),
+        "zone": corpus.numbers_as(pa.timestamp("s", "Nowhere/There"), 0, None),
+        "taken": corpus.numbers_as(pa.duration("s"), 1, far),
+        "nothing": pa.array([b"", None], pa.binary(0)),
+        "lists": pa.array([[far], []], pa.list_(pa.int64())).cast(pa.list_(seconds)),
+    }
+    client.put("t", pa.table(columns))
+    shown = command_line(server, "get", "t")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert [line.split() for line in shown.stdout.splitlines()[1:]] == [
+        ["1970-01-01T00:00:00", "1970-01-01T00:00:00Z", "PT1S", f"[{far}", "s]"],
+        [str(far), "s", "null", str(far), "s", "null", "[]"],
+    ]
+    advice = "write Arrow instead, for example with -o FILE.arrow, or select other columns with --columns"
+    no_text = f"has a value without text, {far} s, in row 2 of a batch of 2 rows; {advice}"
+    no_unit = f"which cannot hold {far} s, in row 2 of a batch of 2 rows; {advice}"
+    for column, extension, what in (
+        *(("far", ".csv", no_text), ("far", ".json", no_text), ("far", ".parquet", no_unit), ("far", ".arrow", None)),
+        *(("zone", ".csv", "which cannot be written as CSV; write Parquet or Arrow"), ("zone", ".parquet", None)),
+        *(("taken", ".csv", no_text), ("taken", ".json", no_text), ("taken", ".parquet", None)),
+        *(
+            ("nothing", ".parquet", "which cannot be written as Parquet; write Arrow or JSON instead"),
+            ("nothing", ".csv", None),
+        ),
+        *(
+            ("lists", ".parquet", "which cannot hold "),
+            ("lists", ".json", f"without text, [{far} s], in row 1"),
+            ("lists", ".arrows", None),
+        ),
+    ):
+        path = tmp_path / f"{column}{extension}"
+        written = command_line(server, "get", "t", "--columns", column, "-o", path)
+        if what is None:
+            assert written.returncode == 0, written.stderr
+            continue
+        assert written.returncode == 1 and not path.exists()
+        assert written.stderr.startswith(f'error: writing {path}: column "{column}" '), written.stderr
+        assert what in written.stderr and written.stderr.count("\n") == 1, written.stderr

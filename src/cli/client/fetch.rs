@@ -1,5 +1,6 @@
 //! Fetching: the batches of a table or a result, from all of its endpoints at once.
 
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -10,12 +11,12 @@ use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::{FlightInfo, Ticket};
 use futures::stream::BoxStream;
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::{Client, batch_bytes, from_status};
-use crate::{Error, Result};
+use crate::{Error, Result, panics};
 
 /// Decoded batches of one endpoint that wait for the consumer.
 const BATCHES_AHEAD: usize = 4;
@@ -82,7 +83,14 @@ impl Client {
             let (batches, incoming) = mpsc::channel(BATCHES_AHEAD);
             let client = self.clone();
             readers.spawn(async move {
-                if let Err(error) = client.read_endpoint(at, ticket, &batches).await {
+                // Without the check, a reader that panicked would look finished, and half of a
+                // table would look like a whole table.
+                let read = AssertUnwindSafe(client.read_endpoint(at, ticket, &batches)).catch_unwind().await;
+                let read = read.unwrap_or_else(|panic| {
+                    let said = panics::message(&*panic);
+                    Err(Error::Internal(format!("decoding the rows: {said}")))
+                });
+                if let Err(error) = read {
                     let _ = batches.send(Err(error)).await;
                 }
             });

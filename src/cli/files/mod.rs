@@ -2,12 +2,16 @@
 //! also read from standard input and written to standard output. JSON lines are written only.
 
 mod csv;
+mod encoder;
 mod padding;
+mod parquet_types;
 mod read_types;
 mod sink;
 mod source;
+mod supported;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use std::path::Path;
 
@@ -16,6 +20,7 @@ use clap::ValueEnum;
 pub use csv::CsvArgs;
 pub use sink::{Complete, STDOUT, Target};
 pub use source::{Piece, STDIN, Source, folder};
+pub use writer::Writer;
 
 use crate::{Error, Result};
 
@@ -118,6 +123,16 @@ impl Format {
     /// Returns the word that `--format` takes.
     fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Returns the word for the format in messages about tables that it does not hold.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Parquet => "Parquet",
+            Self::Arrow | Self::ArrowStream => "Arrow",
+            Self::Csv => "CSV",
+            Self::Json => "JSON",
+        }
     }
 
     /// Returns a noun phrase for a file of the format.

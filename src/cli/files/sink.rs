@@ -7,21 +7,14 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
-use arrow::compute::{CastOptions, cast_with_options};
-use arrow::csv;
-use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
-use arrow::ipc::writer::{FileWriter, StreamWriter};
-use arrow::json::LineDelimitedWriter;
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
 use clap::ValueEnum;
-use parquet::arrow::ArrowWriter;
-use parquet::basic::{Compression, ZstdLevel};
-use parquet::file::properties::WriterProperties;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::{BATCHES_AHEAD, Format, is_tsv};
-use crate::cli::{output, rows};
+use super::{BATCHES_AHEAD, Format, Writer, is_tsv};
+use crate::cli::output;
 use crate::human::{file_failure, system_words};
 use crate::{Context, Error, Result};
 
@@ -146,10 +139,11 @@ impl Target {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the format cannot hold the columns.
-    pub fn begin(mut self, schema: &Schema) -> Result<Sink> {
+    pub fn begin(mut self, schema: &SchemaRef) -> Result<Sink> {
         let file = self.file.take().ok_or_else(|| Error::Internal("the file has already been started".into()))?;
         let opened = Opened { file, path: self.path.clone(), failure: self.failure.clone() };
-        let writer = Writer::new(self.format, &self.path, BufWriter::with_capacity(1 << 20, opened), schema);
+        let delimiter = if is_tsv(&self.path) { b'\t' } else { b',' };
+        let writer = Writer::new(self.format, delimiter, schema, BufWriter::with_capacity(1 << 20, opened));
         let writer = writer.map_err(|error| self.failed(error))?;
         Ok(Sink { writer, target: self })
     }
@@ -171,7 +165,7 @@ impl Target {
     ///
     /// # Errors
     /// The errors of [`Target::begin`].
-    pub fn start(self, schema: &Schema) -> Result<Writing> {
+    pub fn start(self, schema: &SchemaRef) -> Result<Writing> {
         let path = self.path.clone();
         let mut sink = self.begin(schema)?;
         let (batches, mut queued) = mpsc::channel::<Option<RecordBatch>>(BATCHES_AHEAD);
@@ -290,16 +284,8 @@ async fn written<T>(writer: &mut JoinHandle<Result<T>>, path: &Path) -> Result<T
 
 /// File that is being written. It appears under its name only when it is finished.
 pub struct Sink {
-    writer: Writer,
+    writer: Writer<BufWriter<Opened>>,
     target: Target,
-}
-
-enum Writer {
-    Parquet(Box<ArrowWriter<BufWriter<Opened>>>, SchemaRef),
-    Arrow(FileWriter<BufWriter<Opened>>),
-    ArrowStream(StreamWriter<BufWriter<Opened>>),
-    Csv(csv::Writer<BufWriter<Opened>>),
-    Json(LineDelimitedWriter<BufWriter<Opened>>),
 }
 
 impl Sink {
@@ -309,25 +295,7 @@ impl Sink {
     /// [`Error::Invalid`] if the format cannot hold the batch, [`Error::Exhausted`] if the disk is
     /// full.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
-        let written = match &mut self.writer {
-            Writer::Parquet(writer, schema) => {
-                writer.write(&in_parquet(batch, schema)?).map_err(|error| Error::Invalid(error.to_string()))
-            }
-            Writer::Arrow(writer) => writer.write(batch).map_err(Error::from),
-            Writer::ArrowStream(writer) => writer.write(batch).map_err(Error::from),
-            Writer::Csv(writer) => rows::check_has_text(batch).and_then(|()| writer.write(batch).map_err(Error::from)),
-            Writer::Json(writer) => rows::check_has_text(batch).and_then(|()| writer.write(batch).map_err(Error::from)),
-        };
-        written
-            .map_err(|error| match error.message().contains("Dictionary replacement") {
-                true => Error::Invalid(
-                    "an Arrow IPC file has one dictionary per column, but this table has several; write .arrows (a \
-                     stream) or .parquet"
-                        .into(),
-                ),
-                false => error,
-            })
-            .map_err(|error| self.target.failed(error))
+        self.writer.write(batch).map_err(|error| self.target.failed(error))
     }
 
     /// Completes the file and gives it its name.
@@ -343,27 +311,13 @@ impl Sink {
     ///
     /// # Errors
     /// [`Error::Exhausted`] if the disk is full.
-    pub fn complete(mut self) -> Result<Complete> {
-        let finished = match &mut self.writer {
-            Writer::Parquet(writer, _) => writer.finish().map(drop).map_err(|error| Error::Invalid(error.to_string())),
-            Writer::Arrow(writer) => writer.finish().map_err(Error::from),
-            Writer::ArrowStream(writer) => writer.finish().map_err(Error::from),
-            Writer::Csv(_) => Ok(()),
-            Writer::Json(writer) => writer.finish().map_err(Error::from),
-        };
-        let flushed = finished.and_then(|()| {
-            let file = match &mut self.writer {
-                Writer::Parquet(writer, _) => writer.inner_mut(),
-                Writer::Arrow(writer) => writer.get_mut(),
-                Writer::ArrowStream(writer) => writer.get_mut(),
-                Writer::Json(writer) => writer.get_mut(),
-                // The CSV writer flushes after each batch.
-                Writer::Csv(_) => return Ok(()),
-            };
-            file.flush().map_err(Error::from)
-        });
-        flushed.map_err(|error| self.target.failed(error))?;
-        Ok(Complete(self.target))
+    pub fn complete(self) -> Result<Complete> {
+        let Self { writer, target } = self;
+        let flushed = writer.finish().and_then(|mut file| file.flush().map_err(Error::from));
+        match flushed {
+            Ok(()) => Ok(Complete(target)),
+            Err(error) => Err(target.failed(error)),
+        }
     }
 }
 
@@ -383,69 +337,5 @@ impl Complete {
             target.aside = None;
         }
         Ok(())
-    }
-}
-
-/// Returns the schema with types that Parquet has. Parquet has no times in whole seconds and no
-/// days in milliseconds; other readers would find numbers instead. The Parquet library has no
-/// dictionaries of some types.
-fn parquet_schema(schema: &Schema) -> SchemaRef {
-    let field = |field: &FieldRef| Arc::new(field.as_ref().clone().with_data_type(parquet_type(field.data_type())));
-    let fields: Vec<FieldRef> = schema.fields().iter().map(field).collect();
-    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
-}
-
-fn parquet_type(data_type: &DataType) -> DataType {
-    match data_type {
-        DataType::Timestamp(TimeUnit::Second, zone) => DataType::Timestamp(TimeUnit::Millisecond, zone.clone()),
-        DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
-        DataType::Date64 => DataType::Date32,
-        DataType::Dictionary(_, values) => {
-            let values_type = parquet_type(values);
-            let is_dictionary = values_type == **values && rows::has_parquet(data_type);
-            if is_dictionary { data_type.clone() } else { values_type }
-        }
-        other => other.clone(),
-    }
-}
-
-/// Casts the batch to the types of [`parquet_schema`].
-fn in_parquet(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
-    let options = CastOptions { safe: false, ..CastOptions::default() };
-    let column = |(column, field): (&ArrayRef, &FieldRef)| match column.data_type() == field.data_type() {
-        true => Ok(column.clone()),
-        false => cast_with_options(column, field.data_type(), &options),
-    };
-    let columns = batch.columns().iter().zip(schema.fields()).map(column).collect::<Result<Vec<_>, _>>()?;
-    let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    Ok(RecordBatch::try_new_with_options(schema.clone(), columns, &rows)?)
-}
-
-impl Writer {
-    fn new(format: Format, path: &Path, file: BufWriter<Opened>, schema: &Schema) -> Result<Self> {
-        Ok(match format {
-            Format::Parquet => {
-                let level = ZstdLevel::try_new(1).map_err(|error| Error::Internal(error.to_string()))?;
-                let properties = WriterProperties::builder().set_compression(Compression::ZSTD(level)).build();
-                let schema = parquet_schema(schema);
-                rows::check_has_parquet(&schema)?;
-                let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties));
-                Self::Parquet(Box::new(writer.map_err(|error| Error::Invalid(error.to_string()))?), schema)
-            }
-            Format::Arrow => Self::Arrow(FileWriter::try_new(file, schema)?),
-            Format::ArrowStream => Self::ArrowStream(StreamWriter::try_new(file, schema)?),
-            Format::Json => {
-                rows::check_has_json(schema)?;
-                Self::Json(rows::json_writer(file))
-            }
-            Format::Csv => {
-                rows::check_has_csv(schema)?;
-                let delimiter = if is_tsv(path) { b'\t' } else { b',' };
-                let mut writer = csv::WriterBuilder::new().with_delimiter(delimiter).build(file);
-                // Write the heading, also for a table without rows.
-                writer.write(&RecordBatch::new_empty(Arc::new(schema.clone())))?;
-                Self::Csv(writer)
-            }
-        })
     }
 }
