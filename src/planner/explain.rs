@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::cost::{MemoryNeed, PredictedPhase, Resource};
+use super::deviation::{Measured, PhaseTimes, deviation};
 use super::inputs::{Inputs, TextWork};
 use super::{Distribution, MovedPayload, Plan, Rates, Side, Strategy, Target};
 use crate::Error;
@@ -40,6 +41,8 @@ pub struct Explanation {
     pub predicted_seconds: f64,
     /// `None` for a job that has not run.
     pub measured_seconds: Option<f64>,
+    /// Reason why the measured time is far from the prediction. `None` if the two are close.
+    pub deviation: Option<String>,
     pub alternatives: Vec<ExplainedAlternative>,
 }
 
@@ -178,16 +181,6 @@ pub struct ExplainedAlternative {
     pub reason: String,
 }
 
-/// Measurements of a job that runs or has run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Measured {
-    pub phases: Vec<PhaseRecord>,
-    /// Empty for a join on one device.
-    pub ranks: Vec<RankReport>,
-    pub seconds: f64,
-    pub rows: u64,
-}
-
 impl Explanation {
     /// Explains a plan on a device, with measurements if the join has run.
     pub fn new(plan: &Plan, device: &str, device_reason: String, measured: Option<&Measured>) -> Self {
@@ -227,6 +220,7 @@ impl Explanation {
             predicted_bytes: plan.result_bytes,
             rows: measured.map(|measured| measured.rows),
         };
+        let phases = line_up(&plan.phases, measured, &plan.target);
         Self {
             strategy: plan.strategy().name(),
             reason: plan.reason.clone(),
@@ -247,7 +241,8 @@ impl Explanation {
             right: side(Side::Right),
             result,
             memory: plan.memory,
-            phases: line_up(&plan.phases, measured, &plan.target),
+            deviation: measured.and_then(|measured| deviation(plan.seconds, &times(&phases), measured)),
+            phases,
             exchange: exchange(plan, ranks),
             ranks: ranks.to_vec(),
             skew: Skew::of(ranks),
@@ -262,6 +257,22 @@ impl Explanation {
     pub fn refused(self, refusal: Option<&Error>) -> Self {
         Self { refusal: refusal.map(|refusal| refusal.message().into()), ..self }
     }
+}
+
+/// Explains a measured time that is far from the prediction of the plan; `None` if the two are
+/// close.
+pub fn deviation_from(plan: &Plan, measured: &Measured) -> Option<String> {
+    deviation(plan.seconds, &times(&line_up(&plan.phases, Some(measured), &plan.target)), measured)
+}
+
+fn times(phases: &[ExplainedPhase]) -> Vec<PhaseTimes> {
+    let times = phases.iter().map(|phase| PhaseTimes {
+        name: phase.phase.name(),
+        predicted_seconds: phase.predicted_seconds.unwrap_or(0.0),
+        measured_seconds: phase.measured_seconds.unwrap_or(0.0),
+        saved_bytes: phase.kept_bytes.unwrap_or(0) + phase.in_place_bytes.unwrap_or(0),
+    });
+    times.collect()
 }
 
 /// Pairs each predicted phase, in order, with its measurement, then adds the unexpected phases.
@@ -560,6 +571,10 @@ impl fmt::Display for Explanation {
         }
         let measured = self.measured_seconds.map_or("-".into(), human::seconds);
         writeln!(f, "{:17} {:>9} {:11}  {:>9}", "total", human::seconds(self.predicted_seconds), "", measured)?;
+        if let Some(deviation) = &self.deviation {
+            writeln!(f)?;
+            writeln!(f, "{deviation}")?;
+        }
         if let Some(exchange) = &self.exchange {
             writeln!(f)?;
             writeln!(f, "{exchange}")?;

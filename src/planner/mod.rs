@@ -19,6 +19,7 @@
 mod bind;
 mod calibrate;
 mod cost;
+mod deviation;
 mod divide;
 mod estimate;
 mod explain;
@@ -39,11 +40,12 @@ mod value_sizes;
 pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};
 pub use cost::{MemoryNeed, PredictedPhase, Resource};
+pub use deviation::Measured;
 pub(crate) use divide::needs_several_devices;
 pub use estimate::Estimates;
 pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedExchange, ExplainedHeavyKey, ExplainedPhase, ExplainedResult,
-    ExplainedSide, Explanation, Measured, Skew,
+    ExplainedSide, Explanation, Skew, deviation_from,
 };
 pub use gang_rates::{GangRates, LinkRates};
 pub use overrides::PlanOverrides;

@@ -66,6 +66,24 @@ pub struct JobStatus {
     pub phases: Vec<PhaseRecord>,
     /// Part of each device; empty for a job on one device.
     pub ranks: Vec<RankReport>,
+    /// Host memory that the server took from the system while the job ran.
+    pub new_memory_bytes: u64,
+}
+
+impl JobStatus {
+    /// Returns the measurements of a job that has started.
+    pub fn measured(&self) -> Option<Measured> {
+        let started = self.started?;
+        let end = self.finished.unwrap_or_else(SystemTime::now);
+        Some(Measured {
+            phases: self.phases.clone(),
+            ranks: self.ranks.clone(),
+            seconds: end.duration_since(started).unwrap_or_default().as_secs_f64(),
+            rows: self.rows,
+            is_complete: self.state == JobState::Complete,
+            new_memory_bytes: self.new_memory_bytes,
+        })
+    }
 }
 
 /// Join that was submitted.
@@ -95,6 +113,19 @@ pub(super) struct QueueForecast {
     pub(super) waiting_for: String,
 }
 
+/// Host memory that the server had from the system at the start of a job, and at its end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NewMemory {
+    pub(super) at_start_bytes: u64,
+    pub(super) at_end_bytes: u64,
+}
+
+impl NewMemory {
+    fn bytes(self) -> u64 {
+        self.at_end_bytes.saturating_sub(self.at_start_bytes)
+    }
+}
+
 /// Mutable state of a job.
 #[derive(Debug)]
 pub(super) struct Life {
@@ -116,6 +147,7 @@ pub(super) struct Life {
     pub(super) lost_a_device: bool,
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
+    pub(super) memory: NewMemory,
     pub(super) stop: Option<Error>,
     /// True if the work has succeeded. The job then completes, even if a client still wants to stop
     /// it.
@@ -203,6 +235,7 @@ impl Job {
             lost_a_device: false,
             started: None,
             finished: None,
+            memory: NewMemory::default(),
             stop: None,
             is_done: false,
             into,
@@ -247,6 +280,7 @@ impl Job {
             released: matches!(self.result.progress().1, SpoolState::Released | SpoolState::Failed(_)),
             phases: life.monitor.phases(),
             ranks: life.monitor.ranks(),
+            new_memory_bytes: life.memory.bytes(),
         }
     }
 
@@ -259,12 +293,7 @@ impl Job {
             let name = if names.is_empty() { life.planned.target.name.clone() } else { names.join(", ") };
             (life.planned.clone(), name, life.device_reason.clone())
         };
-        let measured = status.started.map(|started| {
-            let end = status.finished.unwrap_or_else(SystemTime::now);
-            let seconds = end.duration_since(started).unwrap_or_default().as_secs_f64();
-            Measured { phases: status.phases, ranks: status.ranks, seconds, rows: status.rows }
-        });
-        Explanation::new(&plan, &device, reason, measured.as_ref())
+        Explanation::new(&plan, &device, reason, status.measured().as_ref())
     }
 
     /// Settles the outcome of the job's work. If the job was stopped, the reason is the outcome,
@@ -318,6 +347,12 @@ impl Life {
         self.devices.clear();
         self.started = None;
         self.device_reason = reason;
+    }
+
+    /// Records the host memory at the start of a run. Returns the monitor of the run.
+    pub(super) fn begin(&mut self, mapped_bytes: u64) -> Arc<Monitor> {
+        self.memory = NewMemory { at_start_bytes: mapped_bytes, at_end_bytes: mapped_bytes };
+        self.monitor.clone()
     }
 
     /// Records the plan that the job runs, by index.

@@ -114,11 +114,13 @@ impl Shared {
     fn run(&self, taken: &Taken, grants: &[Grant]) -> Result<()> {
         let (engine, job) = (&self.engines[taken.devices.leader()], &taken.job);
         job.check_stop()?;
-        let monitor = job.life.lock().monitor.clone();
+        let mapped_bytes = || self.catalog.arena().mapped_bytes();
+        let monitor = job.life.lock().begin(mapped_bytes());
         let id = engine.id();
         let work = job.runnable().ok_or_else(|| Error::Internal(format!("job {} has no tables for {id}", job.id)))?;
         let engines: Vec<_> = taken.devices.iter().map(|device| self.engines[device].clone()).collect();
         let caught = catch_unwind(AssertUnwindSafe(|| run_gang(&engines, work.task()?, grants, &job.result, &monitor)));
+        job.life.lock().memory.at_end_bytes = mapped_bytes();
         let outcome = caught.unwrap_or_else(|panic| {
             let message = panics::message(&*panic);
             tracing::error!(job = job.id.0, device = %id, message, "a job panicked");

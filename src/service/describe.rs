@@ -16,7 +16,7 @@ use crate::catalog::Table;
 use crate::engine::{Engine, PeerAccess, peer_access};
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
-use crate::planner::Explanation;
+use crate::planner::{self, Explanation};
 use crate::scheduler::{Job, JobState, JobStatus};
 
 /// Describes a table.
@@ -86,6 +86,7 @@ pub fn job(job: &Job) -> Value {
         "build_side": plan.composition.build_side.to_string(),
         "reason": plan.reason,
         "predicted_bytes": plan.result_bytes,
+        "deviation": status.measured().and_then(|measured| planner::deviation_from(&plan, &measured)),
         "distribution": plan.composition.distribution.name(),
         "phases": status.phases.iter().map(phase).collect::<Vec<_>>(),
         "ranks": status.ranks,
@@ -193,7 +194,7 @@ pub fn server(shared: &Shared) -> Value {
         "arrow": "59.3",
         "started": time(shared.started),
         "devices": devices(shared),
-        "strategies": crate::planner::Strategy::ALL.map(crate::planner::Strategy::name),
+        "strategies": planner::Strategy::ALL.map(planner::Strategy::name),
         "host_memory_bytes": arena.budget().limit_bytes(),
         "host_memory_used_bytes": arena.budget().used_bytes(),
         "host_memory": human_bytes(arena.budget().limit_bytes()),

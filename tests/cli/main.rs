@@ -83,6 +83,14 @@ fn the_joins_of_the_demo_have_the_expected_rows() {
     for join in &joins {
         assert_eq!(join["rows"], join["expected"], "{}", join["title"]);
         assert!(join["rows"].as_u64().unwrap() > 0, "{} is empty", join["title"]);
+        // A measured time far from the prediction is explained, also in the text that people see.
+        let plan = &join["plan"];
+        let [predicted, measured] = ["predicted_seconds", "measured_seconds"]
+            .map(|name| plan[name].as_f64().unwrap_or_else(|| panic!("{plan}")));
+        let ratio = measured.max(predicted) / measured.min(predicted);
+        let is_far = ratio >= 2.0 && (measured - predicted).abs() >= 1e-3;
+        assert_eq!(plan["deviation"].is_string(), is_far, "{predicted} s, {measured} s: {plan}");
+        assert_eq!(plan["text"].as_str().unwrap().contains("Predictions assume"), is_far, "{plan}");
     }
     assert_eq!(events.last().unwrap()["event"], "done");
 }

@@ -335,11 +335,13 @@ async fn run_step(client: &Client, title: &str, mut join: Value, args: &DemoArgs
 }
 
 /// Renders the strategy with its reason and the tree of steps, in the server's words, and the
-/// phases with their times.
+/// phases with their times. The reason has the predicted time, so the end explains a measured time
+/// that is far from the prediction.
 fn plan_of(done: &Done) -> String {
     let chosen = done.plan["text"].as_str().and_then(|text| text.split("\n\nresult:").next()).unwrap_or("?");
     let phases = phases(&done.job).map(|(name, seconds)| format!("{name} {}", output::seconds(seconds)));
-    format!("{}\n{}", chosen.replace("\n\n", "\n"), phases.collect::<Vec<_>>().join(", "))
+    let deviation = done.plan["deviation"].as_str().map(|text| format!("\n{text}")).unwrap_or_default();
+    format!("{}\n{}{deviation}", chosen.replace("\n\n", "\n"), phases.collect::<Vec<_>>().join(", "))
 }
 
 fn phases(job: &Value) -> impl Iterator<Item = (&str, f64)> {
@@ -350,9 +352,7 @@ fn phases(job: &Value) -> impl Iterator<Item = (&str, f64)> {
 /// Renders the time and the rate. The rate counts input and output rows: an anti join may output
 /// hardly any rows, and a many-to-many join spends its time on output.
 fn time_of(done: &Done, rows_in: u64) -> String {
-    // Each of the devices that ran the join together took its share of the phases' time.
-    let devices = done.job["devices"].as_array().map_or(1, Vec::len).max(1);
-    let engine = phases(&done.job).map(|(_, seconds)| seconds).sum::<f64>() / devices as f64;
+    let engine = done.job["run_seconds"].as_f64().unwrap_or(0.0);
     format!(
         "{} rows in, {} out, in {}: {} rows/s\nwith submitting and fetching {} in {}: {}/s",
         output::count(rows_in),

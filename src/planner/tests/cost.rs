@@ -371,11 +371,12 @@ fn an_explanation_shows_predicted_and_measured_values_side_by_side() {
         phase(Phase::Match, 0.5, 1000, 0, 0),
         phase(Phase::CompareKeys, 0.25, 10, 0, 0),
     ];
-    let measured = Measured { phases, ranks: Vec::new(), seconds: 0.75, rows: 7 };
+    let measured = Measured { phases, seconds: 0.75, rows: 7, is_complete: true, ..Measured::default() };
     let explanation = Explanation::new(&plan, "host:0", "the only device".into(), Some(&measured));
     let json = serde_json::to_value(&explanation).unwrap();
     assert_eq!(json["strategy"], "radix-hash");
     assert_eq!(json["measured_seconds"], 0.75);
+    assert!(json["deviation"].as_str().is_some_and(|text| text.contains("compare keys by 250.0 ms")), "{json}");
     assert_eq!(json["left"]["role"], "build");
     assert_eq!(json["result"]["rows"], 7);
     let phases = json["phases"].as_array().unwrap();
@@ -400,6 +401,8 @@ fn an_explanation_shows_predicted_and_measured_values_side_by_side() {
         "0 B  3.0 MiB cached on the device; 5.0 MiB read in place\n",
         "not chosen",
         "sort-merge-gfur",
+        "as long as predicted: 750.0 ms instead of ",
+        "Longer than predicted: match by ",
     ] {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
