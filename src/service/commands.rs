@@ -110,7 +110,7 @@ const JOIN_FIELDS: [(&str, Takes); 13] = [
     ("strategy", Takes::Text),
     ("distribution", Takes::Text),
     ("nulls_equal", Takes::Flag),
-    ("batch_rows", Takes::Whole { least: 0, most: u32::MAX as i64 }),
+    ("batch_rows", Takes::Whole { least: 1, most: u32::MAX as i64 }),
     ("priority", Takes::Whole { least: *PRIORITIES.start() as i64, most: *PRIORITIES.end() as i64 }),
     ("retain_seconds", Takes::Whole { least: 0, most: u32::MAX as i64 }),
     ("into", Takes::Text),
@@ -155,7 +155,14 @@ fn slip(join: &serde_json::Value) -> Option<Error> {
         };
         Some(Error::Invalid(format!("{field:?} is {shown}, and takes {takes}")))
     });
-    let refused = wrong.or_else(|| given("how")?.as_str()?.parse::<JoinKind>().err())?;
+    // An empty list looks like the absence of columns, and protobuf reads it as the absence of a
+    // list, which stands for all columns.
+    let no_columns = || {
+        given("columns")?.as_array()?.is_empty().then(|| {
+            Error::Invalid("\"columns\" is empty; name at least one column, or leave it out for all columns".into())
+        })
+    };
+    let refused = wrong.or_else(no_columns).or_else(|| given("how")?.as_str()?.parse::<JoinKind>().err())?;
     Some(refused.context("the join command"))
 }
 
@@ -270,7 +277,7 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
     }
     let how = proto::JoinKind::try_from(join.how)
         .map_err(|_| Error::Invalid(format!("\"how\" is number {}, which is no kind of join", join.how)))?;
-    let strategy = match join.strategy.as_deref().filter(|name| !name.is_empty()).or(defaults.strategy.as_deref()) {
+    let strategy = match join.strategy.as_deref().or(defaults.strategy.as_deref()) {
         None | Some("auto") => None,
         Some(name) => Some(name.parse()?),
     };
@@ -478,7 +485,8 @@ mod tests {
         assert!(with(r#""priority": 101"#).contains("priority"));
         for (value, takes) in [
             (r#""priority": 1.5"#, "a whole number from -100 to 100"),
-            (r#""batch_rows": -1"#, "a whole number from 0 to 4294967295"),
+            (r#""batch_rows": -1"#, "a whole number from 1 to 4294967295"),
+            (r#""batch_rows": 0"#, "a whole number from 1 to 4294967295"),
             (r#""retain_seconds": 1e30"#, "a whole number from 0 to 4294967295"),
             (r#""retain_seconds": "soon""#, "a whole number from 0 to 4294967295"),
             (r#""how": 5"#, "a string"),
@@ -505,6 +513,13 @@ mod tests {
         assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));
         assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));
         assert!(with(r#""into": """#).contains("\"into\" is empty"));
+        assert_eq!(
+            with(r#""columns": []"#),
+            "the join command: \"columns\" is empty; name at least one column, or leave it out for all columns"
+        );
+        assert!(with(r#""columns": [], "count": true"#).contains("\"columns\" is empty"));
+        assert!(with(r#""strategy": """#).contains("unknown strategy \"\""), "{}", with(r#""strategy": """#));
+        assert!(with(r#""distribution": """#).contains("it is one of auto, broadcast, hash"));
         assert!(with(r#""count": true, "into": "c""#).contains("nothing to keep as table \"c\""));
         let how = "the join command: unknown kind of join \"outer\"; it is one of inner, left, right, full, left_semi,";
         assert!(with(r#""how": "outer""#).starts_with(how), "{}", with(r#""how": "outer""#));

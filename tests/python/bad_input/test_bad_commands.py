@@ -47,6 +47,24 @@ def test_json_with_an_unknown_field_names_it(
         command(server, json.dumps(body).encode())
 
 
+def test_an_empty_list_of_columns_is_refused_by_every_call(server: Server, client: dovetail.Client) -> None:
+    """Regression test: it stood for all columns, and the Python client refused it."""
+    client.put("a", TABLE)
+    join = {"left": "a", "right": "a", "on": [{"left": "k", "right": "k"}], "columns": []}
+    sent = json.dumps({"join": join}).encode()
+    connection = flight.connect(server.uri)
+    descriptor = flight.FlightDescriptor.for_command(sent)
+    for call in (
+        lambda: connection.get_flight_info(descriptor),
+        lambda: connection.get_schema(descriptor),
+        lambda: list(connection.do_action(flight.Action("explain", sent))),
+        lambda: client.command({"join": join}),
+    ):
+        words = '"columns" is empty; name at least one column, or leave it out for all columns'
+        with refused(dovetail.InvalidRequest, words), dovetail.errors.translated():
+            call()
+
+
 def test_protobuf_with_an_unknown_field_or_of_an_unknown_message_is_refused(
     server: Server, client: dovetail.Client
 ) -> None:
