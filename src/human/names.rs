@@ -42,7 +42,8 @@ pub fn first_of<T: fmt::Display>(things: impl ExactSizeIterator<Item = T>) -> St
 /// Returns `; did you mean "orders"?` for the end of a sentence, if exactly one known name is close
 /// to the unknown one. Close means equal except for case, or at most two letters away. The
 /// differing letters may be at most a third of the name, or one letter of a name of two. Otherwise,
-/// or if comparing all known names would take long, returns an empty string.
+/// or if comparing all known names would take long, returns an empty string. So it does if the name
+/// itself is known, because it appeared after it was looked for.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     const DISTANCE_MAX: usize = 2;
     /// Maximum bytes of a compared name. Comparing takes the product of both lengths, and an
@@ -55,8 +56,9 @@ pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
     }
     let lower = name.to_lowercase();
     let length = lower.chars().count();
-    let mut compared = 0;
+    let (mut compared, mut is_known) = (0, false);
     let near = known.into_iter().filter_map(|other| {
+        is_known |= other == name;
         let other_lower = other.to_lowercase();
         let other_length = other_lower.chars().count();
         let may_be = other_length.abs_diff(length) <= DISTANCE_MAX;
@@ -70,7 +72,7 @@ pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
     // Another spelling of the same name is closer than anything else.
     let same: Vec<_> = near.iter().filter(|(distance, _)| *distance == 0).collect();
     match (same.as_slice(), near.as_slice()) {
-        _ if compared > COMPARED_MAX => String::new(),
+        _ if is_known || compared > COMPARED_MAX => String::new(),
         ([(_, only)], _) | ([], [(_, only)]) => format!("; did you mean {only:?}?"),
         _ => String::new(),
     }
@@ -118,6 +120,9 @@ mod tests {
             ("q", &["a"], ""),
             ("id", &["k"], ""),
             ("orders", &[], ""),
+            // The name has appeared since it was looked for.
+            ("x", &["x", "X"], ""),
+            ("orders", &["order", "orders"], ""),
             ("größe", &["grösse", "GRÖSSE2"], ""),
             ("größe", &["grösse"], ""),
             ("gröse", &["größe"], "; did you mean \"größe\"?"),

@@ -303,7 +303,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     ('; did you mean "orders"?', '; did you mean "g"?', '')
     >>> did_you_mean("keys", ["key", "keyz"])
     ''
+
+    A name that is known by now is no suggestion for itself.
+
+    >>> did_you_mean("key", ["key"])
+    ''
     """
+    known = list(known)
+    if name in known:
+        return ""
     distances = {other: _distance(name.lower(), other.lower()) for other in known}
     most = min(2, max(len(name), 3) // 3, len(name) - 1)
     near = [other for other, distance in distances.items() if distance <= max(most, 0)]
