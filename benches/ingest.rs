@@ -277,7 +277,7 @@ impl UploadHandler for Counter {
 
 #[tonic::async_trait]
 impl UploadSink for CounterSink {
-    fn append(&mut self, batch: RecordBatch, _: Bytes) -> Result<Ack> {
+    fn append(&mut self, batch: RecordBatch) -> Result<Ack> {
         self.0.rows += batch.num_rows() as u64;
         Ok(self.0)
     }

@@ -125,7 +125,7 @@ struct TableSink {
 
 #[tonic::async_trait]
 impl UploadSink for TableSink {
-    fn append(&mut self, batch: RecordBatch, _app_metadata: Bytes) -> Result<Ack> {
+    fn append(&mut self, batch: RecordBatch) -> Result<Ack> {
         let rows = batch.num_rows() as u64;
         self.stream.append(batch).context(|| format!("uploading table {:?}", self.name))?;
         self.ack = Ack { rows: self.stream.rows(), bytes: self.stream.bytes() };

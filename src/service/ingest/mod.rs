@@ -76,7 +76,7 @@ pub trait UploadSink: Send {
     ///
     /// # Errors
     /// Any error ends the call; the sink is dropped.
-    fn append(&mut self, batch: RecordBatch, app_metadata: Bytes) -> Result<Ack>;
+    fn append(&mut self, batch: RecordBatch) -> Result<Ack>;
 
     /// Completes the upload, after the client has sent all its data.
     ///

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::{ArrayRef, RecordBatch};
-use arrow_flight::FlightData;
+use arrow_flight::{FlightData, FlightDescriptor};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::{Extensions, HeaderMap};
@@ -15,6 +15,7 @@ use tonic::{Code, Status};
 use super::decoder::{Content, Received, StreamDecoder, WireDecoder};
 use super::respond::{AckSender, Acks};
 use super::{Limits, UploadHandler, UploadSink};
+use crate::human::asked;
 use crate::memory::Arena;
 use crate::service::blocking::heavy;
 use crate::service::encode::array_bytes;
@@ -70,14 +71,34 @@ async fn run(
     mut source: impl Source,
     acks: &AckSender,
 ) -> Result<()> {
-    let (mut sink, target) = begin(handler, extensions, &mut source).await?;
-    while let Some(message) = source.next().await.context(|| format!("uploading {target}"))? {
+    let Begun { mut sink, descriptor } = begin(handler, extensions, &mut source).await?;
+    let attempt = || format!("uploading {}", target(&descriptor));
+    while let Some(message) = source.next().await.context(attempt)? {
+        check_later(&message, &descriptor).context(attempt)?;
         if let Content::Batch(batch) = message.content {
-            acks.send(heavy(effort_bytes(&batch), || sink.append(batch, message.app_metadata))?);
+            acks.send(heavy(effort_bytes(&batch), || sink.append(batch))?);
         }
     }
     acks.send(sink.finish().await?);
     Ok(())
+}
+
+/// Refuses what only the first message of an upload may have. It would otherwise be ignored.
+fn check_later(message: &Received, descriptor: &FlightDescriptor) -> Result<()> {
+    if !message.app_metadata.is_empty() {
+        return Err(Error::Invalid(
+            "a message after the schema has app_metadata, where options come too late; send them as app_metadata of the \
+             first message, or in the header dovetail-upload-options"
+                .into(),
+        ));
+    }
+    match &message.descriptor {
+        Some(other) if other != descriptor => Err(Error::Invalid(format!(
+            "a message after the schema has the descriptor of {}; one call of DoPut uploads one table",
+            target(other)
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the effort of taking a batch's statistics, as the bytes of text that take the same time.
@@ -95,14 +116,23 @@ fn effort_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(effort).sum()
 }
 
-/// Reads messages up to the schema, and begins the upload. Returns the upload's sink, and a name of
-/// the target for messages. Descriptor and options are those of the first message that has any,
-/// which is usually the schema message.
-async fn begin(
-    handler: &dyn UploadHandler,
-    extensions: &Extensions,
-    source: &mut impl Source,
-) -> Result<(Box<dyn UploadSink>, String)> {
+/// Upload whose schema has arrived.
+struct Begun {
+    sink: Box<dyn UploadSink>,
+    descriptor: FlightDescriptor,
+}
+
+/// Names the target of an upload, for messages.
+fn target(descriptor: &FlightDescriptor) -> String {
+    match &descriptor.path[..] {
+        [table] => format!("table {}", asked(table)),
+        path => format!("{path:?}"),
+    }
+}
+
+/// Reads messages up to the schema, and begins the upload. Descriptor and options are those of the
+/// first message that has any, which is usually the schema message.
+async fn begin(handler: &dyn UploadHandler, extensions: &Extensions, source: &mut impl Source) -> Result<Begun> {
     let (mut descriptor, mut app_metadata) = (None, Bytes::new());
     while let Some(message) = source.next().await? {
         descriptor = descriptor.or(message.descriptor);
@@ -113,11 +143,8 @@ async fn begin(
             let descriptor = descriptor.ok_or_else(|| {
                 Error::Invalid("the first message of an upload has no flight descriptor, which names the table".into())
             })?;
-            let target = match &descriptor.path[..] {
-                [table] => format!("table {table:?}"),
-                path => format!("{path:?}"),
-            };
-            return Ok((handler.begin(extensions, descriptor, schema, app_metadata).await?, target));
+            let sink = handler.begin(extensions, descriptor.clone(), schema, app_metadata).await?;
+            return Ok(Begun { sink, descriptor });
         }
     }
     Err(Error::Invalid("the upload ended before its schema arrived".into()))

@@ -60,6 +60,21 @@ def test_unknown_options_are_refused(server: Server, client: dovetail.Client, op
     assert len(client.tables()) == 0
 
 
+def test_options_that_come_too_late_are_refused(server: Server, client: dovetail.Client) -> None:
+    """Regression test: they were ignored, and the table was created instead of replaced."""
+    client.put("a", TABLE)
+    sent, late = messages(TABLE, "b", max_chunksize=1), b'{"mode": "replace"}'
+    with Raw(server.address) as raw:
+        for at in range(1, len(sent)):
+            with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, 'table "b"', "app_metadata of the first message"):
+                raw.put([*sent[:at], replace(sent[at], app_metadata=late), *sent[at + 1 :]])
+    writer, _ = flight.connect(server.uri).do_put(flight.FlightDescriptor.for_path("b"), TABLE.schema)
+    with refused(dovetail.InvalidRequest, "the header dovetail-upload-options"), dovetail.errors.translated():
+        writer.write_with_metadata(TABLE.to_batches()[0], late)
+        writer.close()
+    assert [table.name for table in client.tables()] == ["a"]
+
+
 def test_rows_that_are_not_sorted_as_declared_are_refused(client: dovetail.Client) -> None:
     with refused(dovetail.InvalidRequest, "not sorted by k", "row 3"):
         client.put("a", {"k": [1, 3, 2]}, sorted_by="k")

@@ -26,6 +26,8 @@ pub struct Keeper {
 struct KeeperSink {
     keeper: Arc<Keeper>,
     name: String,
+    /// Options of the upload, which say how its second batch fails.
+    options: Bytes,
     batches: Vec<RecordBatch>,
     rows: u64,
     bytes: u64,
@@ -51,6 +53,7 @@ impl UploadHandler for KeeperHandler {
         Ok(Box::new(KeeperSink {
             keeper: self.0.clone(),
             name: descriptor.path.join("/"),
+            options: app_metadata,
             batches: Vec::new(),
             rows: 0,
             bytes: 0,
@@ -60,10 +63,10 @@ impl UploadHandler for KeeperHandler {
 
 #[tonic::async_trait]
 impl UploadSink for KeeperSink {
-    fn append(&mut self, batch: RecordBatch, app_metadata: Bytes) -> Result<Ack> {
-        match &app_metadata[..] {
-            b"panic" => panic!("a defect"),
-            b"full" => return Err(Error::Exhausted("the quota is used up".into())),
+    fn append(&mut self, batch: RecordBatch) -> Result<Ack> {
+        match &self.options[..] {
+            b"panic" if !self.batches.is_empty() => panic!("a defect"),
+            b"full" if !self.batches.is_empty() => return Err(Error::Exhausted("the quota is used up".into())),
             _ => {}
         }
         self.rows += batch.num_rows() as u64;
@@ -122,12 +125,26 @@ async fn an_upload_that_fails_in_any_way_drops_its_sink_and_its_memory() {
     };
     let mut no_descriptor = good.clone();
     no_descriptor[0].flight_descriptor = None;
+    let mut metadata_alone = good.clone();
+    metadata_alone.insert(2, FlightData::new().with_app_metadata("{}"));
+    let mut another_table = good.clone();
+    another_table[1].flight_descriptor = Some(FlightDescriptor::new_path(vec!["u".into()]));
     let mut corrupt = good.clone();
     corrupt[2].data_header = vec![1; 30].into();
     let cases = [
         (with_metadata(0, "refuse"), "gibt es schon"),
-        (with_metadata(2, "full"), "the quota is used up"),
-        (with_metadata(2, "panic"), "a defect in the server"),
+        (with_metadata(0, "full"), "the quota is used up"),
+        (with_metadata(0, "panic"), "a defect in the server"),
+        (
+            with_metadata(1, "{\"mode\": \"replace\"}"),
+            "uploading table \"t\": a message after the schema has app_metadata",
+        ),
+        (
+            with_metadata(2, "x"),
+            "send them as app_metadata of the first message, or in the header dovetail-upload-options",
+        ),
+        (metadata_alone, "a message after the schema has app_metadata"),
+        (another_table, "the descriptor of table \"u\"; one call of DoPut uploads one table"),
         (no_descriptor, "no flight descriptor"),
         (corrupt, "not an Arrow IPC flatbuffer"),
         (Vec::new(), "ended before its schema"),
@@ -140,6 +157,17 @@ async fn an_upload_that_fails_in_any_way_drops_its_sink_and_its_memory() {
         assert_eq!(arena.budget().used_bytes(), 0);
     }
     assert!(handler.0.tables.lock().is_empty());
+}
+
+#[tokio::test]
+async fn a_sender_may_repeat_the_descriptor() {
+    let (handler, arena) = (KeeperHandler::default(), arena());
+    let mut messages = messages(&numbers(0).schema(), &[numbers(3), numbers(4)], &like_pyarrow());
+    for at in 1..messages.len() {
+        messages[at].flight_descriptor = messages[0].flight_descriptor.clone();
+    }
+    let acks = upload(&handler, messages, &arena).await;
+    assert_eq!(acks.last().unwrap().as_ref().unwrap().rows, 7);
 }
 
 #[tokio::test]
