@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::Schema;
 use parking_lot::RwLock;
 
 use super::quota::{Charge, Ledger};
@@ -227,6 +228,15 @@ impl Catalog {
     /// Returns a charge of zero bytes on the account of `owner`.
     pub fn charge(&self, owner: &str) -> Charge {
         self.ledger.charge(owner)
+    }
+
+    /// Returns a charge of the metadata of a schema on the account of `owner`. Metadata is outside
+    /// the arena, and a schema may have megabytes of it.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the tenant or the server has too little memory for it.
+    pub fn charge_metadata(&self, owner: &str, schema: &Schema) -> Result<Charge> {
+        self.charge(owner).with_metadata(schema, self.arena.budget())
     }
 
     /// Returns the bytes that a tenant may still add; `None` for no limit.

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use arrow::datatypes::{Field, Schema};
 use parking_lot::Mutex;
 
 use super::EvictableResults;
-use crate::memory::human_bytes;
+use crate::memory::{Budget, Reservation, human_bytes};
 use crate::{Error, Result};
 
 /// Limits on the holdings of a tenant. All tenants have the same limits.
@@ -49,7 +50,7 @@ impl Ledger {
 
     /// Returns a charge of zero bytes on that tenant's account.
     pub(super) fn charge(&self, owner: &str) -> Charge {
-        Charge { ledger: self.clone(), owner: owner.into(), bytes: 0 }
+        Charge { ledger: self.clone(), owner: owner.into(), bytes: 0, _host_memory: None }
     }
 
     pub(super) fn bytes(&self, owner: &str) -> u64 {
@@ -66,6 +67,15 @@ impl Ledger {
     }
 }
 
+/// Returns the bytes of a schema's metadata: of the schema, and of its columns at any depth.
+fn metadata_bytes(schema: &Schema) -> u64 {
+    /// Memory of an entry in addition to its text, about.
+    const ENTRY_BYTES: usize = 64;
+    let of_fields = schema.flattened_fields().into_iter().flat_map(Field::metadata);
+    let entries = schema.metadata().iter().chain(of_fields);
+    entries.map(|(key, value)| (key.len() + value.len() + ENTRY_BYTES) as u64).sum()
+}
+
 /// Refusal: the tenant's account has no room.
 struct Full {
     held_bytes: u64,
@@ -78,9 +88,24 @@ pub struct Charge {
     ledger: Ledger,
     owner: String,
     bytes: u64,
+    /// Host memory outside the arena.
+    _host_memory: Option<Reservation>,
 }
 
 impl Charge {
+    /// Adds the metadata of a schema to the charge, and reserves host memory for it.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the tenant's limit or the budget is exceeded.
+    pub(super) fn with_metadata(mut self, schema: &Schema, host_memory: &Budget) -> Result<Self> {
+        let bytes = metadata_bytes(schema);
+        if bytes > 0 {
+            self.try_grow(bytes)?;
+            self._host_memory = Some(host_memory.reserve(bytes, "the metadata of a schema")?);
+        }
+        Ok(self)
+    }
+
     /// Adds `bytes` to the charge.
     ///
     /// # Errors

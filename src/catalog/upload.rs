@@ -123,6 +123,8 @@ pub(super) struct Target {
     pub(super) unique: Vec<Vec<usize>>,
     /// The reserved name, in [`UploadMode::Create`].
     reservation: Option<NameReservation>,
+    /// Charge for the metadata of the schema, shared with the table that keeps the schema.
+    metadata: Arc<Charge>,
 }
 
 impl Target {
@@ -163,12 +165,13 @@ impl Target {
             (UploadMode::Create | UploadMode::Replace, _) | (UploadMode::CreateIfMissing, Err(_)) => (),
             (UploadMode::Append | UploadMode::CreateIfMissing, existing) => check_appendable(&*existing?, &schema)?,
         }
+        let metadata = Arc::new(catalog.charge_metadata(&editor.tenant, &schema)?);
         let reservation = match options.mode {
             UploadMode::Create => Some(catalog.reserve(name, &editor.tenant, "being uploaded")?),
             _ => None,
         };
         let (catalog, name, mode) = (catalog.clone(), name.into(), options.mode);
-        Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, reservation })
+        Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, reservation, metadata })
     }
 
     /// Makes the rows appear, unless interrupted before. After a failure the caller can try again.
@@ -233,7 +236,7 @@ impl Target {
             collectors: rows.collectors.clone(),
             lazy: no_lazy_facts(rows.collectors.len()),
             combinations: Combinations::default(),
-            charges: rows.charges.clone(),
+            charges: [&self.metadata].into_iter().chain(&rows.charges).cloned().collect(),
         })
     }
 
@@ -332,7 +335,12 @@ impl Rows {
         if batch.num_rows() == 0 {
             return Ok(());
         }
-        let batch = self.adopter.adopt(batch)?;
+        let batch = match self.adopter.adopt(batch)? {
+            batch if Arc::ptr_eq(batch.schema_ref(), &self.schema) => batch,
+            // Each stream of an upload reads a schema of its own. Its metadata may be large, and
+            // only that of the table is charged.
+            batch => RecordBatch::try_new(self.schema.clone(), batch.columns().to_vec())?,
+        };
         let bytes = self.meter.referenced_bytes(&batch);
         self.charge.try_grow(bytes)?;
         for (collector, column) in self.collectors.iter_mut().zip(batch.columns()) {

@@ -69,6 +69,7 @@ impl Shared {
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
+        let charge = self.catalog.charge_metadata(&owner, &plan.join.schema)?;
         // The interrupt ends planning only. From here on the job exists.
         planning.check()?;
         let mut state = self.state.lock();
@@ -96,7 +97,7 @@ impl Shared {
             retain,
             bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
             arena: Some(self.catalog.arena().drawing_on(host_memory.clone()).interrupted_by(interrupt.clone())),
-            charge: Some(self.catalog.charge(&owner)),
+            charge: Some(charge),
             tables: planned.tables().map(Arc::downgrade).to_vec(),
             interrupt,
             when_wanted: Some(BackpressureLimits::when(is_device_wanted.clone())),

@@ -118,6 +118,57 @@ fn the_bytes_of_a_tenant_are_limited() {
 }
 
 #[test]
+fn the_metadata_of_a_table_is_kept_and_charged_until_its_last_reader_is_done() {
+    let catalog = limited(Some(100_000), None);
+    let text = |bytes: usize| [("origin".to_string(), "x".repeat(bytes))].into();
+    let with_metadata = |of_table: usize, of_column: usize| {
+        let k = Field::new("k", DataType::Int64, true).with_metadata(text(of_column));
+        Arc::new(Schema::new_with_metadata(vec![k, schema().field(1).clone()], text(of_table)))
+    };
+    let begin =
+        |name: &str, schema: &SchemaRef, mode| Upload::begin_for(&catalog, "ada", name, schema.clone(), options(mode));
+    let schema = with_metadata(1000, 2000);
+    let mut one = begin("t", &schema, UploadMode::Create).unwrap();
+    assert!((3000..4000).contains(&catalog.usage("ada").bytes), "an upload under way is charged");
+    let rows = batch([1, 2]);
+    one.append(RecordBatch::try_new(schema.clone(), rows.columns().to_vec()).unwrap()).unwrap();
+    let table = one.commit().unwrap();
+    assert_eq!((&table.schema, table.batches[0].schema_ref()), (&schema, &schema));
+    let held = catalog.usage("ada").bytes;
+    assert!((3000 + table.bytes..4000 + table.bytes).contains(&held), "{held} B with {} B of rows", table.bytes);
+    assert!(catalog.arena().budget().used_bytes() > 3000);
+    // Appended rows take the schema of the table, and their own metadata is dropped.
+    begin("t", &with_metadata(5000, 0), UploadMode::Append).unwrap().commit().unwrap();
+    assert_eq!((catalog.usage("ada").bytes, &catalog.table("t").unwrap().schema), (held, &schema));
+    let refused = begin("u", &with_metadata(50_000, 50_000), UploadMode::Create);
+    assert_refused(refused, is!(Exhausted), &["\"ada\"", "--tenant-memory"]);
+    assert_eq!(catalog.usage("ada").bytes, held);
+    assert!(catalog.table("u").is_err() && catalog.reserve("u", "eve", "x").is_ok());
+    catalog.drop_table("t", &"ada".into()).unwrap();
+    assert_eq!(catalog.usage("ada").bytes, held, "a reader has it");
+    drop(table);
+    assert!(catalog.usage_of_all().is_empty());
+    assert_eq!(catalog.arena().budget().used_bytes(), 0);
+}
+
+/// Regression test: every batch kept the schema that its own stream had read.
+#[test]
+fn the_rows_of_all_streams_of_an_upload_share_one_schema() {
+    use crate::catalog::{Finished, Uploads, UploadsLimits};
+    let limits = UploadsLimits { under_way: 4, idle: std::time::Duration::from_secs(60) };
+    let uploads = Uploads::new(catalog(), limits);
+    let options = UploadOptions { upload: Some("id".into()), ..UploadOptions::default() };
+    for _ in 0..2 {
+        let mut stream = uploads.open("ada", "t", schema(), options.clone()).unwrap();
+        stream.append(batch([1, 2])).unwrap();
+        assert!(matches!(stream.finish(&Interrupt::default()).unwrap(), Finished::Part { .. }));
+    }
+    let table = uploads.commit("ada", "id", &Interrupt::default()).unwrap();
+    assert_eq!(table.batches.len(), 2);
+    assert!(table.batches.iter().all(|batch| Arc::ptr_eq(batch.schema_ref(), &table.schema)));
+}
+
+#[test]
 fn appended_bytes_are_charged_to_the_appending_tenant() {
     let catalog = limited(Some(100_000), None);
     upload(&catalog, "ada", "t", UploadMode::Create, 10).unwrap();
