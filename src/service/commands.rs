@@ -169,7 +169,8 @@ fn slip(join: &serde_json::Value) -> Option<Error> {
 /// Returns the refusal of a message or an action of Flight SQL.
 pub fn no_flight_sql(name: &str) -> Error {
     Error::Unsupported(format!(
-        "this server does not speak Flight SQL ({name}) yet; call GetFlightInfo with a join command such as {EXAMPLE}"
+        "this server does not speak Flight SQL ({name}) yet; use its command line (dovetail put, dovetail join) or its \
+         Python client (import dovetail), or call GetFlightInfo with a join command such as {EXAMPLE}"
     ))
 }
 
@@ -476,7 +477,10 @@ mod tests {
         }
         assert!(refusal(&any("some.Message", vec![])).contains("some.Message"));
         let sql = any("arrow.flight.protocol.sql.CommandStatementQuery", vec![]);
-        assert!(matches!(decode(&sql), Err(Error::Unsupported(text)) if text.contains("join command")));
+        let Err(Error::Unsupported(text)) = decode(&sql) else { panic!("Flight SQL was not refused") };
+        for way in ["CommandStatementQuery", "dovetail join", "import dovetail", "a join command such as"] {
+            assert!(text.contains(way), "{way}: {text}");
+        }
     }
 
     #[test]

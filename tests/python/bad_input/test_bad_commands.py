@@ -99,8 +99,10 @@ def test_flight_sql_is_not_served_by_any_call(server: Server, client: dovetail.C
         writer.write_table(TABLE)
         writer.close()
 
+    calls += [lambda: connection.get_schema(flight.FlightDescriptor.for_command(any_message))]
     for call in calls:
-        with refused(dovetail.Unsupported, "Flight SQL", "join command"), dovetail.errors.translated():
+        ways = ("Flight SQL", "dovetail join", "import dovetail", "join command")
+        with refused(dovetail.Unsupported, *ways), dovetail.errors.translated():
             call()
 
 
