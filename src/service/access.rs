@@ -26,6 +26,7 @@ use tower::{Layer, Service};
 
 use body::{CallBody, CallLimits, CountedBody, deadline_passed, server_ended};
 
+use super::auth::{Caller, presented_token};
 use super::call_record::{CallRecord, printable};
 use super::ingest::timeout;
 use super::metrics::code_name;
@@ -33,10 +34,13 @@ use super::shared::{Shared, shutting_down};
 use super::table_upload::OptionsHeader;
 use crate::Error;
 
+/// RPC that identifies its caller by its message.
+const HANDSHAKE: &str = "Handshake";
+
 /// RPCs that the server serves, by the names under which metrics count them. All unknown paths
 /// share one name, so that strangers cannot fill the memory with names.
 const RPCS: [&str; 14] = [
-    "Handshake",
+    HANDSHAKE,
     "ListFlights",
     "GetFlightInfo",
     "PollFlightInfo",
@@ -122,8 +126,10 @@ where
                 return Box::pin(std::future::ready(Ok(response)));
             }
         };
-        call.tenant.clone_from(&caller.tenant);
-        request.extensions_mut().insert(caller);
+        if let Some(caller) = caller {
+            call.tenant.clone_from(&caller.tenant);
+            request.extensions_mut().insert(caller);
+        }
         request.extensions_mut().insert(call.record.clone());
         if let Some(options) = OptionsHeader::of(request.headers()) {
             request.extensions_mut().insert(options);
@@ -189,10 +195,11 @@ impl Call {
     }
 
     /// Returns the caller, unless the call is refused. Health probes carry no token, and are
-    /// answered until the server ends.
-    fn admit(&self, request: &Request<Body>) -> crate::Result<super::auth::Caller> {
+    /// answered until the server ends. A handshake may have its token in its message, and has no
+    /// caller then.
+    fn admit(&self, request: &Request<Body>) -> crate::Result<Option<Caller>> {
         if self.is_health {
-            return Ok(super::auth::Caller::anonymous());
+            return Ok(Some(Caller::anonymous()));
         }
         if self.shared.is_draining() && !SERVED_WHILE_DRAINING.contains(&self.rpc) {
             return Err(shutting_down());
@@ -201,7 +208,11 @@ impl Call {
             request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>().and_then(TlsConnectInfo::peer_certs);
         // The client's own certificate is first; those of its signers follow.
         let certificate = certificates.as_ref().and_then(|chain| chain.first()).map(AsRef::as_ref);
-        self.shared.authenticator.authenticate(request.headers(), certificate)
+        let has_token = !matches!(presented_token(request.headers()), Ok(None));
+        match self.shared.authenticator.authenticate(request.headers(), certificate) {
+            Err(_) if self.rpc == HANDSHAKE && !has_token => Ok(None),
+            caller => caller.map(Some),
+        }
     }
 
     /// Returns the limits that end the call from outside. Calls of other services than Flight end

@@ -3,7 +3,8 @@
 //! Without a token file every caller is anonymous and may do everything. The listener is then on
 //! the loopback interface, unless the operator set `--insecure`. With a token file, every call
 //! carries `authorization: Bearer TOKEN`, or comes over a connection whose client certificate the
-//! file lists. The file has one caller per line:
+//! file lists. Clients that know only user names and passwords send any user name, with the token
+//! as the password ([`basic_password`], and `handshake.rs`). The file has one caller per line:
 //!
 //! ```text
 //!   # TOKEN | cert:NAME         TENANT  ROLE  [WEIGHT]
@@ -219,30 +220,86 @@ impl Authenticator {
                 None => Ok(Caller::anonymous()),
             };
         };
-        let Some(header) = headers.get(http::header::AUTHORIZATION) else {
-            return listed.by_certificate(certificate);
-        };
-        let presented = header.as_bytes();
-        let scheme_len = "Bearer ".len();
-        let is_bearer = presented.len() > scheme_len && presented[..scheme_len].eq_ignore_ascii_case(b"Bearer ");
-        if !is_bearer {
-            return Err(Error::Unauthenticated(
-                "the authorization header is not \"Bearer TOKEN\", the only supported scheme".into(),
-            ));
+        match presented_token(headers)? {
+            Some(token) => listed.by_token(&token),
+            None => listed.by_certificate(certificate),
         }
-        let hash = hash(presented[scheme_len..].trim_ascii());
+    }
+
+    /// Checks a token that a handshake presents. A server without tokens accepts any.
+    ///
+    /// # Errors
+    /// [`Error::Unauthenticated`] for an unknown token.
+    pub fn check_token(&self, token: &[u8]) -> Result<()> {
+        self.listed.as_ref().map_or(Ok(()), |listed| listed.by_token(token).map(drop))
+    }
+}
+
+/// Header of the token that a handshake returned, as clients of the C++ and Java libraries send it.
+const TOKEN_OF_HANDSHAKE: &str = "auth-token-bin";
+
+/// Returns the token among the headers of a call; `None` if there is none.
+///
+/// # Errors
+/// [`Error::Unauthenticated`] for a header of another scheme, or one that cannot be read.
+pub(super) fn presented_token(headers: &HeaderMap) -> Result<Option<Vec<u8>>> {
+    let Some(header) = headers.get(http::header::AUTHORIZATION) else {
+        let Some(header) = headers.get(TOKEN_OF_HANDSHAKE) else { return Ok(None) };
+        let token = decode_base64(header.as_bytes());
+        return token.map(Some).ok_or_else(|| {
+            Error::Unauthenticated(format!("the header {TOKEN_OF_HANDSHAKE} is not base64, as gRPC sends it"))
+        });
+    };
+    let header = header.as_bytes();
+    let of_scheme = |scheme: &[u8]| {
+        let (name, value) = header.split_at_checked(scheme.len())?;
+        (name.eq_ignore_ascii_case(scheme) && !value.is_empty()).then(|| value.trim_ascii())
+    };
+    if let Some(token) = of_scheme(b"Bearer ") {
+        return Ok(Some(token.to_vec()));
+    }
+    let Some(basic) = of_scheme(b"Basic ") else {
+        return Err(Error::Unauthenticated(
+            "the authorization header is neither \"Bearer TOKEN\" nor \"Basic\" with any user name and the token as the \
+             password; other schemes are not supported"
+                .into(),
+        ));
+    };
+    basic_password(basic).map(Some).ok_or_else(|| {
+        Error::Unauthenticated("the authorization header has \"Basic\" without USER:PASSWORD in base64 after it".into())
+    })
+}
+
+/// Returns the password of a header of the scheme Basic (RFC 7617).
+fn basic_password(encoded: &[u8]) -> Option<Vec<u8>> {
+    let mut decoded = decode_base64(encoded)?;
+    // A user name has no colon, and a password may.
+    let colon = decoded.iter().position(|&byte| byte == b':')?;
+    Some(decoded.split_off(colon + 1))
+}
+
+/// Decodes base64 with or without padding: gRPC omits it, and Basic has it.
+fn decode_base64(encoded: &[u8]) -> Option<Vec<u8>> {
+    use base64::Engine as _;
+    use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+    let config = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    GeneralPurpose::new(&base64::alphabet::STANDARD, config).decode(encoded.trim_ascii()).ok()
+}
+
+impl Listed {
+    /// Returns the caller of a token.
+    fn by_token(&self, token: &[u8]) -> Result<Caller> {
+        let hash = hash(token);
         // Every token is compared, so that the time does not depend on which one matched.
         let mut found = None;
-        for token in &listed.tokens {
+        for token in &self.tokens {
             if bool::from(token.hash.ct_eq(&hash)) {
                 found = Some(&token.caller);
             }
         }
         found.cloned().ok_or_else(|| Error::Unauthenticated("the token is not known to this server".into()))
     }
-}
 
-impl Listed {
     fn callers(&self) -> impl Iterator<Item = &Caller> {
         self.tokens.iter().map(|token| &token.caller).chain(self.certificates.values())
     }
@@ -272,7 +329,8 @@ impl Listed {
 
     /// Returns the caller of a connection that sent no token.
     fn by_certificate(&self, certificate: Option<&[u8]>) -> Result<Caller> {
-        const NEEDS_TOKEN: &str = "this server needs a token: send the header \"authorization: Bearer TOKEN\"";
+        const NEEDS_TOKEN: &str = "this server needs a token: send the header \"authorization: Bearer TOKEN\", or any user \
+                                   name with the token as the password";
         let Some(certificate) = certificate else { return Err(Error::Unauthenticated(NEEDS_TOKEN.into())) };
         let names = certificate::names(certificate)?;
         let caller = names.iter().find_map(|name| self.certificates.get(name));
@@ -340,6 +398,41 @@ mod tests {
             assert!(matches!(tokens.authenticate(&headers(wrong), None), Err(Error::Unauthenticated(_))), "{wrong:?}");
         }
         assert!(matches!(tokens.authenticate(&HeaderMap::new(), None), Err(Error::Unauthenticated(_))));
+    }
+
+    #[test]
+    fn a_password_is_a_token() {
+        let tokens = Authenticator::parse("s3cret ann writer\nwith:colon bob reader").unwrap();
+        let basic = |credentials: &str| {
+            use base64::Engine as _;
+            headers(&format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(credentials)))
+        };
+        for (credentials, tenant) in
+            [("anyone:s3cret", "ann"), (":s3cret", "ann"), ("ann:with:colon", "bob"), ("größe:s3cret", "ann")]
+        {
+            assert_eq!(tokens.authenticate(&basic(credentials), None).unwrap().tenant, tenant, "{credentials}");
+        }
+        for wrong in ["s3cret:anyone", "s3cret", "ann:", "ann:s3cret "] {
+            let refused = tokens.authenticate(&basic(wrong), None);
+            assert!(matches!(refused, Err(Error::Unauthenticated(_))), "{wrong:?}");
+        }
+        for (wrong, words) in [
+            ("Basic ", "neither \"Bearer TOKEN\" nor \"Basic\""),
+            ("Basic !", "without USER:PASSWORD in base64"),
+            ("Negotiate abc", "other schemes are not supported"),
+        ] {
+            let told = tokens.authenticate(&headers(wrong), None).unwrap_err().to_string();
+            assert!(told.contains(words), "{told}");
+            assert_eq!(Authenticator::open().authenticate(&headers(wrong), None).unwrap(), Caller::anonymous());
+        }
+        // The token that a handshake returned, as gRPC sends binary headers: without padding.
+        let of_handshake =
+            |token: &str| HeaderMap::from_iter([("auth-token-bin".parse().unwrap(), token.parse().unwrap())]);
+        assert_eq!(tokens.authenticate(&of_handshake("czNjcmV0"), None).unwrap().tenant, "ann");
+        assert_eq!(tokens.authenticate(&of_handshake("d2l0aDpjb2xvbg"), None).unwrap().tenant, "bob");
+        assert!(tokens.authenticate(&of_handshake("?"), None).is_err());
+        assert!(tokens.check_token(b"s3cret").is_ok() && tokens.check_token(b"s3cre").is_err());
+        assert!(Authenticator::open().check_token(b"").is_ok());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::call_record::CallRecord;
 use super::get_info::Asker;
 use super::ingest::{self, UploadHandler};
 use super::shared::Shared;
-use super::{actions, get_data, get_info};
+use super::{actions, get_data, get_info, handshake};
 use crate::{Error, Result};
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -61,12 +61,9 @@ impl FlightService for Flight {
 
     async fn handshake(
         &self,
-        _request: Request<Streaming<HandshakeRequest>>,
+        request: Request<Streaming<HandshakeRequest>>,
     ) -> Result<Response<Self::HandshakeStream>, Status> {
-        Err(Error::Unsupported(
-            "there is no handshake; send the header \"authorization: Bearer TOKEN\" with every call".into(),
-        )
-        .into())
+        Ok(handshake::answer(&self.shared.authenticator, request).await?)
     }
 
     async fn list_flights(&self, request: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {

@@ -35,6 +35,7 @@ mod flight;
 mod gauges;
 mod get_data;
 mod get_info;
+mod handshake;
 mod health;
 mod incoming;
 pub mod ingest;

@@ -43,7 +43,8 @@ pub struct Settings {
 
     /// File of callers, with one "TOKEN TENANT ROLE [WEIGHT]" per line. ROLE is reader, writer or
     /// admin. For a client certificate, write "cert:NAME" instead of TOKEN, with its common name,
-    /// DNS name or URI. All lines of a tenant have the same WEIGHT, 1 by default
+    /// DNS name or URI. All lines of a tenant have the same WEIGHT, 1 by default. Clients may send
+    /// the token as the password of any user name
     #[allow(rustdoc::broken_intra_doc_links)]
     #[arg(long, env = "DOVETAIL_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,

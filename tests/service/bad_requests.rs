@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{Float64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
 use arrow_flight::encode::FlightDataEncoderBuilder;
-use arrow_flight::{Action, Criteria, FlightData, FlightDescriptor, HandshakeRequest, Ticket};
+use arrow_flight::{Action, Criteria, FlightData, FlightDescriptor, Ticket};
 use futures::{TryStreamExt, stream};
 use prost::Message;
 use tonic::Code;
@@ -97,8 +97,6 @@ async fn wrong_actions_are_explained() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unsupported_calls_are_refused_with_an_alternative() {
     let (server, mut client, used) = server().await;
-    let handshake = client.handshake(stream::iter([HandshakeRequest::default()])).await;
-    refused(handshake, Code::Unimplemented, "authorization: Bearer");
     let exchange = client.do_exchange(stream::iter([FlightData::default()])).await;
     refused(exchange, Code::Unimplemented, "GetFlightInfo");
     let mut to_command = messages("t", keyed(10, 10)).await;

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use arrow_flight::{BasicAuth, HandshakeRequest};
 use dovetail::service::Server;
 use futures::{StreamExt, TryStreamExt};
+use prost::Message;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
@@ -58,6 +60,64 @@ async fn tokens_decide_the_permissions_of_a_caller() {
     refused(client.do_action(with_token(drop(), "r")).await, Code::PermissionDenied, "writer");
     refused(client.do_action(with_token(drop(), "b")).await, Code::PermissionDenied, "ann");
     assert!(client.do_action(with_token(drop(), "x")).await.is_ok());
+}
+
+/// Sends a handshake of one message. Returns the token in the header, the message and the trailer.
+async fn handshake(client: &mut Client, header: Option<&str>, payload: &[u8]) -> Result<[String; 3], tonic::Status> {
+    let message = HandshakeRequest { protocol_version: 0, payload: payload.to_vec().into() };
+    let mut request = Request::new(futures::stream::iter([message]));
+    if let Some(header) = header {
+        request.metadata_mut().insert("authorization", header.parse().unwrap());
+    }
+    let answer = client.handshake(request).await?;
+    let token = |metadata: &tonic::metadata::MetadataMap| {
+        let value = metadata.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or("");
+        value.strip_prefix("Bearer ").unwrap_or("").to_owned()
+    };
+    let in_header = token(answer.metadata());
+    let mut messages = answer.into_inner();
+    let message = messages.message().await?.expect("a handshake has one answer");
+    assert!(messages.message().await?.is_none(), "a handshake has one answer");
+    let in_trailer = token(&messages.trailers().await?.expect("trailers"));
+    Ok([in_header, String::from_utf8(message.payload.to_vec()).unwrap(), in_trailer])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handshake_takes_the_token_as_the_password() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = write(folder.path(), "tokens", "w ann writer\n");
+    let server = TestServer::start(&[&format!("--token-file={tokens}")]).await;
+    let mut client = server.client().await;
+    // "anyone:w" and "w:anyone".
+    let (right, wrong) = ("Basic YW55b25lOnc=", "Basic dzphbnlvbmU=");
+    let basic = |password: &str| BasicAuth { username: "anyone".into(), password: password.into() }.encode_to_vec();
+    let all = |token: &str| [token.to_owned(), token.to_owned(), token.to_owned()];
+    assert_eq!(handshake(&mut client, Some(right), b"").await.unwrap(), all("w"));
+    assert_eq!(handshake(&mut client, Some("Bearer w"), b"").await.unwrap(), all("w"));
+    assert_eq!(handshake(&mut client, None, &basic("w")).await.unwrap(), all("w"));
+    refused(handshake(&mut client, Some(wrong), &basic("w")).await, Code::Unauthenticated, "not known");
+    refused(handshake(&mut client, None, &basic("x")).await, Code::Unauthenticated, "not known");
+    refused(handshake(&mut client, None, b"").await, Code::Unauthenticated, "not known");
+    refused(handshake(&mut client, None, b"anyone:w").await, Code::Unauthenticated, "not Flight's BasicAuth");
+    // Calls take the password too, and the token in the header that older clients send.
+    for (header, value) in [("authorization", right), ("auth-token-bin", "dw")] {
+        let mut request = Request::new(path("t"));
+        let value: http::HeaderValue = value.parse().unwrap();
+        request.metadata_mut().as_mut().insert(header, value);
+        refused(client.get_flight_info(request).await, Code::NotFound, "\"t\"");
+    }
+
+    let open = TestServer::start(&[]).await;
+    let mut client = open.client().await;
+    for (header, payload, token) in [
+        (Some(wrong), &b""[..], "anyone"),
+        (Some("Negotiate x"), &b""[..], "anonymous"),
+        (None, &b""[..], "anonymous"),
+        (None, &b"anyone:w"[..], "anonymous"),
+        (None, &basic("x")[..], "x"),
+    ] {
+        assert_eq!(handshake(&mut client, header, payload).await.unwrap(), all(token), "{header:?} {payload:?}");
+    }
 }
 
 struct Authority {

@@ -62,3 +62,47 @@ def test_a_reader_may_not_write_and_a_tenant_may_not_use_foreign_tickets(start: 
             flight.connect(server.uri).do_get(ticket, headers).read_all()
         job.cancel()
         is_unharmed(server, ann, used)
+
+
+class Password(flight.ClientAuthHandler):
+    """A handshake with a user name and a password, as older clients make it."""
+
+    def __init__(self, password: str) -> None:
+        super().__init__()
+        self._password, self._token = password, b""
+
+    def authenticate(self, outgoing: flight.ClientAuthSender, incoming: flight.ClientAuthReader) -> None:
+        outgoing.write(flight.BasicAuth("anyone", self._password).serialize())
+        self._token = incoming.read()
+
+    def get_token(self) -> bytes:
+        return self._token
+
+
+def test_a_handshake_takes_the_token_as_the_password(start: Start, token_file: Path) -> None:
+    server = start(devices="host:1", token_file=token_file, host_memory="256MiB")
+    connection = flight.connect(server.uri)
+    header = connection.authenticate_basic_token("anyone", "ann-reads")
+    assert header == (b"authorization", b"Bearer ann-reads")
+    assert list(connection.list_flights(options=flight.FlightCallOptions(headers=[header]))) == []
+    with refused(dovetail.Unauthenticated, "the token is not known"), dovetail.errors.translated():
+        connection.authenticate_basic_token("ann-reads", "anyone")
+    connection = flight.connect(server.uri)
+    connection.authenticate(Password("ann-reads"))
+    assert list(connection.list_flights()) == []
+    with refused(dovetail.Unauthenticated, "the token is not known"), dovetail.errors.translated():
+        flight.connect(server.uri).authenticate(Password("anyone"))
+    # Without credentials, nothing but the handshake is served.
+    with refused(dovetail.Unauthenticated, "any user name with the token"), dovetail.errors.translated():
+        list(flight.connect(server.uri).list_flights())
+
+
+def test_a_server_without_tokens_accepts_any_password(start: Start) -> None:
+    server = start(devices="host:1", host_memory="256MiB")
+    for password in ("", "x", "größe"):
+        connection = flight.connect(server.uri)
+        connection.authenticate(Password(password))
+        assert list(connection.list_flights()) == []
+        header = connection.authenticate_basic_token("anyone", password)
+        assert header[0] == b"authorization" and len(header[1]) > len(b"Bearer ")
+        assert list(flight.connect(server.uri).list_flights(options=flight.FlightCallOptions(headers=[header]))) == []
