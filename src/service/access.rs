@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   request ─► draining? refuse work ─► authenticate ─► service ─► body ─► access line, metrics
-//!                                                          └── deadline, end of server: status
+//!     └── not gRPC: a sentence                              └── deadline, end of server: status
 //! ```
 //!
 //! A call ends when its last byte is sent or when it is given up. For a long stream, this is much
@@ -11,6 +11,7 @@
 //! when they succeed. Their lines have a target of their own, so that a filter can drop them.
 
 mod body;
+mod not_grpc;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -119,6 +120,10 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let mut call = Call::start(&self.shared, &request);
+        if let Some(response) = not_grpc::answer(&request) {
+            call.outcome = Some((Code::Unimplemented, "the request is not gRPC over HTTP/2".into()));
+            return Box::pin(std::future::ready(Ok(response)));
+        }
         let caller = match call.admit(&request) {
             Ok(caller) => caller,
             Err(error) => {

@@ -16,13 +16,22 @@ use axum::routing::get;
 use super::gauges;
 use super::shared::Shared;
 
+/// Content of `/`, and of the answer to any other path.
+const PATHS: &str = "This is the admin port of a Dovetail server. It has /metrics (Prometheus), /healthz (the process is \
+                     alive) and /readyz (traffic should come here), each with GET. Tables and joins are on the Arrow \
+                     Flight port (--listen).\n";
+
 /// Returns the routes: `/metrics`, `/healthz` (the process is alive), `/readyz` (traffic should
 /// come here).
 pub(super) fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
+        .route("/", get(async || PATHS))
         .route("/metrics", get(serve_metrics))
         .route("/healthz", get(async || "alive\n"))
         .route("/readyz", get(serve_readiness))
+        .fallback(async || (StatusCode::NOT_FOUND, PATHS))
+        // Only for the routes before it.
+        .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, PATHS))
         .with_state(shared)
 }
 

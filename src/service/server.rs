@@ -140,6 +140,8 @@ impl Server {
         tls.iter().flat_map(|tls| &tls.remarks).for_each(|remark| tracing::warn!("{remark}"));
         let router = |stream_window_bytes: u32| -> Result<_> {
             let mut builder = tonic::transport::Server::builder()
+                // Only to answer such a request in a sentence.
+                .accept_http1(true)
                 .max_frame_size(FRAME_BYTES)
                 .initial_stream_window_size(stream_window_bytes)
                 .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

@@ -92,7 +92,71 @@ async fn the_admin_port_reports_liveness_and_readiness() {
     let server = TestServer::start(&[]).await;
     assert_eq!(server.http_get("/healthz").await.0, 200);
     assert_eq!(server.http_get("/readyz").await.0, 200);
-    assert_eq!(server.http_get("/tables").await.0, 404);
+    let (status, text) = server.http_get("/").await;
+    assert_eq!(status, 200);
+    for path in ["/metrics", "/healthz", "/readyz", "Arrow Flight port"] {
+        assert!(text.contains(path), "{path}: {text}");
+    }
+    assert_eq!(server.http_get("/tables").await, (404, text.clone()));
+    assert_eq!(
+        http(&server.admin, "POST /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await,
+        (405, text)
+    );
+}
+
+/// Sends the head of a request by hand. Returns the status and the body of the answer.
+async fn http(address: &str, head: &str) -> (u16, String) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.to_lowercase().contains("content-type: text/plain"), "{head}");
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// Regression test: the connection was closed without an answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_http1_on_the_flight_port_is_answered_with_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens");
+    std::fs::write(&tokens, "t ann writer").unwrap();
+    let mut server = TestServer::start(&[&format!("--token-file={}", tokens.display())]).await;
+    let address = server.address.strip_prefix("http://").unwrap();
+    // Without "Connection: close": the server closes the connection itself.
+    for (head, status, words) in [
+        ("GET / HTTP/1.1\r\nHost: x\r\n\r\n", 415, "This is the Arrow Flight port of a Dovetail server."),
+        ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 415, "Metrics and health are on the admin port"),
+        (
+            "POST /arrow.flight.protocol.FlightService/DoGet HTTP/1.1\r\nHost: x\r\nContent-Type: application/grpc\r\n\
+             Content-Length: 5\r\n\r\n\0\0\0\0\0",
+            505,
+            "gRPC needs HTTP/2, and this request came over HTTP/1.1",
+        ),
+    ] {
+        let (answered, text) = http(address, head).await;
+        assert!(answered == status && text.contains(words), "{answered} {text}");
+    }
+    // Such a connection does not delay the end of the server.
+    let _idle = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (_, metrics) = server.http_get("/metrics").await;
+    assert!(metrics.contains("dovetail_calls_total{code=\"UNIMPLEMENTED\",rpc=\"unknown\"} 2"), "{metrics}");
+    server.drain();
+    server.join().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_http2_that_is_not_grpc_is_answered_with_a_sentence() {
+    use http_body_util::BodyExt;
+    let server = TestServer::start(&[]).await;
+    let client = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
+        .http2_only(true)
+        .build_http::<tonic::body::Body>();
+    let answer = client.get(server.address.parse().unwrap()).await.unwrap();
+    assert_eq!(answer.status(), 415);
+    let text = answer.into_body().collect().await.unwrap().to_bytes();
+    assert!(text.starts_with(b"This is the Arrow Flight port"), "{text:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -521,17 +521,23 @@ async fn speaks_tls(address: &str) -> bool {
     }
 }
 
-/// True if the peer at this plain address answers in HTTP/1, which no Flight server does.
+/// True if the peer at this plain address answers in HTTP/1 and is no Flight server. A Flight server
+/// of Dovetail answers such a request with a sentence that names Arrow Flight.
 async fn speaks_http1(address: &str) -> bool {
-    const ANSWER: &[u8] = b"HTTP/1.";
+    const ANSWER_BYTES_MAX: u64 = 4 << 10;
+    /// Some peers leave the connection open.
+    const ANSWER_WAIT: Duration = Duration::from_secs(2);
     let Some(host) = address.strip_prefix("http://") else { return false };
-    let answer = async {
+    let mut answer = Vec::new();
+    let read = async {
         let mut stream = TcpStream::connect(host).await?;
         stream.write_all(format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
-        let mut start = [0; ANSWER.len()];
-        stream.read_exact(&mut start).await.map(|_| start)
+        stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await
     };
-    answer.await.is_ok_and(|start| start == ANSWER)
+    // A connection that breaks or stays open may have brought the answer before.
+    let _ = tokio::time::timeout(ANSWER_WAIT, read).await;
+    let answer = String::from_utf8_lossy(&answer);
+    answer.starts_with("HTTP/1.") && !answer.contains("the Arrow Flight port of")
 }
 
 /// Returns the address in the form that a person writes.
