@@ -36,8 +36,8 @@ fn sentence_of(mut child: Child) -> String {
     said
 }
 
-const BROKE: [&str; 3] =
-    ["error: the connection to the server broke: ", "check that the server still runs", "start again"];
+const BROKE: [&str; 4] =
+    ["error: the connection to the server broke: ", "either the server has ended", "or a proxy", "start again"];
 
 #[test]
 fn a_server_killed_during_an_upload_is_reported_as_gone() {

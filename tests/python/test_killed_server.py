@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ import pyarrow as pa
 import pytest
 
 import dovetail
-from dovetail import _connection
-from harness import WAIT_SECONDS, Server
+from dovetail import _connection, _result
+from harness import WAIT_SECONDS, Server, binary
+from proxy import Proxy
 
 Start = Callable[..., Server]
 
-BROKE = ["the connection to the server broke", "check that the server still runs", "start again"]
+BROKE = ["the connection to the server broke", "the server has ended", "a proxy", "start again"]
 
 
 @contextmanager
@@ -165,3 +167,27 @@ def test_pings_of_a_waiting_call_are_tolerated(start: Start, monkeypatch: pytest
 
     with server.connect() as client:
         assert client.put("slow", batches()) == 2 * batch.num_rows
+
+
+def test_a_stream_that_a_proxy_cuts_is_not_blamed_on_the_server_alone(start: Start, tmp_path: Path) -> None:
+    """Regression test: the sentence was about the server only, or gRPC's own."""
+    server = start(devices="host:1", host_memory="256MiB")
+    both = ["the server has ended", "a proxy between client and server"]
+    with server.connect() as direct:
+        direct.put("t", pa.table({"k": np.arange(1_000_000)}))
+    cuts: dict[str | int, list[str]] = {cut: both for cut in ("close", "end", 0, 2, 7, 8, 11)}
+    for cut, words in (cuts | {f"http:{status}": [*both, f"HTTP status {status}"] for status in (413, 504)}).items():
+        with Proxy(server.address) as proxy, dovetail.connect(proxy.uri, timeout=WAIT_SECONDS) as client:
+            info = client._table_info("t")
+            proxy.cut = cut
+            with unavailable(words):
+                _result.fetch(client._connections, info)
+            with unavailable(words):
+                client.tables()
+    for cut, words in cuts.items():
+        with Proxy(server.address, cut, after_bytes=1 << 20) as proxy:
+            command = [binary(), "get", "t", "-o", tmp_path / "t.arrow", "--server", proxy.uri]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, f"{cut}: {done.stderr}"
+        assert all(word in done.stderr for word in words), f"{cut}: {done.stderr}"
+        assert list(tmp_path.glob("t.arrow*")) == []

@@ -566,6 +566,15 @@ const BROKE: &str = "the connection to the server broke";
 /// tonic's message for an HTTP answer that is not gRPC.
 const NO_GRPC: &str = "grpc-status header missing";
 
+/// tonic's message for an HTTP answer whose body is text.
+const NO_MESSAGE: &str = "protocol error: received message with invalid compression flag";
+
+/// h2's message for a stream that the peer, or a proxy, has reset.
+const RESET: &str = "stream error received";
+
+/// tonic's messages for a stream that ended without trailers, and for one that ended in a message.
+const NO_END: [&str; 2] = ["protocol error: missing grpc-status trailer", "Unexpected EOF decoding stream"];
+
 /// Placeholder for the address where the code does not know it.
 const SOME_ADDRESS: &str = "the server's address";
 
@@ -581,21 +590,68 @@ fn is_of_no_flight(said: &str) -> bool {
     said.starts_with(NO_HTTP2) || said == no_flight(SOME_ADDRESS)
 }
 
+/// Returns the sentence about a connection or a stream that broke off. The client cannot tell which
+/// of the two has cut it.
+fn broke(cause: &str) -> String {
+    format!(
+        "{BROKE}: {cause}; either the server has ended (its tables end with it), or a proxy between client and server has \
+         cut the stream, at a limit of time or size; check both, and start again"
+    )
+}
+
+/// Statuses of HTTP with which proxies answer for a server.
+const OF_PROXIES: [u16; 8] = [408, 413, 429, 499, 502, 503, 504, 524];
+
+/// Messages of statuses that Envoy makes itself, and proxies that are built on it.
+const OF_ENVOY: [&str; 3] = ["upstream request timeout", "stream timeout", "upstream connect error"];
+
+/// Returns the HTTP status of an answer that is not gRPC, from tonic's message about it.
+fn http_status(message: &str) -> Option<u16> {
+    let without_body = || message.strip_prefix(NO_GRPC)?.rsplit(' ').next();
+    let with_body = || message.strip_prefix(NO_MESSAGE)?.split_once("with status: ")?.1.split(' ').next();
+    without_body().or_else(with_body)?.parse().ok()
+}
+
+/// Returns the sentence about an answer that a proxy made in the place of the server.
+fn of_proxy(message: &str) -> Option<String> {
+    let in_place = |what: &str| {
+        format!(
+            "a proxy between client and server answered with {what}: the server has ended or cannot be reached, or the \
+             proxy has a limit of time or size that is too low; check both, and start again"
+        )
+    };
+    if OF_ENVOY.iter().any(|start| message.starts_with(start)) {
+        return Some(in_place(&format!("{message:?}")));
+    }
+    let status = http_status(message)?;
+    OF_PROXIES.contains(&status).then(|| {
+        let reason = http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
+        let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+        in_place(&format!("HTTP status {status}{reason}"))
+    })
+}
+
 /// Converts a status into the [`Error`] variant of its code, with the server's message.
 pub fn from_status(status: Status) -> Error {
     // A status that the server sent has no local cause. A local status, such as "transport error"
     // or "operation was canceled", has one.
-    if let (Code::Unavailable | Code::Unknown | Code::Cancelled, Some(cause)) =
-        (status.code(), std::error::Error::source(&status))
-    {
-        return Error::Unavailable(format!(
-            "{BROKE}: {}; check that the server still runs (its tables end with it), and start again",
-            chain(cause)
-        ));
+    let cause = std::error::Error::source(&status).map(chain);
+    match (status.code(), cause) {
+        (Code::Unavailable | Code::Unknown | Code::Cancelled, Some(cause)) => return Error::Unavailable(broke(&cause)),
+        // The stream was reset, and the connection stays. A Dovetail server ends streams with a
+        // status.
+        (_, Some(cause)) if cause.starts_with(RESET) => return Error::Unavailable(broke(&cause)),
+        _ if NO_END.iter().any(|start| status.message().starts_with(start)) => {
+            return Error::Unavailable(broke("the stream ended without the server's status"));
+        }
+        _ => {}
+    }
+    if let Some(sentence) = of_proxy(status.message()) {
+        return Error::Unavailable(sentence);
     }
     let message = match status.message() {
         "" => std::error::Error::source(&status).map_or_else(|| status.code().to_string(), chain),
-        message if message.starts_with(NO_GRPC) => {
+        message if message.starts_with(NO_GRPC) || http_status(message).is_some() => {
             return Error::Unavailable(no_flight(SOME_ADDRESS));
         }
         message => message.to_owned(),
@@ -647,8 +703,7 @@ mod tests {
             "CertificateRevoked",
             "AccessDenied",
         ] {
-            let told =
-                alert(&format!("{BROKE}: received fatal alert: {said}; check that the server still runs")).unwrap();
+            let told = alert(&broke(&format!("received fatal alert: {said}"))).unwrap();
             let sentence = told.sentence();
             assert!(sentence.contains("--cert and --key") && !sentence.contains(said), "{sentence}");
         }
@@ -690,6 +745,32 @@ mod tests {
             let said = Client::connect(&args).await.unwrap_err().to_string();
             assert!(said.contains("refused") && said.ends_with("; `dovetail serve` starts one"), "{said}");
         }
+    }
+
+    #[test]
+    fn a_stream_that_was_cut_is_blamed_on_the_server_or_a_proxy() {
+        let both = |error: &Error| {
+            let text = error.message();
+            assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+            assert!(text.contains("server has ended") && text.contains("a proxy between client and server"), "{text}");
+            text.to_owned()
+        };
+        both(&from_status(Status::unknown("protocol error: missing grpc-status trailer, stream was terminated")));
+        both(&from_status(Status::internal("Unexpected EOF decoding stream.")));
+        for status in [413, 502, 504] {
+            let message = format!("grpc-status header missing, mapped from HTTP status code {status}");
+            assert!(both(&from_status(Status::unavailable(message))).contains(&format!("HTTP status {status} (")));
+        }
+        both(&from_status(Status::deadline_exceeded("upstream request timeout")));
+        let text = |status: &str| {
+            let flag = "protocol error: received message with invalid compression flag: 60 (valid flags are 0 and 1)";
+            from_status(Status::internal(format!("{flag} while receiving response with status: {status}")))
+        };
+        assert!(both(&text("504 Gateway Timeout")).contains("HTTP status 504 (Gateway Timeout)"));
+        assert!(text("404 Not Found").message().starts_with("there is no Flight server"));
+        let other = Status::unknown("grpc-status header missing, mapped from HTTP status code 404");
+        assert!(from_status(other).message().starts_with("there is no Flight server"));
+        assert_eq!(from_status(Status::internal("a defect")), Error::Internal("a defect".into()));
     }
 
     #[test]

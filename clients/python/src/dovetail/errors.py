@@ -6,9 +6,11 @@ additions of gRPC and pyarrow. The classes follow the gRPC status codes.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -156,6 +158,8 @@ def from_arrow(error: BaseException) -> Error | None:
         # Of what pyarrow says by itself, only this is about the server: nothing answers where it should be.
         return Unavailable(text) if isinstance(error, flight.FlightUnavailableError) else None
     message = wrapped["message"].split(_DEBUG_CONTEXT, 1)[0].strip()
+    if cut := _of_a_proxy(message):
+        return cut
     if _NO_FLIGHT.search(message):
         return Unavailable(no_flight("the server's address"))
     kind = _BY_WORDING.get(wrapped["status"] or "")
@@ -173,6 +177,54 @@ def no_flight(address: str) -> str:
 
 # What gRPC makes of an answer over HTTP that is none of gRPC, such as one of the port of metrics and health.
 _NO_FLIGHT = re.compile(r"Received http2 header with status: \d+|Failed parsing HTTP/2|http1\.x server")
+
+
+# Statuses of HTTP with which proxies answer for a server.
+_OF_PROXIES = {408, 413, 429, 499, 502, 503, 504, 524}
+_HTTP_STATUS = re.compile(r"Received http2 header with status: (\d+)")
+
+# Messages of statuses that Envoy makes itself, and proxies that are built on it.
+_OF_ENVOY = ("upstream request timeout", "stream timeout", "upstream connect error")
+
+# How gRPC words a stream that was cut while its connection stayed.
+_CUT = re.compile(r"Received RST_STREAM with error code (?P<code>\d+)|Data frame with END_STREAM flag received")
+
+
+def _of_a_proxy(message: str) -> Unavailable | None:
+    """Returns the error about a stream that was cut, or an answer that a proxy made instead of the server.
+
+    >>> _of_a_proxy("Received http2 header with status: 504").message.partition(":")[0]
+    'a proxy between client and server answered with HTTP status 504 (Gateway Timeout)'
+    >>> _of_a_proxy("Stream removed (Received RST_STREAM with error code 2 (RST_STREAM))").message.partition(";")[0]
+    'the connection to the server broke: the stream was reset (code 2 of HTTP/2)'
+    >>> _of_a_proxy("there is no table 't'") is None
+    True
+    """
+    if message.startswith(_OF_ENVOY):
+        return _answered(json.dumps(message, ensure_ascii=False))
+    if (found := _HTTP_STATUS.search(message)) and (status := int(found[1])) in _OF_PROXIES:
+        reason = HTTPStatus(status).phrase if status in HTTPStatus.__members__.values() else ""
+        return _answered(f"HTTP status {status}" + (f" ({reason})" if reason else ""))
+    if found := _CUT.search(message):
+        code = found["code"]
+        how = "ended without the server's status" if code is None else f"was reset (code {code} of HTTP/2)"
+        return _broke(f"the stream {how}")
+    return None
+
+
+def _answered(what: str) -> Unavailable:
+    return Unavailable(
+        f"a proxy between client and server answered with {what}: the server has ended or cannot be reached, or the "
+        "proxy has a limit of time or size that is too low; check both, and start again"
+    )
+
+
+def _broke(cause: str) -> Unavailable:
+    """The error about a connection or a stream that broke off. The client cannot tell which of the two has cut it."""
+    return Unavailable(
+        f"the connection to the server broke: {cause}; either the server has ended (its tables end with it), or a "
+        "proxy between client and server has cut the stream, at a limit of time or size; check both, and start again"
+    )
 
 
 # How gRPC words a connection that could not be made, with the cause behind the last colon.
@@ -248,10 +300,7 @@ def _of_the_connection(message: str) -> Unavailable | None:
         return None
     # What the system said of the socket tells more than what gRPC made of it.
     cause = next((found["system"] for found in causes if found["system"]), causes[-1][0])
-    return Unavailable(
-        f"the connection to the server broke: {cause}; check that the server still runs (its tables end with "
-        "it), and start again"
-    )
+    return _broke(cause)
 
 
 @contextmanager
