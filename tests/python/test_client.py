@@ -45,6 +45,8 @@ def forms(folder: Path) -> dict[str, object]:
         "batches": TABLE.to_batches(max_chunksize=1),
         "generator": (batch for batch in TABLE.to_batches(max_chunksize=1)),
         "dataset": pa.dataset.dataset(TABLE),
+        "scanner": pa.dataset.dataset(TABLE).scanner(),
+        "scanner of batches": pa.dataset.Scanner.from_batches(iter(TABLE.to_batches()), schema=TABLE.schema),
         "pandas": TABLE.to_pandas(types_mapper=pd.ArrowDtype),
         "polars": pl.from_arrow(TABLE),
         "lazy polars": pl.from_arrow(TABLE).lazy(),
@@ -59,8 +61,9 @@ def forms(folder: Path) -> dict[str, object]:
 
 
 FORMS = [
-    "table", "batch", "reader", "batches", "generator", "dataset", "pandas", "polars", "lazy polars", "dictionary",
-    "rows", "generator of rows", "parquet path", "parquet path as text", "arrow path", "csv path",
+    "table", "batch", "reader", "batches", "generator", "dataset", "scanner", "scanner of batches", "pandas", "polars",
+    "lazy polars", "dictionary", "rows", "generator of rows", "parquet path", "parquet path as text", "arrow path",
+    "csv path",
 ]  # fmt: skip
 
 
@@ -632,6 +635,48 @@ def test_a_large_table_comes_back_whole(client: dovetail.Client, seed: int, stre
         assert by_number["s"].combine_chunks().equals(table["s"].combine_chunks())
     if streams == 1:
         assert client.get("t").equals(table)
+
+
+def test_a_scanner_uploads_its_columns_and_rows(client: dovetail.Client) -> None:
+    dataset = pa.dataset.dataset(TABLE)
+    assert client.put("t", dataset.scanner(columns=["s"], filter=pa.dataset.field("k") > 1)) == 2
+    assert client.get("t").to_pydict() == {"s": [None, "ß"]}
+
+
+def test_integers_of_128_bits_are_uploaded_as_decimals(client: dovetail.Client) -> None:
+    frame = pl.DataFrame(
+        {
+            "k": pl.Series([1, None, -(10**38) + 1], dtype=pl.Int128),
+            "u": pl.Series([10**38 - 1, 0, 7], dtype=pl.UInt128),
+            "l": pl.Series([[1], None, [2, None]], dtype=pl.List(pl.Int128)),
+            "v": [1, 2, 3],
+        }
+    )
+    for name, data in {"eager": frame, "lazy": frame.lazy()}.items():
+        assert client.put(name, data) == 3
+        back = client.get(name)
+        assert back.schema.field("k").type == back.schema.field("u").type == pa.decimal128(38, 0)
+        assert [value and int(value) for value in back["k"].to_pylist()] == [1, None, -(10**38) + 1]
+        assert [int(value) for value in back["u"].to_pylist()] == [10**38 - 1, 0, 7]
+        assert back["l"].to_pylist() == [[1], None, [2, None]]
+        assert back["v"].to_pylist() == [1, 2, 3]
+    assert client.count("eager", "lazy", on="k") == 2, "they are keys like other numbers"
+    for dtype in (pl.Int128, pl.UInt128):
+        with pytest.raises(ValueError, match=r"column 'k' is of type U?Int128, .* a value of more than 38 digits"):
+            client.put("t", pl.DataFrame({"k": pl.Series([10**38], dtype=dtype)}))
+
+
+def test_objects_and_types_that_pyarrow_does_not_know_are_refused(client: dovetail.Client) -> None:
+    with pytest.raises(TypeError, match=r"column 'o' holds Python objects \(type Object of Polars\)"):
+        client.put("t", pl.DataFrame({"k": [1], "o": [object()]}))
+
+    class Stream:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return pl.DataFrame({"k": pl.Series([1], dtype=pl.Int128)}).__arrow_c_stream__(requested_schema)
+
+    with pytest.raises(TypeError, match="an object of type Stream has a column of a type that pyarrow does not know"):
+        client.put("t", Stream())
+    assert len(client.tables()) == 0
 
 
 def test_on_takes_names_pairs_and_mappings(client: dovetail.Client) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ._csv import CsvOptions
 from ._files import Source, of_dataset, open_files, refuse_csv_options
+from ._polars import for_arrow
 
 MESSAGE_BYTES = 4 << 20
 """Batches are cut to messages of about this size: small enough for caches, large enough to be worth a message."""
@@ -67,22 +68,33 @@ def _find(data: Any) -> Source:
     module = type(data).__module__.split(".")[0]
     if module == "pandas" and hasattr(data, "columns") and hasattr(data, "to_dict"):
         return _find(pa.Table.from_pandas(data))
-    if module == "polars" and hasattr(data, "collect"):
-        data = data.collect()
+    if module == "polars":
+        data = for_arrow(data.collect() if hasattr(data, "collect") else data)
     if hasattr(data, "scanner") and hasattr(data, "count_rows"):
         return of_dataset(data)
+    if callable(getattr(data, "to_reader", None)):
+        # A Scanner, which may be of batches that can be read once only. So its rows are not counted.
+        reader = data.to_reader()
+        return Source(reader.schema, iter(reader), None)
     if hasattr(data, "__arrow_c_stream__"):
         rows = len(data) if hasattr(data, "__len__") else None
-        reader = pa.RecordBatchReader.from_stream(data)
+        try:
+            reader = pa.RecordBatchReader.from_stream(data)
+        except pa.ArrowInvalid as error:
+            if "format string" not in str(error):
+                raise
+            raise TypeError(
+                f"{_kind(data)} has a column of a type that pyarrow does not know ({error}); convert the column first"
+            ) from None
         return Source(reader.schema, iter(reader), rows)
     if isinstance(data, dict):
         return _find(_table_of_columns(data))
     if isinstance(data, Iterable) and not isinstance(data, (bytes, bytearray, memoryview)):
         return _find_in_iterable(iter(data))
     raise TypeError(
-        f"{_kind(data)} cannot be uploaded; give a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, a pandas "
-        "or Polars DataFrame, the path of a Parquet, Arrow or CSV file, a list of paths, a sequence of record batches, "
-        "a dictionary of columns, or a list of rows as dictionaries"
+        f"{_kind(data)} cannot be uploaded; give a pyarrow Table, RecordBatch, RecordBatchReader, Dataset or Scanner, "
+        "a pandas or Polars DataFrame, the path of a Parquet, Arrow or CSV file, a list of paths, a sequence of record "
+        "batches, a dictionary of columns, or a list of rows as dictionaries"
     )
 
 

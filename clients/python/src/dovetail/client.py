@@ -136,9 +136,10 @@ class Client:
 
         Args:
             name: Name of the table.
-            data: A pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a pandas or Polars DataFrame, or another
-                object with the Arrow stream interface; a sequence of record batches; a dictionary of columns; or a list
-                of rows as dictionaries, where a missing value is null. Or the path of a file (Parquet, Arrow IPC file
+            data: A pyarrow Table, RecordBatch, RecordBatchReader, Dataset or Scanner; a pandas or Polars DataFrame, or
+                another object with the Arrow stream interface; a sequence of record batches; a dictionary of columns;
+                or a list of rows as dictionaries, where a missing value is null. 128-bit integers of Polars become
+                ``decimal128(38, 0)``. Or the path of a file (Parquet, Arrow IPC file
                 or stream, ORC, CSV, CSV compressed by gzip) or of a folder of such files, in the order of their names;
                 a pattern such as ``"parts/*.parquet"``; or a list of paths. Several files must have the same columns,
                 and their rows become one table in this order.
