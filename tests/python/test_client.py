@@ -383,6 +383,9 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
         "progress is 'bar' (str); it takes True",
     ),
     "get": (lambda client: client.get(None), TypeError, "name is None; it takes the name of a table"),
+    "get columns": (lambda client: client.get("t", columns="k"), TypeError, "columns is 'k' (str); it takes a list"),
+    "get no columns": (lambda client: client.get("t", columns=[]), ValueError, "columns is empty; name at least one"),
+    "get limit": (lambda client: client.get("t", limit=0), ValueError, "limit is 0; it takes a whole number of at le"),
     "get progress": (lambda client: client.get("t", progress=1), TypeError, "progress is 1 (int)"),
     "reader": (lambda client: client.reader(b"t"), TypeError, "name is b't' (bytes)"),
     "schema": (lambda client: client.schema(1.5), TypeError, "name is 1.5 (float)"),
@@ -677,6 +680,57 @@ def test_objects_and_types_that_pyarrow_does_not_know_are_refused(client: doveta
     with pytest.raises(TypeError, match="an object of type Stream has a column of a type that pyarrow does not know"):
         client.put("t", Stream())
     assert len(client.tables()) == 0
+
+
+def test_columns_and_the_first_rows_of_a_table_are_fetched(server: Server, client: dovetail.Client) -> None:
+    rows = 400_000
+    table = pa.table(
+        {"k": np.arange(rows), "s": pa.array(["a", "b"] * (rows // 2)).dictionary_encode(), "v": [0.5] * rows}
+    )
+    table = table.replace_schema_metadata({"origin": "test"})
+    client.put("t", table)
+    assert len(client._table_info("t").endpoints) > 1, "the order and the limit hold over several endpoints"
+    chosen = client.get("t", columns=["s", "k"])
+    assert chosen.schema.equals(table.select(["s", "k"]).schema, check_metadata=True)
+    assert chosen["k"].equals(table["k"]) and chosen["s"].cast(pa.string()).equals(table["s"].cast(pa.string()))
+    before = pa.total_allocated_bytes()
+    one = client.get("t", columns=["k"])
+    # A message of the server is one buffer, and its other columns must not stay in memory.
+    assert one.nbytes == 8 * rows and pa.total_allocated_bytes() - before < 12 * rows
+    for limit in (1, 1000, rows - 1, rows, rows + 1):
+        states = []
+        first = client.get("t", states.append, limit=limit)
+        assert first.equals(table.slice(0, limit)), limit
+        assert (states[-1].rows, states[-1].rows_total) == (min(limit, rows), min(limit, rows))
+    assert client.get("t", columns=["v"], limit=3).to_pydict() == {"v": [0.5] * 3}
+    assert client.get("t").num_rows == rows, "connections of streams that were left early are usable"
+    with pytest.raises(dovetail.InvalidRequest, match=r"no column 'K', .* it has k, s, v; did you mean \"k\"\?"):
+        client.get("t", columns=["K"])
+    with pytest.raises(ValueError, match="columns names 'k' twice"):
+        client.get("t", columns=["k", "s", "k"])
+    with pytest.raises(dovetail.NotFound):
+        client.get("u", columns=["k"])
+
+
+def test_the_metadata_of_tables_and_of_columns_of_results_is_kept(client: dovetail.Client) -> None:
+    frame = pd.DataFrame({"k": [1, 2], "v": [0.5, 1.5]}, index=pd.Index(["x", "y"], name="row"))
+    client.put("frame", frame, streams=2)
+    pd.testing.assert_frame_equal(client.get("frame").to_pandas().sort_index(), frame)
+    k = pa.field("k", pa.int64(), metadata={"unit": "m"})
+    schema = pa.schema([k, pa.field("w", pa.int64(), metadata={"unit": "s"})], metadata={"origin": "test"})
+    table = pa.table([[1, 2], [3, 4]], schema=schema)
+    client.put("t", table)
+    assert client.get("t").schema.equals(schema, check_metadata=True)
+    assert client.schema("t").equals(schema, check_metadata=True)
+    # What describes a whole table does not hold for a joined one.
+    result = client.join("t", "frame", on="k", into="both").wait()
+    for joined in (result.table().schema, client.get("both").schema):
+        assert joined.metadata is None
+        assert [joined.field(name).metadata for name in ("k", "w")] == [{b"unit": b"m"}, {b"unit": b"s"}]
+    assert client.get("both").to_pandas()["v"].sum() == 2.0
+    # Appended rows take the table's.
+    client.put("t", pa.table({"k": [5], "w": [6]}).replace_schema_metadata({"other": "x"}), mode="append")
+    assert client.get("t").schema.equals(schema, check_metadata=True)
 
 
 def test_on_takes_names_pairs_and_mappings(client: dovetail.Client) -> None:

@@ -128,6 +128,19 @@ def names(argument: str, value: object, takes: str = 'a list of names, such as [
     return found
 
 
+def some_names(argument: str, value: object) -> list[str]:
+    """Checks at least one string.
+
+    >>> some_names("columns", [])
+    Traceback (most recent call last):
+    ValueError: columns is empty; name at least one, or omit it for all columns
+    """
+    found = names(argument, value)
+    if not found:
+        raise ValueError(f"{argument} is empty; name at least one, or omit it for all columns")
+    return found
+
+
 def name_or_names(argument: str, value: object) -> list[str]:
     """Checks one string or several."""
     return (

@@ -144,7 +144,7 @@ def join_command(
         "how": _arguments.text("how", how, "a kind of join"),
     }
     said = {
-        "columns": None if columns is None else _columns(columns),
+        "columns": None if columns is None else _arguments.some_names("columns", columns),
         "strategy": _arguments.optional_text("strategy", strategy, "the name of a strategy"),
         "distribution": _arguments.optional_text("distribution", distribution, "the name of a distribution"),
         "nulls_equal": _arguments.truth("nulls_equal", nulls_equal),
@@ -157,21 +157,6 @@ def join_command(
     }
     join.update({name: value for name, value in said.items() if value is not None})
     return {"join": join}
-
-
-def _columns(columns: object) -> list[str]:
-    """Names of columns.
-
-    On the wire an empty list is none at all, and a join without one has all columns.
-
-    >>> _columns([])
-    Traceback (most recent call last):
-    ValueError: columns is empty; name at least one, or omit it for all columns
-    """
-    names = _arguments.names("columns", columns)
-    if not names:
-        raise ValueError("columns is empty; name at least one, or omit it for all columns")
-    return names
 
 
 def _devices(devices: object) -> int | str | list[str] | None:

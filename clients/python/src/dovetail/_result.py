@@ -23,7 +23,15 @@ from ._connection import Connections
 from ._display import Described, columns, html_schema
 from ._jobs import JobStatus
 from ._progress import ProgressArgument, Transfer, reporter
-from .errors import Cancelled, DeadlineExceeded, Error, FailedPrecondition, InternalError, NotFound
+from .errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Error,
+    FailedPrecondition,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -342,13 +350,19 @@ def fetch(
     info: flight.FlightInfo,
     report: Callable[[FetchProgress], None] | None = None,
     rows_total: int | None = None,
+    columns: Sequence[str] | None = None,
+    limit: int | None = None,
 ) -> pa.Table:
     """Fetches all endpoints in parallel, each over its own connection. Batches are in the order of the endpoints.
 
-    The thread of the caller only waits, so that Ctrl-C or a failed endpoint ends the whole fetch.
+    With `columns`, only these are kept. With `limit`, the endpoints are read one after the other, up to this number of
+    rows. The thread of the caller only waits, so that Ctrl-C or a failed endpoint ends the whole fetch.
     """
     start, lock, rows, size = time.monotonic(), threading.Lock(), 0, 0
     total = rows_total if info.total_records < 0 else info.total_records
+    if limit is not None:
+        total = limit if total is None else min(limit, total)
+    schema = info.schema if columns is None else _chosen(info, columns)
 
     def tell(done: bool) -> None:
         if report is not None:
@@ -359,6 +373,8 @@ def fetch(
 
     def one(endpoint: flight.FlightEndpoint) -> list[pa.RecordBatch]:
         nonlocal rows, size
+        if rows == limit:
+            return []
         with connections.stream(endpoint.locations) as client, connections.calling(_fetching(info)):
             reader = client.do_get(endpoint.ticket, connections.options())
             with lock:
@@ -367,7 +383,14 @@ def fetch(
             while (chunk := _next(reader)) is not None:
                 if stopped.is_set():
                     reader.cancel()
+                elif rows == limit:
+                    _leave(reader)
+                    break
                 elif chunk.num_rows:
+                    if limit is not None:
+                        chunk = chunk.slice(0, limit - rows)
+                    if columns is not None:
+                        chunk = _alone(chunk.select(columns))
                     batches.append(chunk)
                     # Not `nbytes`: pyarrow 26 crashes on that of lists which hold no values of a dense union.
                     with lock:
@@ -375,7 +398,8 @@ def fetch(
                         tell(done=False)
             return batches
 
-    with ThreadPoolExecutor(max(1, len(info.endpoints)), thread_name_prefix="dovetail-get") as pool:
+    streams = 1 if limit is not None else max(1, len(info.endpoints))
+    with ThreadPoolExecutor(streams, thread_name_prefix="dovetail-get") as pool:
         try:
             fetching = [pool.submit(one, endpoint) for endpoint in info.endpoints]
             under_way = set(fetching)
@@ -391,7 +415,35 @@ def fetch(
                     reader.cancel()
             raise
     tell(done=True)
-    return pa.Table.from_batches([batch for part in parts for batch in part], schema=info.schema)
+    return pa.Table.from_batches([batch for part in parts for batch in part], schema=schema)
+
+
+def _chosen(info: flight.FlightInfo, columns: Sequence[str]) -> pa.Schema:
+    """Returns the schema with these columns only, in this order."""
+    schema = info.schema
+    for at, name in enumerate(columns):
+        if name in columns[:at]:
+            raise ValueError(f"columns names {name!r} twice; name it once")
+        if name not in schema.names:
+            known = f"it has {_arguments.listed(schema.names)}{_arguments.did_you_mean(name, schema.names)}"
+            raise InvalidRequest(f"the table has no column {name!r}, which columns names; {known}")
+    return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
+
+
+def _alone(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copies a batch out of its message, whose one buffer would keep the columns that were left out in memory."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
+def _leave(reader: flight.FlightStreamReader) -> None:
+    """Ends a stream before its last batch, so that its connection can be used again."""
+    reader.cancel()
+    with suppress(*_ARROW_FAILURES):
+        while _next(reader) is not None:
+            pass
 
 
 _LOOK_SECONDS = 0.1
@@ -405,7 +457,11 @@ _CALL_AGAIN = "call GetFlightInfo again"
 
 
 def fetch_table(
-    connections: Connections, ask: Callable[[], flight.FlightInfo], report: Callable[[FetchProgress], None]
+    connections: Connections,
+    ask: Callable[[], flight.FlightInfo],
+    report: Callable[[FetchProgress], None],
+    columns: Sequence[str] | None = None,
+    limit: int | None = None,
 ) -> pa.Table:
     """Fetches a table like :func:`fetch`. `ask` requests its endpoints.
 
@@ -414,7 +470,7 @@ def fetch_table(
     """
     for tries in itertools.count(1):
         try:
-            return fetch(connections, ask(), report)
+            return fetch(connections, ask(), report, columns=columns, limit=limit)
         except FailedPrecondition as error:
             if _CALL_AGAIN not in error.message or tries == _TRIES:
                 raise _in_words_of("get", error) from None
@@ -534,10 +590,7 @@ class _ParallelReader:
                     if batch.num_rows:
                         self._hand_on(batch)
                 if self._stopped.is_set():
-                    reader.cancel()
-                    with suppress(*_ARROW_FAILURES):
-                        while _next(reader) is not None:
-                            pass
+                    _leave(reader)
         except Exception as error:
             self._hand_on(error)
         self._hand_on(None)

@@ -197,11 +197,20 @@ class Client:
         rows = source(data, csv, self._connections.message_limit)
         return upload(self._connections, name, rows, options, streams, report).rows
 
-    def get(self, name: str, progress: ProgressArgument = None) -> pa.Table:
-        """Fetches a whole table over several connections. The rows are in the order of the upload.
+    def get(
+        self,
+        name: str,
+        progress: ProgressArgument = None,
+        *,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Fetches a table over several connections. The rows are in the order of the upload.
 
         Args:
             name: Name of the table.
+            columns: Columns to keep, in this order. Default: all. The server sends all columns.
+            limit: Maximum number of rows. The fetch ends after the first ``limit`` rows of the table. Default: all.
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`FetchProgress`.
 
@@ -210,16 +219,24 @@ class Client:
             Polars one without copying. If the table is replaced during the fetch, the client fetches it again from the
             start, so that all rows are of one version.
 
+        Raises:
+            NotFound: If no table of that name exists.
+            InvalidRequest: If the table has no column of a name in ``columns``.
+
         Example:
-            >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
+            >>> client.put("letters", {"letter": ["a", "b"], "n": [1, 2]}, mode="replace")
             2
             >>> client.get("letters").to_pydict()
-            {'letter': ['a', 'b']}
+            {'letter': ['a', 'b'], 'n': [1, 2]}
+            >>> client.get("letters", columns=["n"], limit=1).to_pydict()
+            {'n': [1]}
             >>> client.drop("letters")
             2
         """
         report = reporter(progress, f"get {name}")
-        return fetch_table(self._connections, lambda: self._table_info(name), report)
+        columns = None if columns is None else _arguments.some_names("columns", columns)
+        limit = _arguments.optional_whole("limit", limit, least=1)
+        return fetch_table(self._connections, lambda: self._table_info(name), report, columns, limit)
 
     def reader(self, name: str) -> pa.RecordBatchReader:
         """Reads a table batch by batch, over several connections. The order of the batches is lost.
