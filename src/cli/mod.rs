@@ -12,6 +12,7 @@
 //!
 //! The client commands know only the wire protocol: any Flight client can do the same.
 
+mod arena_tmpfs;
 mod client;
 mod demo;
 mod describe;
@@ -98,6 +99,9 @@ enum Command {
     /// Run the joins of one device. The server starts this command
     #[command(hide = true)]
     DeviceProcess(device_process::DeviceProcessArgs),
+    /// Mount a tmpfs for the host memory of a server. The server starts this command
+    #[command(hide = true)]
+    ArenaTmpfs(arena_tmpfs::ArenaTmpfsArgs),
 }
 
 /// Runs the command line and returns the process's exit status.
@@ -109,7 +113,7 @@ pub fn main() -> ExitCode {
     };
     // For a command that asks no server, an invalid value is in the command line or the
     // configuration.
-    let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::DeviceProcess(_));
+    let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::DeviceProcess(_) | Command::ArenaTmpfs(_));
     // Keep the writer of lines until the last error is printed.
     let _flush = match outlives_readers(&cli.command).then(lines::start).transpose() {
         Ok(flush) => flush,
@@ -137,6 +141,7 @@ pub fn main() -> ExitCode {
         Command::Drop(args) => block_on(tables::run_drop(args)),
         Command::Topology(args) => block_on(tables::run_topology(args)),
         Command::DeviceProcess(args) => device_process::run(&args),
+        Command::ArenaTmpfs(args) => arena_tmpfs::run(&args),
     };
     status_of(outcome, asks_a_server)
 }

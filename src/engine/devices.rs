@@ -1,11 +1,11 @@
 //! Opens, from the settings, the devices that joins run on and the host memory for all data.
 
 use std::mem::discriminant;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine};
+use super::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine, tmpfs};
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{Device, DeviceId, DeviceKind, TestOptions, gpu_count, why_no_gpu};
 use crate::human::{counted, file_failure};
@@ -32,6 +32,8 @@ pub struct DeviceSettings {
     pub devices: String,
     /// File that describes the devices instead.
     pub topology: Option<PathBuf>,
+    /// Directory of the arena's slabs: a path, `auto` or `none`.
+    pub arena_directory: String,
     /// Memory of each device, or of each kind of device.
     pub device_memory: String,
     /// Memory of each device for cached columns: a size, or a share of its memory.
@@ -310,13 +312,47 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
     topology.devices.iter().map(open).collect()
 }
 
-/// Returns the backing of the arena's memory, so that all processes of devices can map it.
-pub fn arena_backing(settings: &DeviceSettings, topology: &Topology) -> Result<Backing> {
+/// Returns the backing of an arena of `arena_bytes`, so that all processes of devices can map it:
+/// files in the directory of the setting, or in a tmpfs that the server mounts. Without either, it
+/// is memory of a kind that needs no rights. The log says which.
+///
+/// # Errors
+/// [`Error::Invalid`] for a directory that cannot be the backing.
+pub fn arena_backing(settings: &DeviceSettings, topology: &Topology, arena_bytes: u64) -> Result<Backing> {
     let mut own = topology.devices.iter().map(|node| has_own_process(settings, topology, node.kind));
-    match own.try_fold(false, |any, own| own.map(|own| any || own))? {
-        true => Ok(Backing::Memfd),
-        false => Ok(Backing::best()),
+    let is_shared = own.try_fold(false, |any, own| own.map(|own| any || own))?;
+    let without_files = || if is_shared { Backing::Memfd } else { Backing::best() };
+    let (backing, why) = match settings.arena_directory.as_str() {
+        "auto" => match own_tmpfs(is_shared) {
+            Ok(backing) => (backing, None),
+            Err(why) => (without_files(), Some(why)),
+        },
+        "none" => (without_files(), None),
+        path => (Backing::in_directory(Path::new(path), arena_bytes).context(|| "--arena-directory")?, None),
+    };
+    let memory = backing.describe();
+    match (backing.cost(), why) {
+        (Some(cost), Some(why)) => tracing::warn!(
+            "host memory is {memory}: {cost}. The server may not mount a tmpfs with huge pages ({}); mount one with \
+             huge=always, and name it with --arena-directory",
+            why.message()
+        ),
+        (Some(cost), None) => tracing::warn!("host memory is {memory}: {cost}"),
+        (None, _) => tracing::info!("host memory is {memory}"),
     }
+    Ok(backing)
+}
+
+/// Mounts a tmpfs for the arena: in this process, or else in a process with a user namespace. The
+/// latter only serves arenas that several processes map, since others find huge pages without.
+fn own_tmpfs(is_shared: bool) -> Result<Backing> {
+    Backing::own_tmpfs().or_else(|why| match is_shared {
+        true => {
+            let in_namespace = tmpfs::mounted_by_process().and_then(Backing::in_tmpfs);
+            in_namespace.map_err(|error| Error::Unavailable(format!("{}; {}", why.message(), error.message())))
+        }
+        false => Err(why),
+    })
 }
 
 /// True if devices of a kind have processes of their own.

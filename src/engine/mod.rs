@@ -5,7 +5,7 @@
 //!   Engine ─┬─ InProcess ────────────────────────────────────────────────► join on a Device
 //!           └─ SupervisedEngine ─ ChildEngine ─ socket ─► process::serve ─► join on a Device
 //!                                      │                        │
-//!                          tables, results: slabs of the arena, which both processes see (memfd)
+//!                          tables, results: slabs of the arena, which both processes map
 //! ```
 //!
 //! An illegal access on a GPU breaks all of CUDA in its process, with every other GPU that the
@@ -69,6 +69,7 @@ mod server;
 mod supervised;
 #[cfg(test)]
 mod tests;
+mod tmpfs;
 mod windows;
 
 use std::fmt::Debug;
@@ -88,6 +89,7 @@ use prepared::{InProcessJoin, LocalJoin, arena_of_call};
 pub use process::run as run_process;
 use serde::{Deserialize, Serialize};
 pub use supervised::SupervisedEngine;
+pub use tmpfs::run as run_tmpfs_process;
 pub use windows::{PeerAccess, Window, peer_access};
 use windows::{map_and_write, take_and_check};
 

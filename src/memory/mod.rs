@@ -11,7 +11,7 @@
 //! [`Error::Exhausted`](crate::Error::Exhausted) before any work is done, and never an abort during
 //! the work. A job reserves all that it is predicted to take before it runs, and draws pieces from
 //! that reservation. The arena hands out aligned pieces of large slabs. A device driver can
-//! register a slab once, and the system can back it with huge pages. If the slab is a `memfd`,
+//! register a slab once, and the system can back it with huge pages. If the slab has a file,
 //! another Dovetail process can map it.
 //!
 //! This room knows nothing of tables, devices or the wire.
@@ -27,7 +27,7 @@ mod pool;
 pub(crate) use arena::of_whole_values;
 pub use arena::{
     ALIGNMENT, Arena, ArenaBuffer, ArenaReservation, ArrayParts, BackgroundGrowth, Backing, Borrower, Lender, Loans,
-    Pin, Place, SharedCounters, SharedWindow, SlabViews, Span, describe, holding, restore,
+    Pin, Place, SharedCounters, SharedWindow, SlabViews, Span, describe, holding, mount_tmpfs_in_namespace, restore,
 };
 pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;

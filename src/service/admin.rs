@@ -1,9 +1,10 @@
 //! The admin port: metrics and health over HTTP, for scrapers and probes.
 //!
 //! It serves counters and gauges, whose labels name devices, tenants and the build. It also tells
-//! in one line if the server is alive and ready, or why it is not. It serves no table names and
-//! takes no orders, so it needs no token. Because it shows the names of tenants, it listens for
-//! other hosts only where the Flight service may.
+//! in one line if the server is alive and ready, or why it is not. A second line after `ready`
+//! describes host memory. The port serves no table names and takes no orders, so it needs no token.
+//! Because it shows the names of tenants, it listens for other hosts only where the Flight service
+//! may.
 
 use std::sync::Arc;
 
@@ -44,7 +45,14 @@ async fn serve_metrics(State(shared): State<Arc<Shared>>) -> Response {
 
 async fn serve_readiness(State(shared): State<Arc<Shared>>) -> Response {
     match shared.readiness() {
-        Ok(()) => "ready\n".into_response(),
+        Ok(()) => format!("ready\n{}\n", host_memory(&shared)).into_response(),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
     }
+}
+
+/// Describes the memory of tables and results, and what small pages cost.
+fn host_memory(shared: &Shared) -> String {
+    let backing = shared.catalog.arena().backing();
+    let cost = backing.cost().map(|cost| format!(": {cost}")).unwrap_or_default();
+    format!("host memory is {}{cost}", backing.describe())
 }

@@ -188,7 +188,7 @@ impl Server {
             admin = admin_address.map(|address| address.to_string()),
             devices = shared.topology.devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(","),
             host_memory = human_bytes(shared.catalog.arena().budget().limit_bytes()),
-            slabs = ?shared.catalog.arena().backing(),
+            slabs = shared.catalog.arena().backing().describe(),
             "serving"
         );
         Ok(Self {

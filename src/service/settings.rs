@@ -59,6 +59,14 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_HOST_MEMORY", default_value = "60%")]
     pub host_memory: String,
 
+    /// Directory that host memory comes from: one in a tmpfs (mounted with huge=always) or a
+    /// hugetlbfs, with room for --host-memory. "auto" mounts a tmpfs of the server's own, if the
+    /// system allows it. If not, and for "none", host memory has no directory. With a process for
+    /// each GPU, its pages are then small on most systems, and fresh memory takes about five times
+    /// as long
+    #[arg(long, env = "DOVETAIL_ARENA_DIRECTORY", default_value = "auto", value_name = "DIRECTORY")]
+    pub arena_directory: String,
+
     /// Devices that run joins: "cuda" for all GPUs, "cuda:N" for the first N GPUs, "host:N" for the
     /// CPU in N slices, or both with a comma between ("cuda:1,host:1"). "auto" uses all GPUs, or
     /// the CPU if there is no GPU. With GPUs and CPU slices, each join runs where it is predicted
@@ -207,6 +215,7 @@ impl Settings {
         DeviceSettings {
             devices: self.devices.clone(),
             topology: self.topology.clone(),
+            arena_directory: self.arena_directory.clone(),
             device_memory: self.device_memory.clone(),
             device_cache: self.device_cache.clone(),
             device_processes: self.device_processes.clone(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -245,3 +246,41 @@ def test_device_processes_are_refused_with_emulated_links(tmp_path: Path) -> Non
     links = refusal("--device-processes", "on", "--topology", slow_devices(tmp_path, "1MB/s", "1MB/s"))
     assert "--device-processes on: the topology file emulates links" in links
     assert "write on (a process for each device), off, or auto" in refusal("--device-processes", "maybe")
+
+
+def test_tables_are_joined_in_a_directory_that_the_operator_names(tmp_path: Path) -> None:
+    settings = {"devices": DEVICES, "device_processes": "on", "host_memory": HOST_MEMORY}
+    with Server(tmp_path, arena_directory="/dev/shm", **settings) as server, server.connect() as client:
+        assert "host memory is files in /dev/shm (tmpfs), in pages of " in server.log()
+        upload(client)
+        for device in (FIRST, SECOND):
+            assert_right(client.join("l", "r", on="k", devices=[device]).table())
+        assert [name for name in os.listdir("/dev/shm") if "dovetail" in name] == [], "the files have no names"
+
+
+def test_the_process_that_mounts_a_tmpfs_hands_it_to_the_server() -> None:
+    """A message is its length in 8 bytes, and 0 for a success, which comes with the root of the mount."""
+    here, there = socket.socketpair()
+    with here, there:
+        process = subprocess.run([binary(), "arena-tmpfs"], stdin=there, check=False, timeout=WAIT_SECONDS)
+        assert process.returncode == 0
+        message, [*files], _, _ = socket.recv_fds(here, 4096, 1)
+    if not files:
+        assert b"tmpfs" in message or b"user namespace" in message
+        pytest.skip(f"this system allows no mount: {message!r}")
+    assert message == (1).to_bytes(8, "little") + b"\0"
+    [mount] = files
+    file = os.open(".", os.O_TMPFILE | os.O_RDWR, dir_fd=mount)
+    os.close(mount)
+    # The process and its namespaces are gone, and the file is not.
+    assert os.pwrite(file, b"rows", 1 << 20) == 4
+    assert os.pread(file, 4, 1 << 20) == b"rows"
+    os.close(file)
+
+
+def test_the_process_that_mounts_a_tmpfs_is_only_for_the_server() -> None:
+    process = subprocess.run(
+        [binary(), "arena-tmpfs"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 2
+    assert "only for the server" in process.stderr, process.stderr

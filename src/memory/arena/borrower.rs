@@ -1,7 +1,7 @@
 //! Borrower of another process's slabs, which hands out pieces of what it has borrowed.
 //!
 //! ```text
-//!   owner: Arena ── slabs of memfds ──────────► SlabViews: same pages, other addresses
+//!   owner: Arena ── slabs with files ─────────► SlabViews: same pages, other addresses
 //!          Loans ── lend a region ────────────► Borrower ─ allocate ─► ArenaBuffer over a view
 //!                ◄─ unused bytes ────────────── with the next request, and at the end of the job
 //! ```

@@ -1,22 +1,16 @@
 //! Ranges of memory that slabs are made of.
-//!
-//! Another process can map `memfd` memory and share its pages. Many systems give such memory no
-//! huge pages, and random reads of 4 KiB pages take 1.6 times as long. (One read of 8 bytes out of
-//! 1 GiB takes 16.4 ns, and 10.5 ns with huge pages on the same machine.) [`Backing::best`]
-//! therefore chooses anonymous memory where only that gets huge pages, and `memfd` memory
-//! elsewhere.
 
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use super::Pin;
-use crate::memory::Interrupt;
-use crate::{Error, Result};
+use rustix::io::Errno;
 
-/// Slabs start and end at multiples of a huge page, in bytes.
-pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+use super::Pin;
+use super::backing::{Backing, HUGE_PAGE_BYTES, out_of_memory, page_bytes_of};
+use crate::Result;
+use crate::memory::Interrupt;
 
 /// Least bytes that a thread populates: a few milliseconds of work, which hides the cost of
 /// starting the thread.
@@ -29,30 +23,6 @@ const POPULATED_AT_ONCE: usize = 2 * HUGE_PAGE_BYTES;
 /// Most threads that populate a slab. More would wait for the memory or for each other.
 const POPULATING_MAX: usize = 8;
 
-/// Kind of memory that slabs are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
-    /// Memory of a `memfd`, which another process can map.
-    Memfd,
-    /// Memory of this process alone.
-    Anonymous,
-}
-
-impl Backing {
-    /// Returns the kind that gets huge pages on this system. Returns `Memfd` if both kinds do, or
-    /// neither.
-    pub fn best() -> Self {
-        let chosen = |file: &str| {
-            let text = std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{file}"));
-            let text = text.unwrap_or_default();
-            text.split_once('[').and_then(|(_, rest)| Some(rest.split_once(']')?.0.to_string())).unwrap_or_default()
-        };
-        let shared_huge = ["always", "within_size", "advise", "force"].contains(&chosen("shmem_enabled").as_str());
-        let anonymous_huge = ["always", "madvise"].contains(&chosen("enabled").as_str());
-        if anonymous_huge && !shared_huge { Self::Anonymous } else { Self::Memfd }
-    }
-}
-
 /// Range of memory whose pages are present. Unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -64,12 +34,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub(super) fn new(len: usize, backing: Backing, interrupt: &Interrupt) -> Result<Self> {
-        let file = match backing {
-            Backing::Memfd => Some(Arc::new(memfd(len)?)),
-            Backing::Anonymous => None,
-        };
-        Self::over(file, len, interrupt)
+    pub(super) fn new(len: usize, backing: &Backing, interrupt: &Interrupt) -> Result<Self> {
+        Self::over(backing.file(len)?.map(Arc::new), len, interrupt)
     }
 
     /// Maps another process's memory. The file is needed only while mapping it.
@@ -82,15 +48,16 @@ impl Mapping {
     fn over(file: Option<Arc<OwnedFd>>, len: usize, interrupt: &Interrupt) -> Result<Self> {
         // Reserve addresses for a range long enough to contain an aligned one, and give the rest
         // back.
-        let taken = take_range(len + HUGE_PAGE_BYTES)?;
+        let granule = file.as_ref().map_or(0, |file| page_bytes_of(file)).max(HUGE_PAGE_BYTES);
+        let taken = take_range(len + granule)?;
         let address = taken.as_ptr() as usize;
-        let before = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
-        // SAFETY: `before` is less than a huge page, and the range is longer than that by `len`.
+        let before = address.next_multiple_of(granule) - address;
+        // SAFETY: `before` is less than the granule, and the range is longer than that by `len`.
         let start = unsafe { taken.add(before) };
         // SAFETY: this function reserved the parts around the aligned range, and they are empty.
         unsafe {
             unmap(taken, before);
-            unmap(start.add(len), HUGE_PAGE_BYTES - before);
+            unmap(start.add(len), granule - before);
         }
         let mapping = Self { start, len, file, pinned_by: OnceLock::new() };
         // SAFETY: the aligned range was just taken for this, and nothing points into it.
@@ -139,8 +106,8 @@ impl Mapping {
                 unsafe { libc::madvise(self.start.as_ptr().add(start).cast(), len, libc::MADV_POPULATE_WRITE) };
             // Kernels before 5.14 do not know this advice. There, pages become present at the first
             // touch.
-            if answer != 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
-                return Err(out_of_memory("madvise"));
+            if answer != 0 && last_error() != Errno::INVAL {
+                return Err(out_of_memory("madvise", last_error()));
             }
         }
         Ok(())
@@ -173,7 +140,7 @@ fn take_range(len: usize) -> Result<NonNull<u8>> {
     // SAFETY: without MAP_FIXED, no mapping that exists is touched.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, PRIVATE, -1, 0) };
     if address == libc::MAP_FAILED {
-        return Err(out_of_memory("mmap"));
+        return Err(out_of_memory("mmap", last_error()));
     }
     Ok(NonNull::new(address.cast()).expect("mmap does not return the null page"))
 }
@@ -188,7 +155,7 @@ unsafe fn map_over(start: NonNull<u8>, len: usize, file: Option<&Arc<OwnedFd>>) 
     // SAFETY: the caller answers for the range.
     let address = unsafe { libc::mmap(start.as_ptr().cast(), len, access, flags, descriptor, 0) };
     if address == libc::MAP_FAILED {
-        return Err(out_of_memory("mmap"));
+        return Err(out_of_memory("mmap", last_error()));
     }
     Ok(())
 }
@@ -204,24 +171,7 @@ unsafe fn unmap(start: NonNull<u8>, len: usize) {
     }
 }
 
-fn memfd(len: usize) -> Result<OwnedFd> {
-    // SAFETY: a C string literal and a documented flag; the result is checked.
-    let descriptor = unsafe { libc::memfd_create(c"dovetail-arena".as_ptr(), libc::MFD_CLOEXEC) };
-    if descriptor < 0 {
-        return Err(out_of_memory("memfd_create"));
-    }
-    // SAFETY: the descriptor is open and has no other owner.
-    let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    // SAFETY: sets the size of a file that we own.
-    if unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) } != 0 {
-        return Err(out_of_memory("ftruncate"));
-    }
-    Ok(file)
-}
-
-fn out_of_memory(call: &str) -> Error {
-    let cause = std::io::Error::last_os_error();
-    Error::Exhausted(format!(
-        "{call} failed: {cause}; the system has less memory than the server's --host-memory promises"
-    ))
+/// Returns the error of a system call that has failed.
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

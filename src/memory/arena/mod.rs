@@ -19,13 +19,14 @@
 //! are unavailable, mapping the slab is an error. No later touch raises a signal.
 //!
 //! # More than one process
-//! Another Dovetail process can map slabs of a `memfd`. That process has an arena without slabs. It
-//! borrows regions of them (`loans`) and hands out pieces there (`borrower`). It reports where
-//! columns are stored in the slabs instead of sending their bytes (`arrays`).
+//! Another Dovetail process can map slabs that have a file. That process has an arena without
+//! slabs. It borrows regions of them (`loans`) and hands out pieces there (`borrower`). It reports
+//! where columns are stored in the slabs instead of sending their bytes (`arrays`).
 //!
-//! `mapping` says what slabs are made of. Only this room and the device room may use `unsafe`.
+//! `backing` says what slabs are made of. Only this room and the device room may use `unsafe`.
 
 mod arrays;
+mod backing;
 mod borrower;
 mod counters;
 mod loans;
@@ -43,11 +44,11 @@ use std::time::{Duration, Instant};
 pub(crate) use arrays::of_whole_values;
 pub use arrays::{ArrayParts, describe, restore};
 use arrow::buffer::Buffer;
+pub use backing::{Backing, mount_tmpfs_in_namespace};
 pub use borrower::{ArenaReservation, Borrower, Lender};
 pub use counters::SharedCounters;
 pub use loans::{Loans, Span};
-pub use mapping::Backing;
-use mapping::{HUGE_PAGE_BYTES, Mapping};
+use mapping::Mapping;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use views::ViewedPlace;
 pub use views::{Place, SlabViews, holding};
@@ -148,7 +149,7 @@ impl Arena {
     /// Creates an arena like [`Arena::new`], over the given kind of memory.
     pub fn with_backing(budget: Budget, backing: Backing) -> Self {
         let limit = usize::try_from(budget.limit_bytes()).unwrap_or(usize::MAX);
-        let slab_bytes = limit.clamp(1, SLAB_BYTES).next_multiple_of(HUGE_PAGE_BYTES);
+        let slab_bytes = limit.clamp(1, SLAB_BYTES).next_multiple_of(backing.granule_bytes());
         let inner = Inner {
             budget,
             backing,
@@ -252,8 +253,8 @@ impl Arena {
     }
 
     /// Kind of memory that the slabs are made of.
-    pub fn backing(&self) -> Backing {
-        self.inner.backing
+    pub fn backing(&self) -> &Backing {
+        &self.inner.backing
     }
 
     /// Bytes of slabs that are mapped now, used or not.
@@ -326,7 +327,7 @@ impl Inner {
         if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
             return Ok(place);
         }
-        let len = size.next_multiple_of(HUGE_PAGE_BYTES).max(self.slab_bytes);
+        let len = size.next_multiple_of(self.backing.granule_bytes()).max(self.slab_bytes);
         while let Err(fragmented) = self.make_room(len, size) {
             // Reclaimed memory may leave a place that is large enough, or a whole slab empty.
             if self.budget.reclaim(size as u64) == 0 {
@@ -348,6 +349,7 @@ impl Inner {
     fn make_room(&self, len: usize, size: usize) -> Result<()> {
         let limit = self.budget.limit_bytes();
         let mapped_max = limit.saturating_add(slack_bytes(limit));
+        let mapped_max = self.backing.capacity_bytes().map_or(mapped_max, |capacity| capacity.min(mapped_max));
         let mut given_back = Vec::new();
         let mut slabs = self.slabs.lock();
         while (slabs.mapped_bytes + len) as u64 > mapped_max {
@@ -378,7 +380,7 @@ impl Inner {
     }
 
     fn map_slab(&self, len: usize, interrupt: &Interrupt) -> Result<Arc<Mapping>> {
-        let memory = Mapping::new(len, self.backing, interrupt).map_err(|error| match error {
+        let memory = Mapping::new(len, &self.backing, interrupt).map_err(|error| match error {
             Error::Exhausted(_) => {
                 error.context(format!("mapping a slab of {} for the arena", human_bytes(len as u64)))
             }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::backing::HUGE_PAGE_BYTES;
 use super::*;
 
 fn arena(limit: u64) -> Arena {
@@ -236,17 +237,6 @@ fn an_arena_knows_its_own_addresses() {
     let elsewhere = [0u8; 8];
     assert!(arena.owns(piece.as_ptr()) && arena.owns(&piece[999]));
     assert!(!arena.owns(elsewhere.as_ptr()) && !arena.owns(std::ptr::null()));
-}
-
-#[test]
-fn both_kinds_of_memory_are_writable_and_aligned_to_huge_pages() {
-    for backing in [Backing::Memfd, Backing::Anonymous] {
-        let arena = Arena::with_backing(Budget::new("host memory", "--host-memory", 8 << 20), backing);
-        let mut piece = arena.allocate(5 << 20, "test").unwrap();
-        piece.fill(9);
-        assert_eq!(piece.as_ptr() as usize % HUGE_PAGE_BYTES, 0);
-        assert_eq!((arena.backing(), arena.mapped_bytes()), (backing, 8 << 20));
-    }
 }
 
 #[test]

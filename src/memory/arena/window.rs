@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::Pin;
-use super::mapping::{Backing, HUGE_PAGE_BYTES, Mapping};
+use super::backing::{Backing, HUGE_PAGE_BYTES};
+use super::mapping::Mapping;
 use crate::memory::Interrupt;
 use crate::{Error, Result};
 
@@ -26,7 +27,7 @@ impl SharedWindow {
     /// # Errors
     /// [`Exhausted`](crate::Error::Exhausted) when the system has no memory for it.
     pub fn new(bytes: usize) -> Result<Self> {
-        let mapping = Mapping::new(bytes.next_multiple_of(HUGE_PAGE_BYTES), Backing::Memfd, &Interrupt::default())?;
+        let mapping = Mapping::new(bytes.next_multiple_of(HUGE_PAGE_BYTES), &Backing::Memfd, &Interrupt::default())?;
         let file = mapping.file().expect("memory of a memfd has a file").clone();
         Ok(Self { mapping: Arc::new(mapping), file, bytes })
     }

@@ -77,7 +77,7 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     of_devices.test_options.clone().set();
     let topology = engine::topology(&of_devices)?;
     let budget = Budget::new("host memory", "the server's --host-memory", host_memory_bytes);
-    let arena = Arena::with_backing(budget, engine::arena_backing(&of_devices, &topology)?);
+    let arena = Arena::with_backing(budget, engine::arena_backing(&of_devices, &topology, host_memory_bytes)?);
     let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
     let devices = engine::open_devices(&of_devices, &topology, catalog.arena())?;
     Ok(Parts { limits, authenticator, catalog, topology, devices })

@@ -24,6 +24,9 @@ Start = Callable[..., Server]
         ({"token_file": "/nowhere"}, ["/nowhere"]),
         ({"devices": "host:2", "topology": __file__}, ["--devices host:2", "leave one of them out"]),
         ({"no_such_setting": "1"}, ["no-such-setting"]),
+        ({"arena_directory": "/nowhere"}, ["arena-directory", "/nowhere does not exist"]),
+        ({"arena_directory": "/proc"}, ["arena-directory", "/proc is on a disk", "-t tmpfs -o huge=always,size="]),
+        ({"arena_directory": __file__}, ["arena-directory", "is not a directory"]),
         ({"tenant_memory": "5"}, ["tenant-memory", '"5" is 5 B', "none", "5GiB"]),
         ({"listen": "127.0.0.1:8815", "admin_listen": "127.0.0.1:8815"}, ["the same port"]),
         (
