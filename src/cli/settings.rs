@@ -22,7 +22,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::client::ConnectArgs;
 use super::logging;
-use crate::engine::{cache_bytes, device_memory_bytes};
+use crate::engine::{cache_bytes, device_memory_bytes, prefault_bytes};
 use crate::human::file_failure;
 use crate::memory::parse_bytes;
 use crate::service::settings::Settings;
@@ -404,6 +404,7 @@ fn check_relations(settings: &Settings) -> Result<()> {
     } else if !share_is_sound(&settings.host_memory) {
         return refuse("--host-memory as a percentage must be above 0% and at most 100%, such as 60%");
     }
+    prefault_bytes(&settings.prefault, u64::MAX, 0)?;
     // Check the whole text, whichever kinds of devices exist.
     device_memory_bytes(&settings.device_memory, NodeKind::Host)?;
     cache_bytes(&settings.device_cache, u64::MAX)?;

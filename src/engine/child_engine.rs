@@ -28,9 +28,6 @@ use crate::memory::{Arena, Budget, SharedWindow};
 use crate::planner::Rates;
 use crate::{Context, Error, Result};
 
-/// Threads that lend memory. One may wait tenths of a second for a slab, while others find room.
-const ALLOCATION_WORKERS: usize = 3;
-
 /// Time that a process may take to open its device.
 const OPENING_WAIT: Duration = Duration::from_secs(120);
 
@@ -119,7 +116,9 @@ impl ChildEngine {
         let (work, alloc_workers) = mpsc::channel();
         let link = Arc::new(Link::new(sender, jobs_max));
         let alloc_workers = Arc::new(Mutex::new(alloc_workers));
-        for _ in 0..ALLOCATION_WORKERS {
+        // Threads that lend memory, one for each job: a job makes one request at a time, and waits
+        // for no memory of another job.
+        for _ in 0..jobs_max.max(1) {
             let (link, alloc_workers) = (Arc::downgrade(&link), alloc_workers.clone());
             spawn(format!("{}/alloc_worker", opening.id), move || work_off(&link, &alloc_workers))?;
         }
@@ -140,9 +139,9 @@ impl ChildEngine {
         self.jobs.send(&ToChild::EnableCache { limit_bytes })
     }
 
-    /// Waits until the process has handled all messages so far, at most `OPENING_WAIT`.
+    /// Waits until the process has mapped all slabs so far, at most `OPENING_WAIT`.
     pub(super) fn settle(&self) {
-        self.jobs.ask(OPENING_WAIT, |question| ToChild::CachedRows { question, table: 0 }, |_| Some(()));
+        self.jobs.ask(OPENING_WAIT, |question| ToChild::Settle { question }, |_| Some(()));
     }
 
     /// Sends a request that concerns a window, with a file if it has one, and waits for its

@@ -64,6 +64,41 @@ pub fn host_memory_bytes(setting: &str) -> Result<u64> {
     bytes.and_then(|bytes| check_at_least(setting, bytes, HOST_MEMORY_MIN).map(|()| bytes)).context(|| "--host-memory")
 }
 
+/// Returns the bytes of host memory to prepare that a setting asks for, of an arena of
+/// `arena_bytes`. `auto` is a quarter of the arena, or as much as the GPUs have if that is less. It
+/// is nothing without GPUs: the CPU needs no pinned memory, and the machine may have other uses for
+/// its memory.
+///
+/// # Errors
+/// [`Error::Invalid`] with the accepted forms, and for more than the arena has.
+pub fn prefault_bytes(setting: &str, arena_bytes: u64, gpus_bytes: u64) -> Result<u64> {
+    const AUTO_PART: u64 = 4;
+    let bytes = match setting.trim() {
+        "auto" => Ok((arena_bytes / AUTO_PART).min(gpus_bytes)),
+        "all" => Ok(arena_bytes),
+        "none" => Ok(0),
+        text => match text.strip_suffix('%') {
+            Some(_) => parse_memory_setting(text, arena_bytes),
+            None => parse_bytes(text),
+        }
+        .map_err(|error| error.context("write auto, all, none, a size, or a share of --host-memory such as 50%")),
+    };
+    match bytes.context(|| "--prefault")? {
+        bytes if bytes > arena_bytes => Err(Error::Invalid(format!(
+            "--prefault: {} is more than the {} of --host-memory; ask for less, or write all",
+            setting.trim(),
+            human_bytes(arena_bytes)
+        ))),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Returns the memory of all GPUs among the devices.
+pub fn gpus_bytes<'a>(devices: impl IntoIterator<Item = &'a dyn Engine>) -> u64 {
+    let gpus = devices.into_iter().filter(|device| device.id().kind == DeviceKind::Cuda);
+    gpus.map(|gpu| gpu.memory().limit_bytes()).sum()
+}
+
 /// Returns the memory of each device of a kind that a setting allows; `None` if the setting leaves
 /// it to the device. The setting is one size for all devices, or one for each kind that it names.
 ///
@@ -736,6 +771,25 @@ mod tests {
             .settings
             .of_devices();
         open_devices(&cuda, &topology(&cuda).unwrap(), &arena()).unwrap();
+    }
+
+    #[test]
+    fn prepared_memory_is_bounded_by_the_arena_and_by_the_gpus() {
+        let of = |setting: &str, gpus_bytes: u64| prefault_bytes(setting, 64 << 30, gpus_bytes);
+        assert_eq!(of("auto", 0), Ok(0), "nothing on the CPU");
+        assert_eq!(of("auto", 8 << 30), Ok(8 << 30));
+        assert_eq!(of("auto", 80 << 30), Ok(16 << 30));
+        assert_eq!((of("all", 0), of("none", 80 << 30)), (Ok(64 << 30), Ok(0)));
+        assert_eq!((of("50%", 0), of(" 3GiB ", 0), of("0", 0)), (Ok(32 << 30), Ok(3 << 30), Ok(0)));
+        for (wrong, words) in [
+            ("65GiB", "--prefault: 65GiB is more than the 64.0 GiB of --host-memory"),
+            ("110%", "--prefault: write auto, all, none, a size, or a share of --host-memory such as 50%: "),
+            ("much", "--prefault: write auto, all, none, a size"),
+            ("", "--prefault: write auto"),
+        ] {
+            let Err(Error::Invalid(text)) = of(wrong, 0) else { panic!("{wrong:?} was accepted") };
+            assert!(text.starts_with(words), "{text}");
+        }
     }
 
     #[test]

@@ -53,9 +53,6 @@ const PAGE_BYTES: usize = 4 << 10;
 /// Length and file of each slab, by address.
 type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
 
-/// Most slabs that are shown to a process while other threads wait to map or unmap a slab.
-const LAST_SLABS: usize = 8;
-
 #[derive(Debug, Default)]
 struct ShownSlabs {
     slabs: Slabs,
@@ -63,20 +60,13 @@ struct ShownSlabs {
 }
 
 impl SharedSlabs {
-    /// Shows a process all slabs, present and future. The process maps and pins one slab after the
-    /// other, which may take seconds in total. A thread that maps or unmaps a slab meanwhile waits
-    /// for at most the last few slabs (`LAST_SLABS`).
+    /// Shows a process all slabs, present and future. The process maps and pins them in the
+    /// background, which may take seconds in total.
     pub(super) fn show_to(&self, link: &Arc<Link>) -> Result<()> {
-        let mut seen = Slabs::new();
-        loop {
-            let now = self.inner.lock().slabs.clone();
-            if now.len().abs_diff(seen.len()) <= LAST_SLABS {
-                break;
-            }
-            link.show(&mut seen, &now)?;
-        }
         let mut shown = self.inner.lock();
-        link.show(&mut seen, &shown.slabs)?;
+        for (&address, (len, file)) in &shown.slabs {
+            link.sender.send(&ToChild::Slab { address, len: *len }, Some(file.as_fd()))?;
+        }
         shown.to.push(Arc::downgrade(link));
         Ok(())
     }
@@ -294,21 +284,6 @@ impl Link {
         }
     }
 
-    /// Tells the process which slabs were removed or added since those it has seen.
-    fn show(&self, seen: &mut Slabs, now: &Slabs) -> Result<()> {
-        let is_same = |slabs: &Slabs, address: u64, file: &Arc<OwnedFd>| {
-            slabs.get(&address).is_some_and(|(_, other)| Arc::ptr_eq(file, other))
-        };
-        for (&address, _) in seen.iter().filter(|&(&address, (_, file))| !is_same(now, address, file)) {
-            self.sender.send(&ToChild::Unmapped { address }, None)?;
-        }
-        for (&address, (len, file)) in now.iter().filter(|&(&address, (_, file))| !is_same(seen, address, file)) {
-            self.sender.send(&ToChild::Slab { address, len: *len }, Some(file.as_fd()))?;
-        }
-        seen.clone_from(now);
-        Ok(())
-    }
-
     pub(super) fn check(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |lost| Err(lost.clone()))
     }
@@ -442,6 +417,7 @@ impl Link {
             FromChild::Progress { job, report } => self.tell(job, JobEvent::Progress(report)),
             FromChild::State(state) => *self.state.lock() = state,
             FromChild::CachedRows { question, .. }
+            | FromChild::Settled { question }
             | FromChild::Rates { question, .. }
             | FromChild::BytesPerSecond { question, .. }
             | FromChild::WindowChecked { question, .. } => {

@@ -10,6 +10,7 @@
 //!         ◄── Progress, and at the end EndLoans and Ended
 //!   DropPrepared ───────────────────────────────► frees a prepared join     ──► Dropped
 //!   CachedRows, MeasureRates ───────────────────► answered by CachedRows, Rates
+//!   Settle, once all slabs so far are mapped ───► answered by Settled
 //!         ◄── Heartbeat, whatever jobs do
 //!   MapWindow, CheckWindow ─────────────────────► answered by WindowChecked
 //!   MeasureCopies ──────────────────────────────► answered by BytesPerSecond
@@ -84,6 +85,10 @@ pub(super) enum ToChild {
     HostResponse {
         call: u64,
         answer: Result<HostResponse>,
+    },
+    /// Asks when all slabs so far are mapped.
+    Settle {
+        question: u64,
     },
     CachedRows {
         question: u64,
@@ -190,6 +195,9 @@ pub(super) enum FromChild {
     },
     /// Reports the state of the device, if it has changed.
     State(State),
+    Settled {
+        question: u64,
+    },
     CachedRows {
         question: u64,
         kept: Vec<(usize, Range<u64>)>,

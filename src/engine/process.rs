@@ -58,7 +58,8 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
     let Some(ToChild::Open(opening)) = messages.receive()? else {
         return Err(Error::Internal("the server did not say which device to open".into()));
     };
-    let process = match Process::open(&opening, sender.clone()) {
+    let (slab_changes, changes) = mpsc::channel();
+    let process = match Process::open(&opening, sender.clone(), slab_changes) {
         Ok((process, opened)) => {
             let file = process.device.peers().and_then(PeerOps::window_file);
             sender.send(&FromChild::Opened(Ok(opened)), file)?;
@@ -70,9 +71,11 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
         let sender = Arc::downgrade(&sender);
         spawn(format!("{}/alive", opening.id), move || send_heartbeats(&sender, limit / HEARTBEATS))?;
     }
+    let slabs = process.slabs.clone();
     let (questions, asked) = mpsc::channel();
     let answering = Arc::downgrade(&process);
     spawn(format!("{}/answer", opening.id), move || answer(&answering, &asked))?;
+    spawn(format!("{}/map", opening.id), move || map_slabs(&slabs, &changes, &sender))?;
     let watched = Arc::downgrade(&process);
     spawn(format!("{}/tell", opening.id), move || tell_progress(&watched))?;
     let (ended, outcome) = mpsc::channel();
@@ -158,10 +161,28 @@ enum Question {
     DropPrepared { question: u64, prepared: u64 },
 }
 
+/// Change of the server's slabs, for the thread that maps them. Mapping and pinning a slab takes
+/// milliseconds, and messages of all jobs would wait behind it.
+enum SlabChange {
+    Add {
+        address: u64,
+        len: usize,
+        file: OwnedFd,
+    },
+    Remove {
+        address: u64,
+    },
+    /// Answers when all changes before it are done.
+    Settle {
+        question: u64,
+    },
+}
+
 /// Device and the server's tables, slabs and jobs.
 struct Process {
     device: Arc<dyn Device>,
     slabs: Arc<SlabViews>,
+    slab_changes: mpsc::Sender<SlabChange>,
     /// Tables that the server has sent, or the error of a table that could not be decoded.
     tables: Mutex<HashMap<u64, Result<Arc<Table>>>>,
     /// Prepared joins, by the number of the job that prepared them.
@@ -172,7 +193,7 @@ struct Process {
 }
 
 impl Process {
-    fn open(opening: &Opening, sender: Arc<Sender>) -> Result<(Self, Opened)> {
+    fn open(opening: &Opening, sender: Arc<Sender>, slab_changes: mpsc::Sender<SlabChange>) -> Result<(Self, Opened)> {
         let device = opening.open()?;
         let opened = Opened {
             info: DeviceInfo::of(&*device),
@@ -182,6 +203,7 @@ impl Process {
         };
         let process = Self {
             slabs: Arc::new(SlabViews::pinned_by(device.pin())),
+            slab_changes,
             device,
             tables: Mutex::default(),
             prepared: Mutex::default(),
@@ -191,8 +213,8 @@ impl Process {
         Ok((process, opened))
     }
 
-    /// Handles a message of the server, or returns the job that it asks for. Only mapping and
-    /// unmapping a slab take long.
+    /// Handles a message of the server, or returns the job that it asks for. Only a table in a slab
+    /// that is being mapped takes long.
     fn take(
         &self,
         message: ToChild,
@@ -200,6 +222,7 @@ impl Process {
         questions: &mpsc::Sender<Question>,
     ) -> Result<Option<RankJob>> {
         let ask = |question: Question| questions.send(question).expect("questions are answered until the end");
+        let change = |change: SlabChange| self.slab_changes.send(change).expect("slabs are mapped until the end");
         match message {
             ToChild::Open(_) => return Err(Error::Internal("the device is open already".into())),
             ToChild::EnableCache { limit_bytes } => {
@@ -209,12 +232,12 @@ impl Process {
                 }
             }
             ToChild::Slab { address, len } => {
-                // Only joins of tables in this slab will fail.
-                if let Err(error) = self.slabs.add(address, len as usize, messages.file()?) {
-                    tracing::error!(device = %self.device.id(), "a slab of host memory cannot be mapped: {error}");
-                }
+                let (len, file) = (len as usize, messages.file()?);
+                self.slabs.announce(address, len);
+                change(SlabChange::Add { address, len, file });
             }
-            ToChild::Unmapped { address } => self.slabs.remove(address),
+            ToChild::Unmapped { address } => change(SlabChange::Remove { address }),
+            ToChild::Settle { question } => change(SlabChange::Settle { question }),
             ToChild::MapWindow { question, peer, bytes, is_host, pattern } => {
                 let file = messages.file()?;
                 ask(Question::MapWindow { question, peer, file, bytes, is_host, pattern });
@@ -405,6 +428,25 @@ impl Process {
             memory: MemoryUse::of(self.device.memory()),
             cache: self.device.cache().and_then(CacheOps::cache_stats),
             dropped_lines: lines::dropped(),
+        }
+    }
+}
+
+/// Maps and unmaps slabs, until the process ends.
+fn map_slabs(slabs: &SlabViews, changes: &mpsc::Receiver<SlabChange>, sender: &Sender) {
+    for change in changes {
+        match change {
+            SlabChange::Add { address, len, file } => {
+                // Only joins of tables in this slab will fail.
+                if let Err(error) = slabs.add(address, len, file) {
+                    tracing::error!("a slab of host memory cannot be mapped: {error}");
+                }
+            }
+            SlabChange::Remove { address } => slabs.remove(address),
+            SlabChange::Settle { question } => {
+                // If the server cannot receive the message, the process is about to end.
+                let _ = sender.send(&FromChild::Settled { question }, None);
+            }
         }
     }
 }

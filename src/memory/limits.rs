@@ -48,40 +48,94 @@ pub fn parse_memory_setting(text: &str, process_limit: u64) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Reads [`process_memory_limit`] from the system files under `root`.
-fn memory_limit(root: &Path) -> Option<u64> {
-    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let group_limits =
-        groups.lines().flat_map(|line| group_limit_files(root, line)).filter_map(|file| read_limit(&file));
-    group_limits.chain(machine_memory(root)).min()
+/// Returns the bytes that this process may use in addition to what is in use now: the least that
+/// its control groups and the machine have left. Caches of files that can be dropped count as free.
+/// `None` if the system reports neither.
+pub fn process_memory_free() -> Option<u64> {
+    memory_free(Path::new("/"))
 }
 
-/// Lists the files that may bound a control group, given its line of `/proc/self/cgroup`
-/// (`id:controllers:path`). They belong to the group and to all groups around it. Inside a
-/// container the path may be the host's, and only the files of the root group are visible.
-fn group_limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
+/// Reads [`process_memory_limit`] from the system files under `root`.
+fn memory_limit(root: &Path) -> Option<u64> {
+    groups(root).iter().filter_map(Group::limit).chain(machine_memory(root, "MemTotal:")).min()
+}
+
+/// Reads [`process_memory_free`] from the system files under `root`.
+fn memory_free(root: &Path) -> Option<u64> {
+    groups(root).iter().filter_map(Group::free).chain(machine_memory(root, "MemAvailable:")).min()
+}
+
+/// Control group that may bound the memory of this process.
+struct Group {
+    folder: PathBuf,
+    files: &'static GroupFiles,
+}
+
+/// Names of a control group's files.
+struct GroupFiles {
+    mount: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// Line of `memory.stat` with the bytes of caches that can be dropped.
+    droppable: &'static str,
+}
+
+const SECOND_VERSION: GroupFiles =
+    GroupFiles { mount: "sys/fs/cgroup", limit: "memory.max", used: "memory.current", droppable: "inactive_file " };
+
+const FIRST_VERSION: GroupFiles = GroupFiles {
+    mount: "sys/fs/cgroup/memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    droppable: "total_inactive_file ",
+};
+
+/// Lists the control groups of this process and all groups around them. Inside a container the path
+/// of a group may be the host's, and only the files of the root group are visible.
+fn groups(root: &Path) -> Vec<Group> {
+    let lines = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    lines.lines().flat_map(|line| groups_of(root, line)).collect()
+}
+
+/// Lists the groups of a line of `/proc/self/cgroup` (`id:controllers:path`).
+fn groups_of(root: &Path, line: &str) -> Vec<Group> {
     let mut parts = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
         return Vec::new();
     };
-    let (mount, file) = match controllers {
-        "" => ("sys/fs/cgroup", "memory.max"),
-        _ if controllers.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+    let files = match controllers {
+        "" => &SECOND_VERSION,
+        _ if controllers.split(',').any(|name| name == "memory") => &FIRST_VERSION,
         _ => return Vec::new(),
     };
     let group = Path::new(path.trim_start_matches('/'));
-    group.ancestors().map(|ancestor| root.join(mount).join(ancestor).join(file)).collect()
+    let group_at = |ancestor: &Path| Group { folder: root.join(files.mount).join(ancestor), files };
+    group.ancestors().map(group_at).collect()
 }
 
-/// Reads a limit. `max` gives `None`. A huge number, which also means no limit, is returned. The
-/// machine's memory is less.
-fn read_limit(file: &Path) -> Option<u64> {
-    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+impl Group {
+    /// Reads the limit. `max` gives `None`. A huge number, which also means no limit, is returned.
+    /// The machine's memory is less.
+    fn limit(&self) -> Option<u64> {
+        self.read(self.files.limit)
+    }
+
+    fn free(&self) -> Option<u64> {
+        let stat = std::fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
+        let droppable = stat.lines().find_map(|line| line.strip_prefix(self.files.droppable)?.trim().parse().ok());
+        let used = self.read(self.files.used)?.saturating_sub(droppable.unwrap_or(0));
+        Some(self.limit()?.saturating_sub(used))
+    }
+
+    fn read(&self, file: &str) -> Option<u64> {
+        std::fs::read_to_string(self.folder.join(file)).ok()?.trim().parse().ok()
+    }
 }
 
-fn machine_memory(root: &Path) -> Option<u64> {
+/// Reads a line of `/proc/meminfo`, in bytes.
+fn machine_memory(root: &Path, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
@@ -91,15 +145,41 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// Limit of a system with 16 GiB and the given files.
-    fn limit_with(files: &[(&str, &str)]) -> Option<u64> {
+    /// A system with 16 GiB, of which 12 are available, and the given files.
+    fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
+        const MACHINE: &str = "MemTotal:       16777216 kB\nMemFree: 5 kB\nMemAvailable:   12582912 kB\n";
         let root = tempfile::tempdir().unwrap();
-        for (path, text) in [("proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 5 kB\n")].iter().chain(files) {
+        for (path, text) in [("proc/meminfo", MACHINE)].iter().chain(files) {
             let path = root.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        memory_limit(root.path())
+        root
+    }
+
+    fn limit_with(files: &[(&str, &str)]) -> Option<u64> {
+        memory_limit(system(files).path())
+    }
+
+    #[test]
+    fn the_group_or_machine_with_the_least_memory_left_decides_what_is_free() {
+        let free_with = |files: &[(&str, &str)]| memory_free(system(files).path());
+        assert_eq!(free_with(&[]), Some(12 * GIB));
+        let group = ("proc/self/cgroup", "0::/pod\n");
+        let limit = ("sys/fs/cgroup/pod/memory.max", "8589934592\n");
+        assert_eq!(free_with(&[group, limit]), Some(12 * GIB), "a group that does not tell its use");
+        let used = ("sys/fs/cgroup/pod/memory.current", "6442450944\n");
+        assert_eq!(free_with(&[group, limit, used]), Some(2 * GIB));
+        let stat = ("sys/fs/cgroup/pod/memory.stat", "anon 5\ninactive_file 1073741824\nactive_file 9\n");
+        assert_eq!(free_with(&[group, limit, used, stat]), Some(3 * GIB));
+        assert_eq!(free_with(&[group, ("sys/fs/cgroup/pod/memory.max", "max\n"), used]), Some(12 * GIB));
+        let first = [
+            ("proc/self/cgroup", "4:memory:/docker/abc\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "4294967296\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "4294967296\n"),
+            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 1073741824\n"),
+        ];
+        assert_eq!(free_with(&first), Some(GIB));
     }
 
     #[test]

@@ -203,6 +203,9 @@ impl Shared {
         let schedule = state.queue.schedule(now, &loads, host);
         let mut is_wanted = vec![false; state.devices.len()];
         let (mut position, mut failed) = (0, false);
+        // The next jobs, as many as run at a time.
+        let slots: usize = self.engines.iter().map(|engine| self.options.slots(&**engine)).sum();
+        let mut expected_bytes = 0u64;
         for scheduled in schedule {
             let waits_for_devices = matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
             scheduled.place.devices.iter().for_each(|device| is_wanted[device] |= waits_for_devices);
@@ -236,6 +239,9 @@ impl Shared {
                     format!("{needed} of host memory for its result, and {free} are free{held}")
                 }
             };
+            if position < slots {
+                expected_bytes = expected_bytes.saturating_add(scheduled.host_bytes);
+            }
             let start = SystemTime::now() + scheduled.start.saturating_sub(now);
             job.life.lock().forecast = Some(QueueForecast { position, start, waiting_for });
             position += 1;
@@ -248,6 +254,7 @@ impl Shared {
                 .iter()
                 .for_each(|running| running.job.is_device_wanted.store(is_wanted, Ordering::Relaxed));
         }
+        self.catalog.arena().expect(expected_bytes);
         failed
     }
 

@@ -16,6 +16,7 @@ use axum::routing::get;
 
 use super::gauges;
 use super::shared::Shared;
+use crate::memory::human_bytes;
 
 /// Content of `/`, and of the answer to any other path.
 const PATHS: &str = "This is the admin port of a Dovetail server. It has /metrics (Prometheus), /healthz (the process is \
@@ -54,5 +55,11 @@ async fn serve_readiness(State(shared): State<Arc<Shared>>) -> Response {
 fn host_memory(shared: &Shared) -> String {
     let backing = shared.catalog.arena().backing();
     let cost = backing.cost().map(|cost| format!(": {cost}")).unwrap_or_default();
-    format!("host memory is {}{cost}", backing.describe())
+    let arena = shared.catalog.arena();
+    let (mapped, wanted) = (arena.mapped_bytes(), arena.prepared_bytes_wanted());
+    let prepared = match wanted {
+        0 => String::new(),
+        wanted => format!("; {} of {} are prepared", human_bytes(mapped.min(wanted)), human_bytes(wanted)),
+    };
+    format!("host memory is {}{cost}{prepared}", backing.describe())
 }

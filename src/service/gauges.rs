@@ -28,11 +28,14 @@ impl Metrics {
             ("used", arena.budget().used_bytes()),
             ("used_max", arena.budget().used_bytes_max()),
             ("mapped", arena.mapped_bytes()),
+            ("prefault", arena.prepared_bytes_wanted()),
             ("limit", arena.budget().limit_bytes()),
         ];
         for (kind, bytes) in kinds {
             set(self.arena_bytes.with_label_values(&[kind]), bytes);
         }
+        let (backing, page_bytes) = (arena.backing().kind(), arena.backing().page_bytes().to_string());
+        self.arena_info.with_label_values(&[backing, page_bytes.as_str()]).set(1);
         for device in &shared.devices {
             let (id, memory) = (device.id().to_string(), device.memory_use());
             let cache = device.cache_stats().unwrap_or_default();
@@ -75,9 +78,10 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// Copies the counters of devices.
+    /// Copies the counters of devices and of the arena.
     fn read_devices(&self, shared: &Shared) {
         let _reading = self.reading.lock();
+        raise_seconds(&self.arena_wait_seconds, shared.catalog.arena().waited().as_secs_f64());
         for device in &shared.devices {
             let id = device.id().to_string();
             raise(&self.device_restarts.with_label_values(&[&id]), device.restarts());
@@ -102,7 +106,6 @@ impl Metrics {
     /// Copies the counters of the scheduler.
     fn read_scheduler(&self, stats: &SchedulerStats) {
         let _reading = self.reading.lock();
-        let raise_seconds = |counter: &Counter, total: f64| counter.inc_by((total - counter.get()).max(0.0));
         let outcomes = [
             ("submitted", stats.submitted_total),
             ("refused", stats.refused_total),
@@ -124,6 +127,10 @@ impl Metrics {
             raise_seconds(&self.device_busy_seconds.with_label_values(&[&id]), device.busy_seconds_total);
         }
     }
+}
+
+fn raise_seconds(counter: &Counter, total: f64) {
+    counter.inc_by((total - counter.get()).max(0.0));
 }
 
 /// Raises a counter to a total that is counted elsewhere.

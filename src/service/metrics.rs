@@ -30,6 +30,8 @@ pub struct Metrics {
     pub received_rows: IntCounter,
     pub sent_rows: IntCounter,
     pub(super) arena_bytes: IntGaugeVec,
+    pub(super) arena_info: IntGaugeVec,
+    pub(super) arena_wait_seconds: Counter,
     pub(super) device_memory_bytes: IntGaugeVec,
     pub(super) jobs: IntGaugeVec,
     pub(super) jobs_total: IntCounterVec,
@@ -119,8 +121,18 @@ impl Metrics {
             sent_rows: counter("dovetail_sent_rows_total", "Rows sent"),
             arena_bytes: gauges(
                 "dovetail_arena_bytes",
-                "Host memory for tables and results: used, the most ever used, mapped from the system, and the limit",
+                "Host memory for tables and results: used, the most ever used, mapped from the system, to be mapped in \
+                 advance (prefault), and the limit",
                 &["kind"],
+            ),
+            arena_info: gauges(
+                "dovetail_arena_info",
+                "Kind of memory that host memory consists of, and the bytes of its pages; always 1",
+                &["backing", "page_bytes"],
+            ),
+            arena_wait_seconds: seconds(
+                "dovetail_arena_wait_seconds_total",
+                "Time that joins and uploads waited for host memory to be mapped, over all their threads",
             ),
             device_memory_bytes: gauges(
                 "dovetail_device_memory_bytes",

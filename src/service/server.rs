@@ -39,9 +39,8 @@ use super::{
     admin, health,
     incoming::{self, Incoming},
 };
-use crate::human;
 use crate::memory::{BackgroundGrowth, human_bytes};
-use crate::{Error, Result};
+use crate::{Error, Result, engine, human};
 
 /// HTTP/2 frame size, in bytes. With the default of 16 KiB, each frame costs a system call and a
 /// wake-up. An upload then takes a quarter to a third more CPU.
@@ -89,7 +88,7 @@ pub struct Server {
     closing: watch::Sender<bool>,
     serving: JoinHandle<Result<()>>,
     background: Vec<JoinHandle<()>>,
-    _growing: BackgroundGrowth,
+    growing: BackgroundGrowth,
 }
 
 impl Server {
@@ -114,6 +113,8 @@ impl Server {
         admin.map_or(Ok(()), |address| incoming::can_listen(address, "--admin-listen"))?;
         let shared = Arc::new(open(settings, tell)?);
         let arena = shared.catalog.arena();
+        let gpus_bytes = engine::gpus_bytes(shared.devices.iter().map(|device| &**device));
+        let prefault_bytes = engine::prefault_bytes(&settings.prefault, arena.budget().limit_bytes(), gpus_bytes)?;
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
         let (flight_address, incoming) = incoming::listen(settings.listen)?;
         let Incoming { same_host, elsewhere } = incoming;
@@ -191,17 +192,8 @@ impl Server {
             slabs = shared.catalog.arena().backing().describe(),
             "serving"
         );
-        Ok(Self {
-            shared,
-            flight_address,
-            admin_address,
-            drain_limit,
-            reporter,
-            closing,
-            serving,
-            background,
-            _growing: growing,
-        })
+        growing.prepare(prefault_bytes);
+        Ok(Self { shared, flight_address, admin_address, drain_limit, reporter, closing, serving, background, growing })
     }
 
     /// Checks settings without listening: allowed values, contradictions, and the content of the
@@ -249,6 +241,7 @@ impl Server {
         }
         self.shared.draining.store(true, Ordering::Release);
         self.shared.scheduler.drain();
+        self.growing.stop_preparing();
         health::set_ready(&self.reporter, false).await;
         let left = self.shared.work_left();
         tracing::info!(
@@ -283,6 +276,7 @@ impl Server {
     /// Ends all calls that are still under way, with a status.
     fn end_calls(&self) {
         self.shared.draining.store(true, Ordering::Release);
+        self.growing.stop_preparing();
         self.closing.send_replace(true);
         self.shared.closing.cancel();
         self.shared.ended.cancel();

@@ -67,6 +67,14 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_ARENA_DIRECTORY", default_value = "auto", value_name = "DIRECTORY")]
     pub arena_directory: String,
 
+    /// Host memory to map and pin in advance, in the background after the start: "auto", "all",
+    /// "none", a size, or a percentage of --host-memory. A join whose result finds no such memory
+    /// takes several times as long on a GPU. "auto" is a quarter of --host-memory, or the memory of
+    /// the GPUs if that is less. It is nothing without a GPU. Preparing stops when the process may
+    /// use little more memory
+    #[arg(long, env = "DOVETAIL_PREFAULT", default_value = "auto", value_name = "BYTES")]
+    pub prefault: String,
+
     /// Devices that run joins: "cuda" for all GPUs, "cuda:N" for the first N GPUs, "host:N" for the
     /// CPU in N slices, or both with a comma between ("cuda:1,host:1"). "auto" uses all GPUs, or
     /// the CPU if there is no GPU. With GPUs and CPU slices, each join runs where it is predicted

@@ -322,6 +322,22 @@ def test_versions_measures_a_join_in_memory_of_each_state(tmp_path: Path) -> Non
         assert (line["ratio"] is not None) == is_measured
 
 
+def test_fresh_memory_measures_memory_that_is_not_there_prepared_and_used(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benches" / "fresh_memory.py"), "--host-memory", "256MiB"]
+    size = ["--build", "1000", "--probe", "2000", "--runs", "2", "--prefault", "none", "128MiB"]
+    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
+    ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "fresh_memory.jsonl").read_text().splitlines()]
+    measured = [(line["prefault"], line["memory"], line["kind"]) for line in lines]
+    of = [("none", "fresh"), ("none", "used"), ("128MiB", "prepared"), ("128MiB", "used")]
+    assert measured == [(*memory, kind) for memory in of for kind in ("result", "table")]
+    for line in lines:
+        assert line["result_rows"] == 2000
+        assert len(line["engine_seconds"]) == len(line["seconds"]) == 2
+        assert line["host_memory_is"].startswith("host memory is ")
+
+
 def test_the_floor_of_a_gang_is_the_slowest_boundary(gangs: ModuleType) -> None:
     phases = [{"name": "copy in", "measured_bytes": 100}, {"name": "gather", "measured_bytes": 80}]
     explained = {"phases": phases, "exchange": {"measured_bytes": 30}}

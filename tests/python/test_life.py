@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -339,3 +340,29 @@ def test_a_drain_that_takes_too_long_is_ended(start: Start, tmp_path: Path) -> N
     ended = [line for line in server.log().splitlines() if 'rpc="DoGet"' in line]
     assert ended and all('status="UNAVAILABLE"' in line for line in ended), ended
     client.close()
+
+
+@pytest.mark.parametrize("processes", ["off", "on"])
+def test_memory_is_prepared_after_the_start_and_joins_use_it(start: Start, processes: str) -> None:
+    server = start(devices="host:1", host_memory="512MiB", prefault="50%", device_processes=processes)
+    mapped = r'^dovetail_arena_bytes\{kind="mapped"\}'
+    server.wait_for(lambda: server.metric(mapped) >= 256 << 20, "memory to be prepared")
+    assert server.metric(r'^dovetail_arena_bytes\{kind="prefault"\}') == 256 << 20
+    assert server.metric(r"^dovetail_arena_info\{") == 1
+    assert server.arena_used() == 0
+    with urllib.request.urlopen(f"{server.admin}/readyz", timeout=60) as answer:
+        first, second = answer.read().decode().splitlines()
+    assert first == "ready"
+    assert second.startswith("host memory is ")
+    assert second.endswith("; 256.0 MiB of 256.0 MiB are prepared")
+    server.wait_for(lambda: "prepared 256.0 MiB of host memory in " in server.log(), "the log to tell of it")
+    with server.connect() as client:
+        client.put("t", pa.table({"k": np.arange(1 << 20), "v": np.arange(1 << 20)}))
+        assert client.join("t", "t", on="k").table().num_rows == 1 << 20
+    assert server.metric(r"^dovetail_arena_wait_seconds_total") == 0
+
+
+def test_a_server_that_prepares_memory_ends_at_once(start: Start) -> None:
+    server = start(devices="host:1", host_memory="4GiB", prefault="all")
+    server.stop()
+    assert "prepared 4.0 GiB" not in server.log()

@@ -215,6 +215,8 @@ fn server_settings(args: &DemoArgs) -> Result<Settings> {
     settings.listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     settings.admin_listen = "off".into();
     settings.devices = args.devices.clone();
+    // The machine may be a laptop, which needs its memory for other work.
+    settings.prefault = "none".into();
     Ok(settings)
 }
 

@@ -55,6 +55,9 @@ pub struct SlabDirectory {
     /// Bytes that were free when the directory was opened; `None`: the system's memory is the
     /// limit.
     free_bytes: Option<u64>,
+    /// True if the system has set pages aside for this file system, so that they are free for
+    /// nothing else.
+    is_set_aside: bool,
 }
 
 impl Backing {
@@ -80,7 +83,8 @@ impl Backing {
     /// [`Error::Unavailable`] if the tmpfs has no huge pages or takes no files.
     pub fn in_tmpfs(mount: OwnedFd) -> Result<Self> {
         let name = "a tmpfs of the server".into();
-        let mut directory = SlabDirectory { directory: mount, name, page_bytes: 0, free_bytes: None };
+        let (page_bytes, free_bytes, is_set_aside) = (0, None, false);
+        let mut directory = SlabDirectory { directory: mount, name, page_bytes, free_bytes, is_set_aside };
         let probe = directory.unnamed_file().map_err(|error| refused("making a file in a tmpfs", error))?;
         directory.page_bytes = page_bytes_of(&probe);
         match directory.page_bytes >= HUGE_PAGE_BYTES {
@@ -110,7 +114,10 @@ impl Backing {
 
     /// Bytes that slabs start and end at multiples of.
     pub(super) fn granule_bytes(&self) -> usize {
-        self.page_bytes().max(HUGE_PAGE_BYTES)
+        match self {
+            Self::Files(directory) => directory.page_bytes.max(HUGE_PAGE_BYTES),
+            Self::Memfd | Self::Anonymous => HUGE_PAGE_BYTES,
+        }
     }
 
     /// Bytes that slabs can take; `None`: the system's memory is the limit.
@@ -119,6 +126,11 @@ impl Backing {
             Self::Files(directory) => directory.free_bytes,
             Self::Memfd | Self::Anonymous => None,
         }
+    }
+
+    /// True if the pages are free for nothing else, even if no slab has them.
+    pub(super) fn is_set_aside(&self) -> bool {
+        matches!(self, Self::Files(directory) if directory.is_set_aside)
     }
 
     /// Makes the file of a slab; `None` for anonymous memory.
@@ -133,6 +145,15 @@ impl Backing {
         let file = file.map_err(|error| out_of_memory(call, error))?;
         rustix::fs::ftruncate(&file, len as u64).map_err(|error| out_of_memory("ftruncate", error))?;
         Ok(Some(file))
+    }
+
+    /// Name of the kind, for metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Files(_) => "files",
+            Self::Memfd => "memfd",
+            Self::Anonymous => "anonymous",
+        }
     }
 
     /// Describes the backing, for the log.
@@ -177,7 +198,7 @@ impl SlabDirectory {
             }
         };
         let name = format!("{shown} ({kind})");
-        let mut directory = Self { directory, name, page_bytes: 0, free_bytes: None };
+        let mut directory = Self { directory, name, page_bytes: 0, free_bytes: None, is_set_aside: is_hugetlbfs };
         let probe = directory.unnamed_file().map_err(|error| {
             refuse(format!("takes no files of this server: {}; its user needs the right to write there", words(error)))
         })?;

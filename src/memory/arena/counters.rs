@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::backing::Backing;
-use super::mapping::Mapping;
+use super::mapping::{Mapping, Populating};
 use crate::Result;
 use crate::memory::Interrupt;
 
@@ -32,7 +32,7 @@ impl SharedCounters {
     /// # Errors
     /// [`Exhausted`](crate::Error::Exhausted) when the system has no memory for them.
     pub fn new(count: usize) -> Result<Self> {
-        let mapping = Mapping::new(bytes_of(count), &Backing::Memfd, &Interrupt::default())?;
+        let mapping = Mapping::new(bytes_of(count), &Backing::Memfd, &Interrupt::default(), Populating::Urgent)?;
         let file = mapping.file().expect("memory of a memfd has a file").clone();
         Ok(Self { mapping: Arc::new(mapping), file, count })
     }

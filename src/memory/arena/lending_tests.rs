@@ -7,6 +7,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
+use crate::Error;
 
 const PURPOSE: &str = "a test";
 
@@ -337,4 +338,37 @@ fn borrower_unsent_bytes(borrower: &Borrower) -> usize {
     let (pieces, unused) = borrower.pieces_of([]);
     assert!(pieces.is_empty());
     unused.iter().map(|span| span.len).sum()
+}
+
+#[test]
+fn a_thread_that_looks_for_bytes_of_an_announced_slab_waits_until_it_is_added() {
+    const LEN: usize = 2 << 20;
+    let memfd = || Backing::Memfd.file(LEN).unwrap().unwrap();
+    let views = Arc::new(SlabViews::default());
+    let place = Place::Slab { address: 4096 + 100, len: 3 };
+    assert!(views.buffer(&place).is_err(), "nothing is known of the slab");
+    views.announce(4096, LEN);
+    let elsewhere = Place::Slab { address: 4096 + LEN as u64, len: 1 };
+    assert!(views.buffer(&elsewhere).is_err(), "other bytes are not waited for");
+    let (asks, asked) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn({
+        let (views, place) = (views.clone(), place.clone());
+        move || {
+            asks.send(()).unwrap();
+            views.buffer(&place).map(|buffer| buffer.len())
+        }
+    });
+    asked.recv().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(10));
+    views.add(4096, LEN, memfd()).unwrap();
+    assert_eq!(reader.join().unwrap(), Ok(3));
+    // The owner has unmapped the slab and mapped another at its address.
+    views.remove(4096);
+    views.announce(4096, LEN);
+    views.announce(1 << 40, LEN);
+    let short = std::fs::File::open("/proc/self/status").unwrap();
+    assert!(views.add(4096, LEN, short.into()).is_err());
+    assert!(views.buffer(&place).is_err(), "the slab could not be mapped");
+    views.add(1 << 40, LEN, memfd()).unwrap();
+    assert_eq!(views.buffer(&Place::Slab { address: 1 << 40, len: 5 }).unwrap().len(), 5);
 }

@@ -13,10 +13,10 @@
 //! The system gives memory page by page at the first touch, which costs more than copying into it.
 //! On the machine where this was written, copying 1 GiB takes 0.09 s into mapped memory and 0.6 s
 //! into fresh memory. So the arena asks for all pages of a slab when it maps the slab (0.32 s for
-//! pages of 4 KiB, 0.11 s for huge pages). A growth thread can map slabs ahead of need
-//! ([`Arena::grow_ahead`]). Empty slabs are kept for reuse, up to half of the budget. Where such a
-//! thread runs, the arena also keeps all memory that was in use during the last minute. If pages
-//! are unavailable, mapping the slab is an error. No later touch raises a signal.
+//! pages of 4 KiB, 0.11 s for huge pages). Threads can map slabs ahead of need (`growth`). Empty
+//! slabs are kept for reuse, up to half of the budget. Where such threads run, the arena also keeps
+//! all memory that was in use during the last minute. If pages are unavailable, mapping the slab is
+//! an error. No later touch raises a signal.
 //!
 //! # More than one process
 //! Another Dovetail process can map slabs that have a file. That process has an arena without
@@ -29,6 +29,7 @@ mod arrays;
 mod backing;
 mod borrower;
 mod counters;
+mod growth;
 mod loans;
 mod mapping;
 mod views;
@@ -38,8 +39,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 pub(crate) use arrays::of_whole_values;
 pub use arrays::{ArrayParts, describe, restore};
@@ -47,16 +48,18 @@ use arrow::buffer::Buffer;
 pub use backing::{Backing, mount_tmpfs_in_namespace};
 pub use borrower::{ArenaReservation, Borrower, Lender};
 pub use counters::SharedCounters;
+pub use growth::BackgroundGrowth;
+use growth::Growth;
 pub use loans::{Loans, Span};
 use mapping::Mapping;
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 use views::ViewedPlace;
 pub use views::{Place, SlabViews, holding};
 pub use window::SharedWindow;
 
 use super::free_list::{FreeList, SlabId};
-use super::{Budget, Interrupt, Reservation, ReservedPool, human_bytes};
-use crate::{Error, Result};
+use super::{Budget, Interrupt, Reservation, ReservedPool};
+use crate::Result;
 
 /// Alignment of every piece, in bytes. It suits a GPU's copy engine and 64-byte vector loads.
 pub const ALIGNMENT: usize = 256;
@@ -64,26 +67,6 @@ pub const ALIGNMENT: usize = 256;
 /// Size of an ordinary slab, in bytes. Registering a slab with a driver costs time per call and per
 /// page, so slabs are large. They are small enough that an idle server holds little memory.
 const SLAB_BYTES: usize = 64 << 20;
-
-/// Least bytes of empty slabs kept for reuse; the arena keeps half of the budget if that is more.
-/// Empty slabs above this go back to the system at once. Where a thread grows the arena ahead, they
-/// go back when they were not needed for a while ([`TRIM_INTERVAL`]).
-const EMPTY_SLAB_BYTES_KEPT_MIN: usize = 2 << 30;
-
-/// Time between checks for slabs that were not needed since the last check. A table that is dropped
-/// and uploaded again, or a result that follows another, gets the same pages. This holds even for
-/// pages beyond half of the budget.
-const TRIM_INTERVAL: Duration = Duration::from_secs(30);
-
-/// Time between checks of the interrupt while a thread waits for a slab that another thread maps.
-const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Returns the bytes of empty slabs to keep. A server that once needed its memory needs it again,
-/// since tables are replaced and results come and go. Without empty slabs, each new upload of a
-/// table of half the budget would need fresh pages. These cost four times as much as the copy.
-fn empty_slab_bytes_kept(limit: u64) -> usize {
-    usize::try_from(limit / 2).unwrap_or(usize::MAX).max(EMPTY_SLAB_BYTES_KEPT_MIN)
-}
 
 /// Bytes that may be mapped beyond the budget: an eighth of it, and a slab. Holes between pieces
 /// may be too short for a later piece, yet reserved bytes must be available. The arena maps no more
@@ -119,10 +102,12 @@ struct Inner {
     backing: Backing,
     slab_bytes: usize,
     slabs: Mutex<Slabs>,
-    /// Held while a slab is mapped, so that threads which find no room do not each map one.
-    growing: Mutex<()>,
-    /// Notified when less is free than wanted, or when growth should end.
+    /// Notified when a slab was mapped or could not be.
+    grown: Condvar,
+    /// Notified when a slab should be mapped ahead of need, or when growth should end.
     growth_wanted: Condvar,
+    /// Nanoseconds that allocations have waited for slabs to be mapped.
+    waited_nanos: AtomicU64,
     /// End address of each slab, by start address.
     ranges: RwLock<BTreeMap<usize, usize>>,
     pin: OnceLock<Arc<dyn Pin>>,
@@ -134,10 +119,7 @@ struct Slabs {
     mappings: HashMap<SlabId, Arc<Mapping>>,
     next_id: SlabId,
     mapped_bytes: usize,
-    /// Bytes that should be free ahead of need. Zero when no thread grows the arena ahead.
-    free_bytes_wanted: usize,
-    /// Least number of bytes that were free since the last trim. These bytes were not needed.
-    free_bytes_min: usize,
+    growth: Growth,
 }
 
 impl Arena {
@@ -155,8 +137,9 @@ impl Arena {
             backing,
             slab_bytes,
             slabs: Mutex::default(),
-            growing: Mutex::default(),
+            grown: Condvar::new(),
             growth_wanted: Condvar::new(),
+            waited_nanos: AtomicU64::new(0),
             ranges: RwLock::default(),
             pin: OnceLock::new(),
         };
@@ -199,7 +182,7 @@ impl Arena {
         let (size, size_max) = (size_of_piece(*lens.start()), size_of_piece(*lens.end()));
         let mut reservation = self.pool.as_ref()?.reserve_promised(size as u64..=size_max as u64)?;
         let size_max = reservation.bytes() as usize / ALIGNMENT * ALIGNMENT;
-        let (size, place) = self.inner.slabs.lock().take_longest(size..=size_max, &self.inner.growth_wanted)?;
+        let (size, place) = self.inner.slabs.lock().take_longest(size..=size_max, &self.inner)?;
         reservation.shrink_to(size as u64);
         Some(self.inner.piece_at(place, size.min(*lens.end()), reservation))
     }
@@ -271,9 +254,11 @@ impl Arena {
     /// counts.
     pub fn pin_by(&self, pin: Option<Arc<dyn Pin>>) {
         let Some(pin) = pin else { return };
-        let _growing = self.inner.growing.lock();
         if self.inner.pin.set(pin.clone()).is_ok() {
-            self.inner.slabs.lock().mappings.values().for_each(|memory| memory.pin_by(&pin));
+            // Pinning takes long, so other threads do not wait for it. They pin slabs that are not
+            // in the list yet.
+            let mapped: Vec<_> = self.inner.slabs.lock().mappings.values().cloned().collect();
+            mapped.iter().for_each(|memory| memory.pin_by(&pin));
         }
     }
 
@@ -284,20 +269,6 @@ impl Arena {
         }
         let address = address as usize;
         self.inner.ranges.read().range(..=address).next_back().is_some_and(|(_, &end)| address < end)
-    }
-
-    /// Starts a thread that maps slabs ahead of need, so that `free_bytes` are usually free within
-    /// the budget. The thread also gives back slabs that were not needed for a while. Only one such
-    /// thread is useful at a time. It ends when the returned value is dropped.
-    pub fn grow_ahead(&self, free_bytes: u64) -> BackgroundGrowth {
-        self.inner.slabs.lock().free_bytes_wanted = usize::try_from(free_bytes).unwrap_or(usize::MAX);
-        let inner = self.inner.clone();
-        let thread = std::thread::Builder::new()
-            .name("arena-growth".into())
-            .spawn(move || inner.grow_while_wanted())
-            .inspect_err(|error| tracing::warn!("the arena grows only on demand, without a thread: {error}"))
-            .ok();
-        BackgroundGrowth { inner: self.inner.clone(), thread }
     }
 }
 
@@ -312,196 +283,14 @@ impl Inner {
         let owned = Owned { size: size_of_piece(len), slab, offset, arena: self.clone(), reservation };
         ArenaBuffer { start, len, home: Home::Owned(owned), memory }
     }
-
-    /// Finds room of `size` bytes, in a slab that has it or in a new one.
-    fn place(&self, size: usize, interrupt: &Interrupt) -> Result<Room> {
-        if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
-            return Ok(place);
-        }
-        let _growing = loop {
-            interrupt.check()?;
-            if let Some(growing) = self.growing.try_lock_for(INTERRUPT_INTERVAL) {
-                break growing;
-            }
-        };
-        if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
-            return Ok(place);
-        }
-        let len = size.next_multiple_of(self.backing.granule_bytes()).max(self.slab_bytes);
-        while let Err(fragmented) = self.make_room(len, size) {
-            // Reclaimed memory may leave a place that is large enough, or a whole slab empty.
-            if self.budget.reclaim(size as u64) == 0 {
-                return Err(fragmented);
-            }
-            if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
-                return Ok(place);
-            }
-        }
-        let memory = self.map_slab(len, interrupt)?;
-        let mut slabs = self.slabs.lock();
-        slabs.add(memory);
-        let place = slabs.take(size, &self.growth_wanted);
-        Ok(place.expect("a new slab is at least as large as the piece that it was made for"))
-    }
-
-    /// Gives empty slabs back until a slab of `len` bytes may be mapped. Those slabs are too small
-    /// for the piece of `size` bytes, since the caller found no place for it.
-    fn make_room(&self, len: usize, size: usize) -> Result<()> {
-        let limit = self.budget.limit_bytes();
-        let mapped_max = limit.saturating_add(slack_bytes(limit));
-        let mapped_max = self.backing.capacity_bytes().map_or(mapped_max, |capacity| capacity.min(mapped_max));
-        let mut given_back = Vec::new();
-        let mut slabs = self.slabs.lock();
-        while (slabs.mapped_bytes + len) as u64 > mapped_max {
-            let Some(slab) = slabs.free.empty_slab() else {
-                let free = slabs.free.free_bytes() as u64;
-                return Err(Error::Exhausted(format!(
-                    "{} of host memory are free, but only in pieces of less than {}; drop tables that are no longer \
-                     needed, or raise the server's --host-memory",
-                    human_bytes(free),
-                    human_bytes(size as u64),
-                )));
-            };
-            given_back.push(self.forget(&mut slabs, slab));
-        }
-        // Unmapping takes long, so other threads do not wait for it.
-        drop(slabs);
-        drop(given_back);
-        Ok(())
-    }
-
-    /// Removes an empty slab from the records. Dropping the result unmaps it.
-    fn forget(&self, slabs: &mut Slabs, slab: SlabId) -> Arc<Mapping> {
-        slabs.free.remove_slab(slab);
-        let memory = slabs.mappings.remove(&slab).expect("an empty slab is mapped");
-        slabs.mapped_bytes -= memory.len;
-        self.ranges.write().remove(&(memory.start.as_ptr() as usize));
-        memory
-    }
-
-    fn map_slab(&self, len: usize, interrupt: &Interrupt) -> Result<Arc<Mapping>> {
-        let memory = Mapping::new(len, &self.backing, interrupt).map_err(|error| match error {
-            Error::Exhausted(_) => {
-                error.context(format!("mapping a slab of {} for the arena", human_bytes(len as u64)))
-            }
-            interrupted => interrupted,
-        })?;
-        if let Some(pin) = self.pin.get() {
-            memory.pin_by(pin);
-        }
-        let start = memory.start.as_ptr() as usize;
-        self.ranges.write().insert(start, start + len);
-        Ok(Arc::new(memory))
-    }
-
-    fn give_back(&self, slab: SlabId, offset: usize, size: usize) {
-        let mut slabs = self.slabs.lock();
-        if !slabs.free.give_back(slab, offset, size) {
-            return;
-        }
-        // The thread that grows the arena gives back the slabs that were not needed for a while.
-        let is_trimmed = slabs.free_bytes_wanted > 0;
-        if is_trimmed || slabs.free.empty_slab_bytes() <= empty_slab_bytes_kept(self.budget.limit_bytes()) {
-            return;
-        }
-        let memory = self.forget(&mut slabs, slab);
-        // Unmapping takes long, so other threads do not wait for it.
-        drop(slabs);
-        drop(memory);
-    }
-
-    /// Gives back the empty slabs that were not needed since the last call, except `kept_max`
-    /// bytes.
-    fn trim(&self, kept_max: usize) {
-        let mut slabs = self.slabs.lock();
-        let mut unneeded = slabs.free_bytes_min.saturating_sub(kept_max);
-        while let Some(slab) = slabs.free.empty_slab().filter(|slab| slabs.mappings[slab].len <= unneeded) {
-            let memory = self.forget(&mut slabs, slab);
-            unneeded -= memory.len;
-            // Unmapping takes long, so other threads do not wait for it.
-            MutexGuard::unlocked(&mut slabs, || drop(memory));
-        }
-        slabs.free_bytes_min = slabs.free.free_bytes();
-    }
-
-    fn grow_while_wanted(&self) {
-        let mut trimmed = Instant::now();
-        loop {
-            let wanted = {
-                let mut slabs = self.slabs.lock();
-                while !slabs.wants_growth(self) && trimmed.elapsed() < TRIM_INTERVAL {
-                    if slabs.free_bytes_wanted == 0 {
-                        return;
-                    }
-                    self.growth_wanted.wait_for(&mut slabs, TRIM_INTERVAL.saturating_sub(trimmed.elapsed()));
-                }
-                slabs.free_bytes_wanted
-            };
-            if trimmed.elapsed() >= TRIM_INTERVAL {
-                self.trim(empty_slab_bytes_kept(self.budget.limit_bytes()).max(wanted));
-                trimmed = Instant::now();
-                continue;
-            }
-            let _growing = self.growing.lock();
-            match self.map_slab(self.slab_bytes, &Interrupt::default()) {
-                Ok(memory) => self.slabs.lock().add(memory),
-                Err(error) => {
-                    tracing::warn!("the arena grows only on demand from now on: {error}");
-                    self.slabs.lock().free_bytes_wanted = 0;
-                    return;
-                }
-            }
-        }
-    }
 }
 
 impl Slabs {
-    fn add(&mut self, memory: Arc<Mapping>) {
-        let id = self.next_id;
-        self.next_id += 1;
-        self.mapped_bytes += memory.len;
-        self.free.add_slab(id, memory.len);
-        self.mappings.insert(id, memory);
-    }
-
-    fn take(&mut self, size: usize, growth_wanted: &Condvar) -> Option<Room> {
-        let place = self.free.take(size);
-        self.free_bytes_min = self.free_bytes_min.min(self.free.free_bytes());
-        if self.free.free_bytes() < self.free_bytes_wanted {
-            growth_wanted.notify_one();
-        }
-        place.map(|(slab, offset)| (slab, offset, self.mappings[&slab].clone()))
-    }
-
     /// Takes the longest range with a size in `sizes`. Returns its size and place.
-    fn take_longest(&mut self, sizes: RangeInclusive<usize>, growth_wanted: &Condvar) -> Option<(usize, Room)> {
+    fn take_longest(&mut self, sizes: RangeInclusive<usize>, inner: &Inner) -> Option<(usize, Room)> {
         let size = self.free.longest().min(*sizes.end());
-        let place = if size < *sizes.start() { None } else { self.take(size, growth_wanted) };
+        let place = if size < *sizes.start() { None } else { self.take(size, inner) };
         Some((size, place?))
-    }
-
-    fn wants_growth(&self, inner: &Inner) -> bool {
-        let fits = (self.mapped_bytes + inner.slab_bytes) as u64 <= inner.budget.limit_bytes();
-        fits && self.free.free_bytes() < self.free_bytes_wanted
-    }
-}
-
-/// Arena growth ahead of need, which lasts while this value lives. See [`Arena::grow_ahead`].
-#[derive(Debug)]
-pub struct BackgroundGrowth {
-    inner: Arc<Inner>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Drop for BackgroundGrowth {
-    fn drop(&mut self) {
-        self.inner.slabs.lock().free_bytes_wanted = 0;
-        self.inner.growth_wanted.notify_all();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that grows the arena panicked");
-        }
     }
 }
 

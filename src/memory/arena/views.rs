@@ -6,9 +6,10 @@ use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow::buffer::{Buffer, MutableBuffer};
-use parking_lot::RwLock;
+use parking_lot::{Condvar, Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use super::{Arena, Mapping, Pin};
@@ -55,6 +56,11 @@ pub(super) struct ViewedPlace {
 #[derive(Debug, Default)]
 pub struct SlabViews {
     views: RwLock<Views>,
+    /// Slabs that are announced and not added yet, by address in the owner.
+    announced: Mutex<Vec<(u64, usize)>>,
+    /// Number of these slabs.
+    announced_count: AtomicUsize,
+    added: Condvar,
     pin: Option<Arc<dyn Pin>>,
 }
 
@@ -85,19 +91,45 @@ impl SlabViews {
         Self { pin, ..Self::default() }
     }
 
+    /// Announces a slab that another thread adds later. A thread that looks for bytes of the slab
+    /// waits until then.
+    pub fn announce(&self, address: u64, len: usize) {
+        let mut announced = self.announced.lock();
+        announced.push((address, len));
+        self.announced_count.store(announced.len(), Ordering::Release);
+    }
+
     /// Maps the slab that is at `address` in its owner and consists of `file`.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses.
     pub fn add(&self, address: u64, len: usize, file: OwnedFd) -> Result<()> {
-        let view = Mapping::of_file(file, len)?;
-        if let Some(pin) = &self.pin {
-            view.pin_by(pin);
+        let view = Mapping::of_file(file, len).map(|view| {
+            if let Some(pin) = &self.pin {
+                view.pin_by(pin);
+            }
+            let mut views = self.views.write();
+            views.by_view.insert(view.start.as_ptr() as u64, address);
+            views.by_owner.insert(address, Arc::new(view));
+        });
+        let mut announced = self.announced.lock();
+        if let Some(at) = announced.iter().position(|&slab| slab == (address, len)) {
+            announced.remove(at);
+            self.announced_count.store(announced.len(), Ordering::Release);
+            self.added.notify_all();
         }
-        let mut views = self.views.write();
-        views.by_view.insert(view.start.as_ptr() as u64, address);
-        views.by_owner.insert(address, Arc::new(view));
-        Ok(())
+        view
+    }
+
+    /// Waits while a slab with the bytes is announced and not added.
+    fn wait_for_slab(&self, address: u64, len: usize) {
+        if self.announced_count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let is_in = |&(start, slab_len): &(u64, usize)| {
+            start <= address && address.saturating_add(len as u64) <= start.saturating_add(slab_len as u64)
+        };
+        self.added.wait_while(&mut self.announced.lock(), |announced| announced.iter().any(is_in));
     }
 
     /// Removes a slab that its owner has unmapped. Buffers in the slab keep its view mapped.
@@ -115,6 +147,7 @@ impl SlabViews {
     /// # Errors
     /// [`Error::Internal`] when no slab known here contains the bytes.
     pub(super) fn view(&self, address: u64, len: usize) -> Result<ViewedPlace> {
+        self.wait_for_slab(address, len);
         let views = self.views.read();
         let Some((start, offset)) = holding(&views.by_owner, address, len, |memory| memory.len) else {
             return Err(Error::Internal(format!(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::Pin;
 use super::backing::{Backing, HUGE_PAGE_BYTES};
-use super::mapping::Mapping;
+use super::mapping::{Mapping, Populating};
 use crate::memory::Interrupt;
 use crate::{Error, Result};
 
@@ -27,7 +27,8 @@ impl SharedWindow {
     /// # Errors
     /// [`Exhausted`](crate::Error::Exhausted) when the system has no memory for it.
     pub fn new(bytes: usize) -> Result<Self> {
-        let mapping = Mapping::new(bytes.next_multiple_of(HUGE_PAGE_BYTES), &Backing::Memfd, &Interrupt::default())?;
+        let len = bytes.next_multiple_of(HUGE_PAGE_BYTES);
+        let mapping = Mapping::new(len, &Backing::Memfd, &Interrupt::default(), Populating::Urgent)?;
         let file = mapping.file().expect("memory of a memfd has a file").clone();
         Ok(Self { mapping: Arc::new(mapping), file, bytes })
     }

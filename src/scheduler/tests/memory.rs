@@ -51,6 +51,25 @@ fn the_memory_of_a_result_is_reserved_before_the_job_runs_and_drawn_on_as_it_is_
 }
 
 #[test]
+fn the_arena_is_told_the_needs_of_the_jobs_that_run_next() {
+    let stage = stage(1);
+    let expected = || stage.catalog.arena().expected_bytes();
+    stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
+    let (device, _) = stage.next();
+    assert_eq!(expected(), 0, "a job that runs has reserved its memory");
+    let second = stage.submit_join(&over_half("d1"), JobOptions::default(), "").unwrap();
+    let need = expected();
+    assert!((30 * MIB..40 * MIB).contains(&need), "{need} B are expected for a result of 35 MB");
+    let third = stage.submit_join(&over_half("d2"), JobOptions::default(), "").unwrap();
+    assert_eq!(expected(), need, "the device runs one job at a time");
+    stage.scheduler.cancel(second.id).unwrap();
+    assert_eq!(expected(), need, "of the third job");
+    stage.scheduler.cancel(third.id).unwrap();
+    assert_eq!(expected(), 0);
+    stage.finish(device);
+}
+
+#[test]
 fn memory_beyond_the_prediction_comes_from_free_memory_and_the_job_fails_without_it() {
     let stage = stage(1);
     let host = budget(&stage);

@@ -78,6 +78,8 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     let topology = engine::topology(&of_devices)?;
     let budget = Budget::new("host memory", "the server's --host-memory", host_memory_bytes);
     let arena = Arena::with_backing(budget, engine::arena_backing(&of_devices, &topology, host_memory_bytes)?);
+    // The memory of the GPUs is not known yet, and bounds the setting no further.
+    engine::prefault_bytes(&settings.prefault, host_memory_bytes, 0)?;
     let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
     let devices = engine::open_devices(&of_devices, &topology, catalog.arena())?;
     Ok(Parts { limits, authenticator, catalog, topology, devices })

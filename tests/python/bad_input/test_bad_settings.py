@@ -27,6 +27,8 @@ Start = Callable[..., Server]
         ({"arena_directory": "/nowhere"}, ["arena-directory", "/nowhere does not exist"]),
         ({"arena_directory": "/proc"}, ["arena-directory", "/proc is on a disk", "-t tmpfs -o huge=always,size="]),
         ({"arena_directory": __file__}, ["arena-directory", "is not a directory"]),
+        ({"prefault": "lots"}, ["prefault", "auto, all, none, a size, or a share", '"lots"']),
+        ({"prefault": "2GiB", "host_memory": "1GiB"}, ["prefault", "2GiB is more than the 1.0 GiB of", "host-memory"]),
         ({"tenant_memory": "5"}, ["tenant-memory", '"5" is 5 B', "none", "5GiB"]),
         ({"listen": "127.0.0.1:8815", "admin_listen": "127.0.0.1:8815"}, ["the same port"]),
         (
