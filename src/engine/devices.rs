@@ -372,7 +372,10 @@ pub fn arena_backing(settings: &DeviceSettings, topology: &Topology, arena_bytes
              huge=always, and name it with --arena-directory",
             why.message()
         ),
-        (Some(cost), None) => tracing::warn!("host memory is {memory}: {cost}"),
+        (Some(cost), None) => {
+            let remedy = if backing.is_in_files() { "; mount it with huge=always" } else { "" };
+            tracing::warn!("host memory is {memory}: {cost}{remedy}");
+        }
         (None, _) => tracing::info!("host memory is {memory}"),
     }
     Ok(backing)

@@ -128,6 +128,11 @@ impl Backing {
         }
     }
 
+    /// True if slabs are files in a directory.
+    pub fn is_in_files(&self) -> bool {
+        matches!(self, Self::Files(_))
+    }
+
     /// True if the pages are free for nothing else, even if no slab has them.
     pub(super) fn is_set_aside(&self) -> bool {
         matches!(self, Self::Files(directory) if directory.is_set_aside)

@@ -371,7 +371,8 @@ impl Inner {
     fn map_slab(&self, len: usize, interrupt: &Interrupt, populating: Populating) -> Result<Arc<Mapping>> {
         let memory = Mapping::new(len, &self.backing, interrupt, populating).map_err(|error| match error {
             Error::Exhausted(_) => {
-                error.context(format!("mapping a slab of {} for the arena", human_bytes(len as u64)))
+                let (len, memory) = (human_bytes(len as u64), self.backing.describe());
+                error.context(format!("mapping a slab of {len} for the arena, whose memory is {memory}"))
             }
             interrupted => interrupted,
         })?;
