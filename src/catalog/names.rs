@@ -120,7 +120,9 @@ impl Catalog {
         check_name(&table.name)?;
         let mut names = self.names.write();
         names.check_unreserved(&table.name)?;
-        self.insert(&mut names, table, editor)
+        let Inserted { table, _replaced } = self.insert(&mut names, table, editor)?;
+        drop(names);
+        Ok(table)
     }
 
     /// Replaces `expected` with `table`. Returns `None` if the name no longer stands for
@@ -145,7 +147,9 @@ impl Catalog {
         if !unchanged {
             return Ok(None);
         }
-        self.insert(&mut names, table, editor).map(Some)
+        let Inserted { table, _replaced } = self.insert(&mut names, table, editor)?;
+        drop(names);
+        Ok(Some(table))
     }
 
     /// Reserves a free name for a table that is being made, until the reservation is used or
@@ -273,7 +277,7 @@ impl Catalog {
 
     /// Inserts a table, checking the editor under the same lock. Every replacement goes through
     /// here, so that the owner cannot change between the check and the replacement.
-    fn insert(&self, names: &mut Names, mut table: Table, editor: &Editor) -> Result<Arc<Table>> {
+    fn insert(&self, names: &mut Names, mut table: Table, editor: &Editor) -> Result<Inserted> {
         match names.tables.get(&table.name) {
             Some(replaced) => {
                 editor.check(replaced, "changed")?;
@@ -282,8 +286,8 @@ impl Catalog {
             None => self.check_tables(names, &table.owner)?,
         }
         let table = Arc::new(table);
-        names.tables.insert(table.name.clone(), table.clone());
-        Ok(table)
+        let _replaced = names.tables.insert(table.name.clone(), table.clone());
+        Ok(Inserted { table, _replaced })
     }
 
     fn check_tables(&self, names: &Names, owner: &str) -> Result<()> {
@@ -300,6 +304,13 @@ impl Catalog {
         }
         Ok(())
     }
+}
+
+/// A table that has appeared, and the table that it replaced. Freeing the replaced table may take
+/// long, so the caller drops it without the lock on the names.
+struct Inserted {
+    table: Arc<Table>,
+    _replaced: Option<Arc<Table>>,
 }
 
 impl Names {
@@ -350,12 +361,13 @@ impl NameReservation {
         let Some(reserved) = names.reserved.remove(&self.name).filter(|_| self.held) else {
             return Err(Error::Internal(format!("the reservation of the name {:?} was used twice", self.name)));
         };
-        let published = self.catalog.insert(&mut names, table, &self.editor);
-        self.held = published.is_err();
+        let inserted = self.catalog.insert(&mut names, table, &self.editor);
+        self.held = inserted.is_err();
         if self.held {
             names.reserved.insert(self.name.clone(), reserved);
         }
-        published
+        drop(names);
+        inserted.map(|inserted| inserted.table)
     }
 }
 

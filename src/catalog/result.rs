@@ -7,7 +7,13 @@
 //!                                                                             read and memory is
 //!                                                                             needed (eviction.rs)
 //!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     a reader frees it
+//!   a table:    push ─► 0 1 2 ─► Table     read from the table, as above      the catalog's table
+//!                                                                             holds all of them
 //! ```
+//!
+//! A result that becomes a table gives all its memory to the table. Until its lease ends it can be
+//! read like any other result, unless the table is dropped or replaced. A reader that is open keeps
+//! the table's memory until it is closed.
 //!
 //! Batches may share memory with the tables from which they were made. Shared columns do not count
 //! as bytes of the result. They keep the tables' memory allocated, so the tenant that is charged
@@ -179,6 +185,8 @@ struct SpoolContents {
     begun: BTreeSet<usize>,
     parts: Parts,
     reading: Reading,
+    /// Table that holds the batches, once the result has become one.
+    given_to: Option<GivenTo>,
     adopter: Option<Adopter>,
     meter: Meter,
     charge: Option<Charge>,
@@ -192,6 +200,30 @@ struct SpoolContents {
     waited_wanted: Duration,
     /// End of the lease, once the result is complete.
     expires: Option<SystemTime>,
+}
+
+/// Table that a result has become.
+#[derive(Debug)]
+struct GivenTo {
+    name: String,
+    table: Weak<Table>,
+    /// The table, while the result has open readers.
+    read: Option<Arc<Table>>,
+}
+
+impl GivenTo {
+    /// Returns the table.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when the table was dropped or replaced and no reader keeps it.
+    fn table(&self) -> Result<Arc<Table>> {
+        self.table.upgrade().ok_or_else(|| {
+            Error::NotFound(format!(
+                "the result is gone: it became table {:?}, which was dropped or replaced since; run the join again",
+                self.name
+            ))
+        })
+    }
 }
 
 /// Rows of a table with which a result shares memory.
@@ -215,12 +247,32 @@ impl SpoolContents {
         self.bytes = 0;
         self.charge = None;
         self.shared.clear();
+        self.given_to = None;
         self.adopter = None;
         self.meter = Meter::default();
         if let Some(statistics) = &self.statistics {
             statistics.stop();
         }
         batches
+    }
+
+    /// Keeps the table that the result has become while readers are open. Returns a table that no
+    /// reader needs any more, which the caller drops without the lock.
+    fn keep_table_while_read(&mut self) -> Option<Arc<Table>> {
+        let is_read = self.reading.readers > 0;
+        let given_to = self.given_to.as_mut()?;
+        if !is_read {
+            return given_to.read.take();
+        }
+        if given_to.read.is_none() {
+            given_to.read = given_to.table.upgrade();
+        }
+        None
+    }
+
+    /// True if the table that the result has become is gone, with all rows.
+    fn has_lost_table(&self) -> bool {
+        self.given_to.as_ref().is_some_and(|given_to| given_to.table.strong_count() == 0)
     }
 }
 
@@ -362,8 +414,8 @@ impl ResultSpool {
         let mut held = self.inner.held.lock();
         let state = outcome.map_or_else(SpoolState::Failed, |()| SpoolState::Complete);
         held.expires = Some(SystemTime::now() + self.inner.retain);
-        // Nothing is counted any more, so the meter's memory can be freed.
-        let meter = std::mem::take(&mut held.meter);
+        // No batch follows, so the memory and the dictionaries of the last one can be freed.
+        let (meter, adopter) = (std::mem::take(&mut held.meter), held.adopter.take());
         let batches = if matches!(state, SpoolState::Failed(_)) { held.take_all() } else { VecDeque::new() };
         self.inner.progress.send_modify(|progress| {
             if progress.1 == SpoolState::Open {
@@ -372,7 +424,7 @@ impl ResultSpool {
         });
         drop(held);
         self.inner.room.notify_all();
-        drop((batches, meter));
+        drop((batches, meter, adopter));
     }
 
     /// Frees all batches now. Readers get an error, and a waiting writer stops.
@@ -381,11 +433,11 @@ impl ResultSpool {
     }
 
     fn release_held(&self, mut held: MutexGuard<'_, SpoolContents>) {
-        let batches = held.take_all();
+        let (given_to, batches) = (held.given_to.take(), held.take_all());
         self.inner.progress.send_modify(|progress| progress.1 = SpoolState::Released);
         drop(held);
         self.inner.room.notify_all();
-        drop(batches);
+        drop((given_to, batches));
     }
 
     /// Returns the number of batches that were pushed, and the state.
@@ -403,7 +455,8 @@ impl ResultSpool {
         self.inner.held.lock().pushed_bytes
     }
 
-    /// Bytes that the result holds now, except bytes shared with tables.
+    /// Bytes that the result holds now, except bytes shared with tables. A result that has become a
+    /// table holds none.
     pub fn held_bytes(&self) -> u64 {
         self.inner.held.lock().bytes
     }
@@ -439,11 +492,12 @@ impl ResultSpool {
     /// since the lease has not begun.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the result is released.
+    /// [`Error::NotFound`] when the result is released, or its table is gone.
     pub fn renew(&self, duration: Duration) -> Result<Option<SystemTime>> {
         self.was_renewed();
         let mut held = self.inner.held.lock();
         self.check_readable()?;
+        held.given_to.as_ref().map_or(Ok(()), |given_to| given_to.table().map(drop))?;
         held.expires = held.expires.map(|expires| expires.max(SystemTime::now() + duration));
         Ok(held.expires)
     }
@@ -463,10 +517,14 @@ impl ResultSpool {
         }
     }
 
-    /// True if nothing is left to fetch: the result was released, or readers have consumed all of
-    /// it. Clients that read an endpoint again are told so until [`ResultSpool::is_expired`].
+    /// True if nothing is left to fetch: the result was released, readers have consumed all of it,
+    /// or the table that it became is gone. Clients that read an endpoint again are told so until
+    /// [`ResultSpool::is_expired`].
     pub fn is_gone(&self) -> bool {
         let held = self.inner.held.lock();
+        if held.has_lost_table() {
+            return true;
+        }
         // A result without rows stays until a reader has seen that it is empty.
         let is_taken = held.batches.is_empty() && (held.taken > 0 || !held.begun.is_empty());
         match self.inner.progress.borrow().1 {
@@ -474,6 +532,13 @@ impl ResultSpool {
             SpoolState::Complete => self.is_consumed_by_reading() && is_taken,
             SpoolState::Open | SpoolState::Failed(_) => false,
         }
+    }
+
+    /// True if the rows were freed before they were all read: the result was released or has
+    /// failed, or the table that it became is gone.
+    pub fn is_released(&self) -> bool {
+        let held = self.inner.held.lock();
+        held.has_lost_table() || matches!(self.inner.progress.borrow().1, SpoolState::Released | SpoolState::Failed(_))
     }
 
     /// Waits until the statistics of all batches are taken, and takes part in that. The writer
@@ -489,7 +554,9 @@ impl ResultSpool {
 
     /// Makes the result appear as a table under a reserved name. The rows are not copied. The
     /// writer calls this after its last batch and before [`ResultSpool::finish`]. So a client that
-    /// sees the end of the result finds the table. The result can still be read during its lease.
+    /// sees the end of the result finds the table. From then on the table holds the rows, and the
+    /// result only refers to it. The result can be read during its lease, while the table is in the
+    /// catalog.
     ///
     /// # Errors
     /// [`Error::Precondition`] when the result has failed or is gone, is consumed as it is read, or
@@ -522,7 +589,24 @@ impl ResultSpool {
         };
         table.owner = owner.into();
         table.charges = vec![Arc::new(charge)];
-        name.publish(table)
+        let table = name.publish(table)?;
+        self.give_to(&table);
+        Ok(table)
+    }
+
+    /// Leaves the batches to the table that holds them.
+    fn give_to(&self, table: &Arc<Table>) {
+        let mut held = self.inner.held.lock();
+        // A client may have released the result meanwhile.
+        if self.check_readable().is_err() {
+            return;
+        }
+        let batches = std::mem::take(&mut held.batches);
+        held.bytes = 0;
+        held.given_to = Some(GivenTo { name: table.name.clone(), table: Arc::downgrade(table), read: None });
+        held.keep_table_while_read();
+        drop(held);
+        drop(batches);
     }
 
     /// Waits until there is room for those bytes, and charges them.

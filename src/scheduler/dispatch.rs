@@ -81,15 +81,14 @@ impl Shared {
         let name = options.into.as_ref().map(reserve).transpose()?;
         state.last_id = id.0;
         let cancel = CancelFlag::new();
-        // A result that becomes a table is retained, because the table holds the same memory
-        // anyway.
+        // A result that becomes a table is retained, because the table holds its memory.
         let retain = match options.retain_seconds {
             Some(0) if name.is_some() => self.options.retain,
             Some(seconds) => Duration::from_secs(seconds.into()),
             None => self.options.retain,
         };
-        // Evicting frees nothing if a table holds the same memory. A client that sets the lease of
-        // its result was promised that time.
+        // Evicting frees nothing if a table holds the memory. A client that sets the lease of its
+        // result was promised that time.
         let is_evictable = name.is_none() && options.retain_seconds.is_none();
         let (interrupt, is_device_wanted) = (cancel.interrupt(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
@@ -395,9 +394,7 @@ impl Shared {
     /// of their leases. Empty if nothing does.
     fn holders(&self, state: &State) -> String {
         const NAMED_MAX: usize = 5;
-        // A result that becomes a table is counted with the tables.
-        let is_result = |job: &&Arc<Job>| job.options.into.is_none();
-        let held = state.live.values().filter(is_result).map(|job| (job.result.waiting_bytes(), job.id));
+        let held = state.live.values().map(|job| (job.result.waiting_bytes(), job.id));
         let mut held: Vec<(u64, JobId)> = held.filter(|(bytes, _)| *bytes > 0).collect();
         held.sort_unstable_by(|one, other| other.cmp(one));
         let mut holders = Vec::new();

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::admission::Admitted;
 use super::job_options::JobOptions;
-use crate::catalog::{NameReservation, ResultSpool, SpoolState, Table};
+use crate::catalog::{NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord, RankReport};
 use crate::memory::ReservedPool;
@@ -61,7 +61,8 @@ pub struct JobStatus {
     pub finished: Option<SystemTime>,
     pub rows: u64,
     pub bytes: u64,
-    /// True if the result is gone: its lease ended, it was released, or the job failed.
+    /// True if the result is gone: its lease ended, it was released, the job failed, or the table
+    /// that the result became was dropped or replaced.
     pub released: bool,
     pub phases: Vec<PhaseRecord>,
     /// Part of each device; empty for a job on one device.
@@ -276,8 +277,7 @@ impl Job {
             finished: life.finished,
             rows: self.result.pushed_rows(),
             bytes: self.result.pushed_bytes(),
-            // A failed result releases its rows at once.
-            released: matches!(self.result.progress().1, SpoolState::Released | SpoolState::Failed(_)),
+            released: self.result.is_released(),
             phases: life.monitor.phases(),
             ranks: life.monitor.ranks(),
             new_memory_bytes: life.memory.bytes(),

@@ -155,7 +155,7 @@ impl Reclaim for List {
 /// Facts about the readers and the lease of a result that decide whether it can be evicted.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
-    readers: usize,
+    pub(super) readers: usize,
     /// True if every row has reached a client.
     is_whole: bool,
     /// True if a client has renewed the lease.
@@ -187,12 +187,14 @@ impl ResultSpool {
     }
 
     fn change_reading(&self, change: impl FnOnce(&mut Reading)) {
-        let Some(EvictionPermit { results, owner }) = &self.inner.eviction else { return };
-        let is_evictable = {
+        let (is_evictable, unread) = {
             let mut held = self.inner.held.lock();
             change(&mut held.reading);
-            self.inner.is_evictable(&held)
+            let unread = held.keep_table_while_read();
+            (self.inner.is_evictable(&held), unread)
         };
+        drop(unread);
+        let Some(EvictionPermit { results, owner }) = &self.inner.eviction else { return };
         if is_evictable {
             results.add(&self.inner, owner);
         } else {

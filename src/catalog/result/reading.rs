@@ -120,10 +120,11 @@ impl ResultSpool {
             if let Some(expires) = held.expires {
                 held.expires = Some(expires.max(SystemTime::now() + self.inner.retain));
             }
-            let place = held.batches.get(index).and_then(Option::as_ref);
-            return place.map(|(batch, _)| batch.clone()).ok_or_else(|| {
-                Error::Internal(format!("batch {index} of a result is missing; {} were pushed", held.batches.len()))
-            });
+            let batch = match &held.given_to {
+                Some(given_to) => given_to.table()?.batches.get(index).cloned(),
+                None => held.batches.get(index).and_then(Option::as_ref).map(|(batch, _)| batch.clone()),
+            };
+            return batch.ok_or_else(|| Error::Internal(format!("batch {index} of a result is missing")));
         }
         let slot = index.checked_sub(held.taken).and_then(|place| held.batches.get_mut(place)).and_then(Option::take);
         let (batch, bytes) = slot.ok_or_else(consumed)?;

@@ -1,6 +1,7 @@
 //! Tests of the catalog through its public interface.
 
 mod adopting;
+mod giving_back;
 mod naming;
 mod result_tables;
 mod results;

@@ -3,6 +3,7 @@
 
 mod classes;
 mod failing;
+mod giving_back;
 mod memory;
 mod real;
 mod results;
