@@ -73,9 +73,9 @@ func run(ctx context.Context, uri string) (totals, error) {
 		return totals{}, fmt.Errorf("uploading %s to %s: %w", lines, uri, said(err))
 	}
 
-	info, err := client.GetFlightInfo(ctx, &flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: []byte(join)})
+	info, err := runJoin(ctx, client)
 	if err != nil {
-		return totals{}, fmt.Errorf("asking %s for the join: %w", uri, said(err))
+		return totals{}, fmt.Errorf("running the join at %s: %w", uri, said(err))
 	}
 	var got totals
 	// The endpoints are parts of one result. They are read here one by one; goroutines may read them at once.
@@ -137,6 +137,22 @@ func upload(ctx context.Context, client flight.Client, table string, batch arrow
 			return nil
 		} else if err != nil {
 			return err
+		}
+	}
+}
+
+// runJoin starts the join and waits for its end. The server answers a poll as soon as the join ends, or after a moment.
+// A program that reads rows while they are made asks GetFlightInfo instead, and its DoGet waits for the rows.
+func runJoin(ctx context.Context, client flight.Client) (*flight.FlightInfo, error) {
+	descriptor := &flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: []byte(join)}
+	for {
+		poll, err := client.PollFlightInfo(ctx, descriptor)
+		if err != nil {
+			return nil, err
+		}
+		// The descriptor of the next poll, until the join is complete.
+		if descriptor = poll.GetFlightDescriptor(); descriptor == nil {
+			return poll.GetInfo(), nil
 		}
 	}
 }

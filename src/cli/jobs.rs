@@ -1,6 +1,6 @@
 //! `dovetail jobs` and `dovetail cancel`, and helpers of other commands that follow jobs.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use arrow_flight::FlightInfo;
 use serde_json::{Value, json};
@@ -188,20 +188,23 @@ pub async fn run_cancel(args: CancelArgs) -> Result<()> {
 /// # Errors
 /// The server's.
 pub async fn status(client: &Client, job: u64) -> Result<Value> {
-    let mut answers = client.action("job", &json!({ "job": job })).await?;
+    one(client.action("job", &json!({ "job": job })).await?, job)
+}
+
+fn one(mut answers: Vec<Value>, job: u64) -> Result<Value> {
     answers.pop().ok_or_else(|| Error::Internal(format!("the server did not describe job {job}")))
 }
 
-/// Waits for the end of a job and shows its progress. Returns the server's description of the ended
-/// job.
+/// Waits for the end of a job and shows its progress. The server answers as soon as the job has
+/// ended. Returns the server's description of the ended job.
 ///
 /// # Errors
 /// The job's, and the server's.
 pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
     let progress = Progress::share(what);
-    let start = Instant::now();
     loop {
-        let status = status(client, job).await?;
+        let body = json!({ "job": job, "wait_seconds": POLL_INTERVAL.as_secs_f64() });
+        let status = one(client.action("job", &body).await?, job)?;
         match status["state"].as_str() {
             _ if is_under_way(&status) => {
                 show(&progress, what, &status);
@@ -210,8 +213,6 @@ pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
             Some("complete") | None => return Ok(status),
             Some(_) => return Err(failure(&status)),
         }
-        // Poll faster at first, because most joins end within a moment.
-        tokio::time::sleep(if start.elapsed() < POLL_INTERVAL { POLL_INTERVAL / 20 } else { POLL_INTERVAL }).await;
     }
 }
 

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 impl Shared {
-    /// Sets a job's last state, and then ends its result for the readers. The state comes first,
-    /// because a reader that sees the end may ask for the state. Returns the outcome, and leftovers
-    /// to drop. The outcome is the reason to stop, if the stop came before the work succeeded.
+    /// Sets a job's last state, then ends its result for the readers, and then the waits for its
+    /// end. The state comes first, because a reader that sees the end may ask for the state.
+    /// Returns the outcome, and leftovers to drop. The outcome is the reason to stop, if the stop
+    /// came before the work succeeded.
     pub(super) fn close(&self, job: &Job, outcome: Result<()>) -> (Result<()>, Leftovers) {
         let mut life = job.life.lock();
         let outcome = match &life.stop {
@@ -34,6 +35,7 @@ impl Shared {
             state => tracing::info!(job = job.id.0, rows, ?state, "ended"),
         }
         job.result.finish(outcome.clone());
+        job.has_ended.send_replace(true);
         (outcome, leftovers)
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::admission::Admitted;
 use super::job_options::JobOptions;
@@ -104,6 +105,8 @@ pub struct Job {
     pub(super) cancel: CancelFlag,
     pub(super) is_device_wanted: Arc<AtomicBool>,
     pub(super) life: Mutex<Life>,
+    /// Set to true at the job's end, after its state and its result.
+    pub(super) has_ended: watch::Sender<bool>,
 }
 
 /// Place of a job in the queue.
@@ -241,8 +244,15 @@ impl Job {
             is_done: false,
             into,
         };
-        let (submitted, life) = (SystemTime::now(), Mutex::new(life));
-        Self { id, owner, options, plan, result, submitted, host_memory, cancel, is_device_wanted, life }
+        let (submitted, life, has_ended) = (SystemTime::now(), Mutex::new(life), watch::Sender::new(false));
+        Self { id, owner, options, plan, result, submitted, host_memory, cancel, is_device_wanted, life, has_ended }
+    }
+
+    /// Waits until the job has ended. Its state is final then, and its result is complete or has
+    /// failed. The wait takes no thread.
+    pub async fn ended(&self) {
+        // The sender lives as long as `self`, so the wait cannot fail.
+        let _ = self.has_ended.subscribe().wait_for(|has_ended| *has_ended).await;
     }
 
     /// Returns the plan that runs or ran, on the job's device. Before the job is placed, returns

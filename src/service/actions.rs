@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_flight::{
     Action, ActionType, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, RenewFlightEndpointRequest,
@@ -38,7 +39,10 @@ const ACTIONS: &[(&str, &str)] = &[
         "list_jobs",
         "Lists your jobs (all jobs for an admin), oldest first, with ended jobs that are still remembered. No body. One result for each, as of `job`",
     ),
-    ("job", r#"Describes a job: state, progress, queue position, phases measured so far. Body {"job": 7}"#),
+    (
+        "job",
+        r#"Describes a job: state, progress, queue position, phases measured so far. Body {"job": 7}. Body {"job": 7, "wait_seconds": 10} waits for the end of the job for at most that time, and at most 10 s"#,
+    ),
     ("cancel_job", r#"Stops a job and releases its result. Body {"job": 7}"#),
     (
         "explain",
@@ -74,6 +78,10 @@ const SERVED_WHILE_DRAINING: [&str; 10] = [
     "RenewFlightEndpoint",
     "CloseSession",
 ];
+
+/// Longest time that the action `job` waits before it answers. Proxies end calls without an answer
+/// after a time, some of them after 15 s.
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Answer of an action: results, and a cookie to set.
 #[derive(Debug, Default)]
@@ -125,7 +133,7 @@ pub async fn run(shared: &Arc<Shared>, asker: &Asker, action: Action) -> Result<
             no_body(&action)?;
             list_jobs(shared, asker).await
         }
-        "job" => job(shared, asker, body(&action)?),
+        "job" => job(shared, asker, body(&action)?).await,
         "cancel_job" => cancel_job(shared, asker, body(&action)?),
         "explain" => explain(shared, asker.clone(), action).await,
         "topology" => no_body(&action).map(|()| topology(shared)),
@@ -156,6 +164,14 @@ struct NameBody {
 #[serde(deny_unknown_fields)]
 struct JobBody {
     job: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JobWaitBody {
+    job: u64,
+    #[serde(default)]
+    wait_seconds: f64,
 }
 
 #[derive(Deserialize)]
@@ -223,10 +239,18 @@ fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
     }
 }
 
-fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
+/// Describes a job, at its end or when the time to wait is over. The wait ends with the call.
+async fn job(shared: &Shared, asker: &Asker, body: JobWaitBody) -> Result<Answer> {
     asker.record.set_command(format!("job {}", body.job));
+    let wait = Duration::try_from_secs_f64(body.wait_seconds).map_err(|_| {
+        Error::Invalid(format!("wait_seconds is {}; use a number of seconds from 0 to 10", body.wait_seconds))
+    })?;
     let job = find_job(shared, asker, JobId(body.job))?;
     asker.polls(shared, job.id);
+    if !wait.is_zero() {
+        // A timeout is an answer as well: the job has not ended yet.
+        let _ = tokio::time::timeout(wait.min(WAIT_MAX), job.ended()).await;
+    }
     if job.status().state.is_final() {
         // This answer tells the client the outcome, so a drain need not wait for that.
         shared.deliveries.told(job.id);

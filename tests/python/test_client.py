@@ -1005,6 +1005,33 @@ def test_a_job_continues_after_the_timeout_of_a_wait(start: Callable[..., Server
         job.cancel()
 
 
+def test_a_wait_leaves_the_asking_to_the_server(
+    start: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="1GiB")
+    with server.connect() as client:
+        client.put("a", {"k": np.arange(200_000)})
+        job = client.submit("a", "a", "k")
+        asked: list[dict[str, float]] = []
+        action = client._connections.action
+
+        def count(kind: str, body: dict[str, float], *rest: object) -> list[object]:
+            asked.append(body)
+            return action(kind, body, *rest)
+
+        monkeypatch.setattr(client._connections, "action", count)
+        status = job.wait()
+        seconds = status.raw["queue_seconds"] + status.raw["run_seconds"]
+        assert status.state == "complete" and seconds > 0.5
+        assert len(asked) <= 2 + seconds / 0.25, "the server answers after a quarter of a second, or at the end"
+        assert all(body["wait_seconds"] == 0.25 for body in asked)
+    # A call that waits ends before its own time limit.
+    with dovetail.connect(server.uri, call_timeout=0.2) as client:
+        monkeypatch.setattr(client._connections, "action", lambda kind, body: asked.append(body) or [status.raw])
+        client.job(job.id).wait()
+        assert asked[-1]["wait_seconds"] == 0.1
+
+
 def test_a_counting_job_is_shown_as_a_count() -> None:
     said = {"job": 7, "state": "complete", "left": "a", "how": "inner", "right": "b", "strategy": "hash", "rows": 1}
     counts, makes = (dovetail.JobStatus.from_json({**said, "count": count}) for count in (True, False))

@@ -1,4 +1,5 @@
-//! PollFlightInfo: its answers while a job waits, runs and ends, and the endpoints that it lists.
+//! PollFlightInfo: its answers while a job waits, runs and ends, and the endpoints that it lists. The
+//! action `job`, which waits for the end of a job.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -7,6 +8,8 @@ use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, Flig
 use dovetail::scheduler::JobId;
 use prost::Message;
 use serde_json::Value;
+use tokio::task::JoinHandle;
+use tonic::{Code, Status};
 
 use crate::harness::*;
 
@@ -178,4 +181,72 @@ async fn a_waiting_job_reports_its_position_the_reason_and_its_predicted_start()
     }
     let told = said(&poll(&mut client, third.flight_descriptor.unwrap()).await);
     assert_eq!((&told["state"], &told["queue_position"]), (&"queued".into(), &0.into()), "{told}");
+}
+
+/// Starts a job that runs for most of a minute, and returns its number.
+async fn start_long_job(client: &mut Client) -> u64 {
+    said(&poll(client, join("many", "")).await)["job"].as_u64().unwrap()
+}
+
+/// Sends the action `job` with a wait, in a task of its own.
+fn wait_for(client: &Client, job: u64, seconds: f64) -> JoinHandle<Result<Value, Status>> {
+    let mut client = client.clone();
+    tokio::spawn(async move {
+        let answers = act(&mut client, "job", &format!(r#"{{"job": {job}, "wait_seconds": {seconds}}}"#)).await?;
+        Ok(serde_json::from_str(&answers[0]).unwrap())
+    })
+}
+
+/// Returns the number of calls that the server is serving.
+async fn calls_in_flight(server: &TestServer) -> usize {
+    let (_, metrics) = server.http_get("/metrics").await;
+    let line = metrics.lines().find_map(|line| line.strip_prefix("dovetail_calls_in_flight "));
+    line.expect("the metric exists").parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_is_answered_at_the_end_of_the_job_or_after_its_limit() {
+    let (server, mut client, _folder) = slow_server(MINUTE, &[]).await;
+    let job = start_long_job(&mut client).await;
+    let answer = wait_for(&client, job, 0.02).await.unwrap().unwrap();
+    assert!(["queued", "running"].contains(&answer["state"].as_str().unwrap()), "{answer}");
+    for wrong in ["-1", "1e30", "\"soon\""] {
+        let body = format!(r#"{{"job": {job}, "wait_seconds": {wrong}}}"#);
+        refused(act(&mut client, "job", &body).await, Code::InvalidArgument, "wait_seconds");
+    }
+    // Waiting calls take no slot for work of the CPU, and hence no thread.
+    let waits: Vec<_> = (0..50).map(|_| wait_for(&client, job, 9.5)).collect();
+    eventually("all calls wait", async || calls_in_flight(&server).await == waits.len()).await;
+    assert_eq!((server.shared.cpu_work.calls(), server.shared.cpu_work.slots_taken()), (0, 0));
+    act(&mut client, "cancel_job", &format!(r#"{{"job": {job}}}"#)).await.unwrap();
+    for wait in waits {
+        assert_eq!(wait.await.unwrap().unwrap()["state"], "cancelled");
+    }
+    // The end of a job is not waited for twice.
+    assert_eq!(wait_for(&client, job, 9.5).await.unwrap().unwrap()["state"], "cancelled");
+    put(&mut client, "few", keyed(10, 10)).await.unwrap();
+    let quick = said(&poll(&mut client, join("few", "")).await)["job"].as_u64().unwrap();
+    let answer = wait_for(&client, quick, 9.5).await.unwrap().unwrap();
+    assert_eq!((answer["state"].as_str(), answer["rows"].as_u64()), (Some("complete"), Some(10)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_ends_with_its_connection_and_with_the_server() {
+    let (mut server, mut client, _folder) = slow_server(MINUTE, &[]).await;
+    let job = start_long_job(&mut client).await;
+    let leaving = server.client().await;
+    let waits: Vec<_> = (0..3).map(|_| wait_for(&leaving, job, 9.5)).collect();
+    eventually("all calls wait", async || calls_in_flight(&server).await == 3).await;
+    waits.iter().for_each(JoinHandle::abort);
+    drop(leaving);
+    eventually("no call waits", async || calls_in_flight(&server).await == 0).await;
+    assert_eq!(server.shared.scheduler.stats().cancelled_total, 0, "the job has other clients");
+    let wait = wait_for(&client, job, 9.5);
+    eventually("a call waits", async || calls_in_flight(&server).await == 1).await;
+    server.drain();
+    server.end();
+    // The call gets a status of the server's end, or learns that its job ended with the server.
+    let told = wait.await.unwrap();
+    assert!(told.as_ref().map_or(true, |answer| answer["state"] == "cancelled"), "{told:?}");
+    server.join().await.unwrap();
 }

@@ -15,7 +15,7 @@ use arrow::datatypes::Int64Type;
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
-use arrow_flight::{FlightClient, FlightDescriptor, Ticket};
+use arrow_flight::{FlightClient, FlightDescriptor, FlightInfo, Ticket};
 use futures::TryStreamExt;
 use tonic::transport::{ClientTlsConfig, Endpoint};
 
@@ -68,8 +68,8 @@ async fn join(uri: &str) -> Result<Totals, Box<dyn Error>> {
         "left": ORDERS, "right": LINES, "on": [{"left": "o_orderkey", "right": "l_orderkey"}],
         "how": "inner", "columns": ["o_orderkey", "o_orderpriority", "l_quantity"],
     }});
-    let command = FlightDescriptor::new_cmd(command.to_string());
-    let info = client.get_flight_info(command).await.map_err(while_doing("asking for the join at", uri))?;
+    let info = run_join(&mut client, FlightDescriptor::new_cmd(command.to_string())).await;
+    let info = info.map_err(while_doing("running the join at", uri))?;
     let mut got = Totals::default();
     // The endpoints are parts of one result. This client reads them one by one. Tasks could read
     // them in parallel.
@@ -104,6 +104,18 @@ async fn upload(client: &mut FlightClient, table: &str, batch: RecordBatch) -> R
     // Acknowledgements say how many rows the server has taken so far. Only the end of the stream
     // says that it has taken all.
     Ok(client.do_put(messages).await?.try_for_each(|_| async { Ok(()) }).await?)
+}
+
+/// Starts a join and waits for its end. The server answers a poll as soon as the join ends, or after
+/// a moment. A program that reads rows while they are made calls `get_flight_info` instead, and its
+/// `do_get` waits for the rows.
+async fn run_join(client: &mut FlightClient, command: FlightDescriptor) -> Result<FlightInfo, Box<dyn Error>> {
+    let mut poll = client.poll_flight_info(command).await?;
+    // There is a descriptor for the next poll until the join is complete.
+    while let Some(descriptor) = poll.flight_descriptor {
+        poll = client.poll_flight_info(descriptor).await?;
+    }
+    Ok(poll.info.ok_or("the server described no result")?)
 }
 
 /// Reads one endpoint, checks its rows and adds them to the totals.

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 _ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
 
 
+_WAIT_SECONDS = 0.25
+"""Seconds that a call waits for the end of a job. The server answers earlier if the job ends.
+
+Ctrl-C is seen between two calls, and progress is reported after each."""
+
 class Explanation(Described):
     """Explanation of a join: the plan, its predicted and measured times, and the rejected alternatives with reasons.
 
@@ -71,6 +76,14 @@ class Job:
         return JobStatus.from_json(_one(self._connections.action("job", {"job": self.id}), "job"))
 
     def progress(self) -> float:
+    def _status_within(self, seconds: float) -> JobStatus:
+        """Returns the status at the end of the job, or the current one after `seconds`."""
+        limit = self._connections.call_timeout
+        # The answer has to arrive within the time limit of a call.
+        seconds = seconds if limit is None else min(seconds, limit / 2)
+        body = {"job": self.id, "wait_seconds": seconds}
+        return JobStatus.from_json(_one(self._connections.action("job", body), "job"))
+
         """Returns the share of the work that is done, 0 to 1."""
         return self.status().fraction
 
@@ -106,9 +119,9 @@ class Job:
 
     def _wait(self, timeout: float | None, report: Callable[[JobStatus], None]) -> JobStatus:
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause = 0.005
         while True:
-            status = self.status()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            status = self._status_within(_WAIT_SECONDS if left is None else min(left, _WAIT_SECONDS))
             report(status)
             if status.done:
                 break
@@ -117,8 +130,6 @@ class Job:
                     f"job {self.id} is {status.summary} after {timeout:g} s, the limit of wait(timeout=...); the job "
                     "continues"
                 )
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.25)
         if status.state == "failed":
             raise _failure(status)
         if status.state == "cancelled":

@@ -13,6 +13,7 @@ import org.apache.arrow.flight.FlightRuntimeException;
 import org.apache.arrow.flight.FlightStream;
 import org.apache.arrow.flight.HeaderCallOption;
 import org.apache.arrow.flight.Location;
+import org.apache.arrow.flight.PollInfo;
 import org.apache.arrow.flight.Ticket;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.memory.RootAllocator;
@@ -75,8 +76,8 @@ public final class Join {
                 expected = expected(lines);
             }
 
-            attempt = "asking %s for the join".formatted(uri);
-            FlightInfo info = client.getInfo(FlightDescriptor.command(JOIN.getBytes(StandardCharsets.UTF_8)));
+            attempt = "running the join at " + uri;
+            FlightInfo info = runJoin(client);
             attempt = "reading the join from " + uri;
             Totals got = new Totals();
             // The endpoints are parts of one result. They are read here one by one; threads may read them at once.
@@ -102,6 +103,19 @@ public final class Join {
         stream.completed();
         // The server's answer, and what it says when it refuses.
         stream.getResult();
+    }
+
+    /**
+     * Starts the join and waits for its end. The server answers a poll as soon as the join ends, or after a moment. A
+     * program that reads rows while they are made calls getInfo instead, and its getStream waits for the rows.
+     */
+    private static FlightInfo runJoin(FlightClient client) {
+        PollInfo poll = client.pollInfo(FlightDescriptor.command(JOIN.getBytes(StandardCharsets.UTF_8)));
+        // There is a descriptor for the next poll until the join is complete.
+        while (poll.getFlightDescriptor().isPresent()) {
+            poll = client.pollInfo(poll.getFlightDescriptor().get());
+        }
+        return poll.getFlightInfo();
     }
 
     /** Reads one endpoint, checks its rows and adds them up. */
