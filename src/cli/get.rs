@@ -121,6 +121,8 @@ pub struct Received {
     pub bytes: u64,
     /// Time from the first request to the last row.
     pub seconds: f64,
+    /// Parallel streams, each over its own connection.
+    pub streams: usize,
     pub whole: bool,
 }
 
@@ -246,7 +248,7 @@ pub(super) async fn to_file(
     progress: &Progress,
 ) -> Result<Received> {
     let mut file = target.start(&batches.schema())?;
-    let mut received = Received { whole: true, ..Received::default() };
+    let mut received = Received { whole: true, streams: batches.streams(), ..Received::default() };
     while let Some(batch) = batches.next().await {
         let batch = batch?;
         let bytes = batch_bytes(&batch);
@@ -262,10 +264,11 @@ pub(super) async fn to_file(
 
 fn report_file(what: &str, received: Received, path: &Path, job: Option<u64>) -> Result<()> {
     if output::is_json() {
-        let Received { rows, bytes, seconds, .. } = received;
+        let Received { rows, bytes, seconds, streams, .. } = received;
         let path = path.display().to_string();
-        let said =
-            json!({ "source": what, "job": job, "rows": rows, "bytes": bytes, "seconds": seconds, "file": path });
+        let said = json!({
+            "source": what, "job": job, "rows": rows, "bytes": bytes, "seconds": seconds, "streams": streams, "file": path
+        });
         output::write_line(said.to_string())
     } else {
         output::write_line(format!("{} -> {}", describe(what, received), path.display()))
@@ -278,13 +281,15 @@ fn remark_received(what: &str, received: Received) {
 }
 
 fn describe(what: &str, received: Received) -> String {
-    output::transfer(what, received.rows, received.bytes, "in", received.seconds)
+    let Received { rows, bytes, seconds, streams, .. } = received;
+    let by = output::counted(streams as u64, "stream");
+    format!("{} by {by}", output::transfer(what, rows, bytes, "in", seconds))
 }
 
 /// Prints the first rows: as a table, or with `--json` as one JSON object per line.
 async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress: &Progress) -> Result<Received> {
     let schema = batches.schema();
-    let (mut kept, mut received) = (Vec::new(), Received::default());
+    let (mut kept, mut received) = (Vec::new(), Received { streams: batches.streams(), ..Received::default() });
     let mut more = false;
     while let Some(batch) = batches.next().await {
         let mut batch = batch?;

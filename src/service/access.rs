@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
-use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
@@ -29,6 +29,7 @@ use body::{CallBody, CallLimits, CountedBody, deadline_passed, server_ended};
 
 use super::auth::{Caller, presented_token};
 use super::call_record::{CallRecord, printable};
+use super::incoming::ConnectionInfo;
 use super::ingest::timeout;
 use super::metrics::code_name;
 use super::shared::{Shared, shutting_down};
@@ -178,7 +179,7 @@ impl Call {
         let whole = path.trim_start_matches('/');
         let name = whole.strip_prefix(FLIGHT).and_then(|rest| rest.strip_prefix('/')).unwrap_or(whole);
         let rpc = RPCS.into_iter().find(|known| *known == name).unwrap_or(UNKNOWN_RPC);
-        let record = CallRecord::default();
+        let record = CallRecord::new(connection(request).map(|info| info.writing.clone()));
         if rpc == UNKNOWN_RPC {
             record.set_command(path);
         }
@@ -210,7 +211,7 @@ impl Call {
             return Err(shutting_down());
         }
         let certificates =
-            request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>().and_then(TlsConnectInfo::peer_certs);
+            request.extensions().get::<TlsConnectInfo<ConnectionInfo>>().and_then(TlsConnectInfo::peer_certs);
         // The client's own certificate is first; those of its signers follow.
         let certificate = certificates.as_ref().and_then(|chain| chain.first()).map(AsRef::as_ref);
         let has_token = !matches!(presented_token(request.headers()), Ok(None));
@@ -298,11 +299,14 @@ impl Drop for Call {
 }
 
 fn peer(request: &Request<Body>) -> String {
-    let extensions = request.extensions();
-    let plain = extensions.get::<TcpConnectInfo>();
-    let inside_tls = || extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(|info| info.get_ref());
-    let address = plain.or_else(inside_tls).and_then(|info| info.remote_addr);
+    let address = connection(request).and_then(|info| info.tcp.remote_addr);
     address.map_or_else(|| "unknown".into(), |address| address.to_string())
+}
+
+fn connection(request: &Request<Body>) -> Option<&ConnectionInfo> {
+    let extensions = request.extensions();
+    let inside_tls = || extensions.get::<TlsConnectInfo<ConnectionInfo>>().map(|info| info.get_ref());
+    extensions.get::<ConnectionInfo>().or_else(inside_tls)
 }
 
 /// Returns the status among headers or trailers.

@@ -46,7 +46,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("cancel_job", r#"Stops a job and releases its result. Body {"job": 7}"#),
     (
         "explain",
-        r#"Explains the plan of a join without running it, body {"join": {...}}, or of a job with measured times, body {"job": 7}. "refusal" says why the join does not fit, if it does not"#,
+        r#"Explains the plan of a join without running it, body {"join": {...}}, or of a job with measured times and the transfer to its clients, body {"job": 7}. "refusal" says why the join does not fit, if it does not"#,
     ),
     (
         "topology",
@@ -267,16 +267,16 @@ fn cancel_job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
 
 async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<Answer> {
     let explained = move |shared: &Shared, interrupt: &Interrupt| {
-        let explanation = match job_to_explain(&action)? {
-            Some(job) => find_job(shared, &asker, job)?.explanation(),
+        let (explanation, transfer) = match job_to_explain(&action)? {
+            Some(job) => (find_job(shared, &asker, job)?.explanation(), shared.transfers.of(job)),
             None => {
                 let command = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
                 asker.record.set_command(format!("explain {command}"));
                 let join = planner::bind_interruptible(&command.spec, &shared.catalog, interrupt)?;
-                shared.scheduler.explain(join, &command.options, interrupt)?
+                (shared.scheduler.explain(join, &command.options, interrupt)?, None)
             }
         };
-        Ok(Answer::json(&describe::explanation(&explanation)?))
+        Ok(Answer::json(&describe::explanation(&explanation, transfer.as_ref())?))
     };
     shared.work(explained).await
 }

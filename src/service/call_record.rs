@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::describe::JobTimes;
+use super::transfers::WriteTime;
 
 /// Prepares a client's text for a line of the log: on one line, and not too long.
 pub(super) fn printable(text: &str) -> String {
@@ -32,9 +33,20 @@ struct Inner {
     rows: AtomicU64,
     queue_micros: AtomicU64,
     run_micros: AtomicU64,
+    writing: Option<WriteTime>,
 }
 
 impl CallRecord {
+    /// Creates the record of a call on a connection with the given time of writes, if known.
+    pub(super) fn new(writing: Option<WriteTime>) -> Self {
+        Self { inner: Arc::new(Inner { writing, ..Inner::default() }) }
+    }
+
+    /// Returns the time of writes of the call's connection.
+    pub(super) fn writing(&self) -> Option<WriteTime> {
+        self.inner.writing.clone()
+    }
+
     /// Sets a short form of the request: a table's name, `join orders lineitem`, an action.
     pub fn set_command(&self, command: impl Into<String>) {
         *self.inner.command.lock() = printable(&command.into());

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::metrics::{code_name, state_name};
 use super::shared::Shared;
+use super::transfers::Transfer;
 use crate::Result;
 use crate::catalog::Table;
 use crate::engine::{Engine, PeerAccess, peer_access};
@@ -114,14 +115,17 @@ impl JobTimes {
     }
 }
 
-/// Describes a plan: all its values, and the same in words for people.
+/// Describes a plan and the transfer of the result to its clients: all values, and the same in
+/// words for people.
 ///
 /// # Errors
 /// [`Error::Internal`](crate::Error::Internal) when it has no JSON form.
-pub fn explanation(explanation: &Explanation) -> Result<Value> {
-    let mut json = serde_json::to_value(explanation)
-        .map_err(|error| crate::Error::Internal(format!("writing an explanation as JSON: {error}")))?;
-    json["text"] = explanation.to_string().into();
+pub fn explanation(explanation: &Explanation, transfer: Option<&Transfer>) -> Result<Value> {
+    let in_json = |error| crate::Error::Internal(format!("writing an explanation as JSON: {error}"));
+    let mut json = serde_json::to_value(explanation).map_err(in_json)?;
+    json["transfer"] = serde_json::to_value(transfer).map_err(in_json)?;
+    let fetched = transfer.map_or_else(String::new, |transfer| format!("\n{transfer}"));
+    json["text"] = format!("{explanation}{fetched}").into();
     Ok(json)
 }
 

@@ -56,6 +56,11 @@ pub struct Message {
 }
 
 impl Message {
+    /// Returns the bytes of the header and the body.
+    pub fn bytes(&self) -> usize {
+        self.header.len() + self.body_bytes
+    }
+
     /// Returns the bytes of the body.
     pub fn body_bytes(&self) -> usize {
         self.body_bytes

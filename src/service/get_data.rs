@@ -17,7 +17,7 @@ use std::time::Duration;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, SchemaRef};
-use futures::{FutureExt, Stream};
+use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::timeout;
 
 use super::auth::Caller;
@@ -70,7 +70,12 @@ pub async fn read(
             )));
         }
     };
-    messages(shared.clone(), source, record).await
+    let (job, writing) = (source.job(), record.writing());
+    let messages = messages(shared.clone(), source, record).await?;
+    Ok(match job {
+        Some(job) => shared.transfers.measure(job, writing, messages).left_stream(),
+        None => messages.right_stream(),
+    })
 }
 
 enum Source {
@@ -79,6 +84,13 @@ enum Source {
 }
 
 impl Source {
+    fn job(&self) -> Option<JobId> {
+        match self {
+            Self::Table { .. } => None,
+            Self::Result { job, .. } => Some(job.id),
+        }
+    }
+
     fn schema(&self) -> SchemaRef {
         match self {
             Self::Table { table, .. } => table.schema.clone(),

@@ -11,17 +11,21 @@
 //! what they send. That window is set per router (`server.rs`), so the two kinds of connections are
 //! separated.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
 use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
+use super::transfers::WriteTime;
 use crate::{Error, Result};
 
 /// Send buffer of a connection from the same host, in bytes. Its content and the source of the copy
@@ -40,7 +44,67 @@ pub(super) struct Incoming {
     pub elsewhere: Connections,
 }
 
-type Connections = ReceiverStream<io::Result<TcpStream>>;
+type Connections = ReceiverStream<io::Result<Connection>>;
+
+/// Connection of a client. It measures the time of its writes.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    writing: WriteTime,
+}
+
+/// Facts about a connection, for its calls.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionInfo {
+    pub tcp: TcpConnectInfo,
+    pub writing: WriteTime,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ConnectionInfo;
+
+    fn connect_info(&self) -> ConnectionInfo {
+        ConnectionInfo { tcp: self.stream.connect_info(), writing: self.writing.clone() }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let start = Instant::now();
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.writing.add_since(start);
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let start = Instant::now();
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        self.writing.add_since(start);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
 
 /// Listens, and returns the bound address: the port of `address` may be 0.
 ///
@@ -83,6 +147,7 @@ fn by_host(mut incoming: impl Stream<Item = io::Result<TcpStream>> + Send + Unpi
                 size_send_buffer(stream);
             }
             let to = if is_near { &to_near } else { &to_far };
+            let connection = connection.map(|stream| Connection { stream, writing: WriteTime::default() });
             if to.send(connection).await.is_err() {
                 return;
             }
@@ -148,7 +213,7 @@ mod tests {
         let (address, mut incoming) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let client = TcpStream::connect(address).await.unwrap();
         let accepted = incoming.same_host.next().await.unwrap().unwrap();
-        let bytes = SockRef::from(&accepted).send_buffer_size().unwrap();
+        let bytes = SockRef::from(&accepted.stream).send_buffer_size().unwrap();
         // Linux reports twice the given size. The kernel may allow less than the given size.
         assert!(bytes <= 2 * SAME_HOST_SEND_BUFFER_BYTES, "{bytes} bytes");
         // The size was set, so the buffer does not grow any more. A buffer that the kernel sizes

@@ -48,6 +48,7 @@ mod shared;
 mod status;
 mod table_upload;
 mod tickets;
+mod transfers;
 
 pub(crate) use metrics::code_named;
 pub use server::Server;

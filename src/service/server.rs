@@ -342,6 +342,7 @@ async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
         shared.sessions.sweep();
         shared.deliveries.sweep(&shared.scheduler);
         shared.readers.sweep(&shared.scheduler);
+        shared.transfers.sweep(&shared.scheduler);
         for (owner, id) in shared.uploads.forget_idle(Instant::now()) {
             tracing::info!(tenant = owner, upload = id, "nothing arrived for the upload, so it is dropped");
         }

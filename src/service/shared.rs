@@ -15,6 +15,7 @@ use super::readers::Readers;
 use super::sessions::Sessions;
 use super::settings::Settings;
 use super::tickets::Tickets;
+use super::transfers::Transfers;
 use crate::catalog::{Catalog, TenantLimits, Uploads};
 use crate::engine::Engine;
 use crate::human;
@@ -49,6 +50,7 @@ pub struct Shared {
     pub cpu_work: CpuWork,
     pub deliveries: Deliveries,
     pub readers: Readers,
+    pub transfers: Transfers,
 }
 
 impl Shared {

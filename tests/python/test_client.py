@@ -1032,6 +1032,28 @@ def test_a_wait_leaves_the_asking_to_the_server(
         assert asked[-1]["wait_seconds"] == 0.1
 
 
+def test_a_result_and_its_explanation_say_what_the_transfer_took(client: dovetail.Client) -> None:
+    rows = 1_000_000
+    client.put("a", {"k": np.arange(rows)})
+    with client.join("a", "a", on="k").wait() as result:
+        assert result.transfer is None
+        before = result.explain()
+        assert before["transfer"] is None and "fetched" not in before.text
+        result.table()
+        took = result.transfer
+        assert took is not None and took.done and took.seconds > 0
+        assert took.rows == rows and took.bytes >= 8 * rows
+        # The result has 8 MB, and a stream of its own for each 4 MiB.
+        assert took.streams == 2 and took.summary.endswith("/s, 2 streams")
+        after = result.explain()
+        told = after["transfer"]
+        assert told["streams"] == 2 and told["bytes"] > 8 * rows and told["seconds"] > 0
+        times = [told[f"{part}_seconds"] for part in ("join", "encode", "write", "client")]
+        assert 0 < sum(times) <= 2 * told["seconds"] + 1e-6, told
+        assert told[f"{told['bound']}_seconds"] == max(times)
+        assert "\nfetched: 7." in after.text and " by 2 streams" in after.text and "; bound by " in after.text
+
+
 def test_a_counting_job_is_shown_as_a_count() -> None:
     said = {"job": 7, "state": "complete", "left": "a", "how": "inner", "right": "b", "strategy": "hash", "rows": 1}
     counts, makes = (dovetail.JobStatus.from_json({**said, "count": count}) for count in (True, False))

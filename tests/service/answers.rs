@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_flight::FlightInfo;
 use dovetail::scheduler::JobId;
 use dovetail::service::proto;
 use prost::Message;
@@ -103,15 +104,16 @@ fn batch_of(columns: &[(&str, &dyn Fn(i64) -> i64)]) -> RecordBatch {
     RecordBatch::try_from_iter(columns.iter().map(|(name, of)| (*name, column(*of)))).unwrap()
 }
 
-/// Submits a self-join of a table, with `more` fields, and waits for its end. Returns the answer of
-/// the action `job`.
-async fn join(server: &TestServer, client: &mut Client, table: &str, on: &str, more: &str) -> Value {
+/// Submits a self-join of a table, with `more` fields, and waits for its end. Returns its endpoints,
+/// and the answer of the action `job`.
+async fn join(server: &TestServer, client: &mut Client, table: &str, on: &str, more: &str) -> (FlightInfo, Value) {
     let join = format!(r#"{{"join": {{"left": "{table}", "right": "{table}", "on": [{on}]{more}}}}}"#);
     let info = client.get_flight_info(command(&join)).await.unwrap().into_inner();
     let told: Value = serde_json::from_slice(&info.app_metadata).unwrap();
     let job = server.shared.scheduler.job(JobId(told["job"].as_u64().unwrap())).unwrap();
     eventually("the job ends", async || job.status().state.is_final()).await;
-    ask(client, "job", &format!(r#"{{"job": {}}}"#, told["job"])).await
+    let answer = ask(client, "job", &format!(r#"{{"job": {}}}"#, told["job"])).await;
+    (info, answer)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -136,12 +138,13 @@ async fn answers_match_the_messages_of_the_proto() {
     messages.compare::<proto::TopologyInfo>("TopologyInfo", &ask(&mut client, "topology", "").await);
 
     let pair = |name: &str| format!(r#"{{"left": "{name}", "right": "{name}"}}"#);
-    let complete = join(&server, &mut client, "plain", &pair("k"), "").await;
+    let (result, complete) = join(&server, &mut client, "plain", &pair("k"), "").await;
     assert_eq!(complete["state"], "complete", "{complete}");
     messages.compare::<proto::JobStatus>("JobStatus", &complete);
+    assert_eq!(rows(&read_all(&mut client, &result).await.unwrap()), 30_000);
     let explained = ask(&mut client, "explain", &format!(r#"{{"job": {}}}"#, complete["job"])).await;
     messages.compare::<proto::Explanation>("Explanation", &explained);
-    let failed = join(&server, &mut client, "few", &pair("k"), "").await;
+    let (_, failed) = join(&server, &mut client, "few", &pair("k"), "").await;
     assert_eq!(failed["error"]["code"], "RESOURCE_EXHAUSTED", "{failed}");
     messages.compare::<proto::JobStatus>("JobStatus", &failed);
     for listed in act(&mut client, "list_jobs", "").await.unwrap() {
@@ -157,7 +160,7 @@ async fn answers_match_the_messages_of_the_proto() {
     let mut client = server.client().await;
     put(&mut client, "plain", vec![batch_of(&[("k", &|row| row)])]).await.unwrap();
     let on_both = r#", "distribution": "hash", "devices": 2"#;
-    let gang = join(&server, &mut client, "plain", &pair("k"), on_both).await;
+    let (_, gang) = join(&server, &mut client, "plain", &pair("k"), on_both).await;
     assert_eq!((gang["state"].as_str(), gang["distribution"].as_str()), (Some("complete"), Some("hash")), "{gang}");
     messages.compare::<proto::JobStatus>("JobStatus", &gang);
     let explained = ask(&mut client, "explain", &format!(r#"{{"job": {}}}"#, gang["job"])).await;

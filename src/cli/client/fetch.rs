@@ -25,6 +25,7 @@ const BATCHES_AHEAD: usize = 4;
 pub struct BatchStream {
     schema: SchemaRef,
     batches: BoxStream<'static, Result<RecordBatch>>,
+    streams: usize,
     /// Reader tasks, which end when the stream is dropped.
     _readers: JoinSet<()>,
 }
@@ -33,6 +34,11 @@ impl BatchStream {
     /// Columns and their types.
     pub fn schema(&self) -> SchemaRef {
         self.schema.clone()
+    }
+
+    /// Number of streams that are read in parallel, each over its own connection.
+    pub fn streams(&self) -> usize {
+        self.streams
     }
 
     /// Keeps the columns at `places`. Calls `left_out` with the bytes of the other columns of each
@@ -96,11 +102,12 @@ impl Client {
             });
             streams.push(tokio_stream::wrappers::ReceiverStream::new(incoming));
         }
+        let count = streams.len();
         let batches = match info.ordered {
             true => futures::stream::iter(streams).flatten().boxed(),
             false => futures::stream::select_all(streams).boxed(),
         };
-        Ok(BatchStream { schema, batches, _readers: readers })
+        Ok(BatchStream { schema, batches, streams: count, _readers: readers })
     }
 
     async fn read_endpoint(

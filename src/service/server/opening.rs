@@ -25,6 +25,7 @@ use crate::service::sessions::Sessions;
 use crate::service::settings::Settings;
 use crate::service::shared::{Limits, Shared, tenant_limits};
 use crate::service::tickets::Tickets;
+use crate::service::transfers::Transfers;
 use crate::service::{certificate, incoming};
 use crate::topology::Topology;
 use crate::{Context, Error, Result};
@@ -125,6 +126,7 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
         uploads,
         cpu_work: CpuWork::new(),
         readers: Readers::default(),
+        transfers: Transfers::default(),
     })
 }
 

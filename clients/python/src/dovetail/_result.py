@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import pyarrow.flight as flight
 from . import _arguments
 from ._command import length_delimited
 from ._connection import Connections
-from ._display import Described, columns, html_schema
+from ._display import Described, columns, counted, html_schema
 from ._jobs import JobStatus
 from ._progress import ProgressArgument, Transfer, reporter
 from .errors import (
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 
 _ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
 
-
 _WAIT_SECONDS = 0.25
 """Seconds that a call waits for the end of a job. The server answers earlier if the job ends.
 
 Ctrl-C is seen between two calls, and progress is reported after each."""
+
 
 class Explanation(Described):
     """Explanation of a join: the plan, its predicted and measured times, and the rejected alternatives with reasons.
@@ -75,7 +76,6 @@ class Job:
         """Returns the current status."""
         return JobStatus.from_json(_one(self._connections.action("job", {"job": self.id}), "job"))
 
-    def progress(self) -> float:
     def _status_within(self, seconds: float) -> JobStatus:
         """Returns the status at the end of the job, or the current one after `seconds`."""
         limit = self._connections.call_timeout
@@ -84,6 +84,7 @@ class Job:
         body = {"job": self.id, "wait_seconds": seconds}
         return JobStatus.from_json(_one(self._connections.action("job", body), "job"))
 
+    def progress(self) -> float:
         """Returns the share of the work that is done, 0 to 1."""
         return self.status().fraction
 
@@ -201,6 +202,15 @@ class Result:
         self._job = job
         self._readers: list[_ParallelReader] = []
         self._released = False
+        self._transfer: FetchProgress | None = None
+
+    @property
+    def transfer(self) -> FetchProgress | None:
+        """Rows, bytes, seconds and streams of the last :meth:`table`. ``None`` before it.
+
+        :meth:`explain` says what bounded the transfer: the join, the server or the client.
+        """
+        return self._transfer
 
     @property
     def schema(self) -> pa.Schema:
@@ -264,14 +274,20 @@ class Result:
         Raises:
             KeyboardInterrupt: If Ctrl-C ends the fetch. With ``retain_seconds=0``, the join is also cancelled.
         """
+        is_reported = bool(_arguments.progress(progress))
+        report = reporter(progress, "fetch" if self._job is None else f"fetch job {self._job.id}")
+
+        def tell(state: FetchProgress) -> None:
+            if state.done:
+                self._transfer = state
+            report(state)
+
         if self._job is None:
-            return fetch(self._connections, self._info)
+            return fetch(self._connections, self._info, tell)
         with self._job._of_use_while_read():
-            if not _arguments.progress(progress):
-                return fetch(self._connections, self._info)
-            status = self._job.status()
-            report = reporter(progress, f"fetch job {self._job.id}")
-            return fetch(self._connections, self._info, report, status.rows if status.state == "complete" else None)
+            status = self._job.status() if is_reported else None
+            total = status.rows if status is not None and status.state == "complete" else None
+            return fetch(self._connections, self._info, tell, total)
 
     def reader(self) -> pa.RecordBatchReader:
         """Reads the result while it is made, batch by batch, over one connection per endpoint.
@@ -344,6 +360,7 @@ class Result:
         return "Result of a table" if self._job is None else f"Result of job {self._job.id}: {self._job._standing()}"
 
 
+@dataclass(frozen=True)
 class FetchProgress(Transfer):
     """Progress of fetching a table or a result.
 
@@ -353,7 +370,15 @@ class FetchProgress(Transfer):
         rows_total: Total rows to fetch, if known. For a result, it is known once the join is complete.
         seconds: Seconds since the start of the fetch.
         done: True if all rows are received.
+        streams: Streams that fetch the rows in parallel, each over its own connection.
     """
+
+    streams: int = 1
+
+    @property
+    def summary(self) -> str:
+        """Rows, bytes and rate in words, and the number of streams once all rows are received."""
+        return super().summary + (f", {counted(self.streams, 'stream')}" if self.done else "")
 
 
 def fetch(
@@ -377,7 +402,7 @@ def fetch(
 
     def tell(done: bool) -> None:
         if report is not None:
-            report(FetchProgress(rows, size, total, time.monotonic() - start, done))
+            report(FetchProgress(rows, size, total, time.monotonic() - start, done, len(info.endpoints)))
 
     readers: list[flight.FlightStreamReader] = []
     stopped = threading.Event()
