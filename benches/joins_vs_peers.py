@@ -53,7 +53,7 @@ ENGINES = ["dovetail", "duckdb", "polars", "datafusion"]
 STOP_SECONDS = 120
 
 STREAMS = 4
-"""Of a result, unless somebody says: as many as the server has endpoints by default."""
+"""Of a result, unless somebody says."""
 
 
 @dataclass

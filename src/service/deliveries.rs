@@ -1,6 +1,6 @@
 //! Jobs whose ends have reached their clients, so that a draining server knows what it still owes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dashmap::DashMap;
 
@@ -29,8 +29,9 @@ pub enum Share {
 
 #[derive(Debug, Default)]
 struct Delivered {
-    /// Endpoints whose rows were read to the end.
-    parts: BTreeSet<usize>,
+    /// Endpoints whose rows were read to the end, by the number of endpoints of the result. Clients
+    /// that ask before and after the end of a join may get different numbers.
+    parts: BTreeMap<usize, BTreeSet<usize>>,
     all_parts: bool,
     /// Ranges of batches that were read: the first batch, and the batch after the last.
     ranges: BTreeSet<(usize, usize)>,
@@ -81,8 +82,9 @@ impl Delivered {
     fn add(&mut self, share: Share) {
         match share {
             Share::Endpoint { part, parts } => {
-                self.parts.insert(part);
-                self.all_parts |= self.parts.len() >= parts;
+                let read = self.parts.entry(parts).or_default();
+                read.insert(part);
+                self.all_parts |= read.len() >= parts;
             }
             Share::Part { first, end } => {
                 self.ranges.insert((first, end));
@@ -121,7 +123,8 @@ mod tests {
         delivered.add(Share::Part { first: 3, end: 5 });
         assert!(delivered.has_all(8) && !delivered.has_all(9));
         delivered.add(Share::Endpoint { part: 0, parts: 2 });
-        assert!(!delivered.has_all(9));
+        delivered.add(Share::Endpoint { part: 1, parts: 3 });
+        assert!(!delivered.has_all(9), "an endpoint of two, and another of three");
         delivered.add(Share::Endpoint { part: 1, parts: 2 });
         assert!(delivered.has_all(9));
     }

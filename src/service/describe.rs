@@ -204,7 +204,7 @@ pub fn server(shared: &Shared) -> Value {
         "host_memory": human_bytes(arena.budget().limit_bytes()),
         "message_limit_bytes": shared.limits.message_bytes,
         "upload_limit": shared.limits.uploads,
-        "endpoints": shared.limits.endpoints,
+        "endpoints": shared.limits.endpoints_max(),
         "retain_seconds": shared.limits.retain.as_secs(),
         "ticket_seconds": shared.limits.ticket_life.as_secs(),
         "locations": shared.limits.locations,

@@ -310,7 +310,7 @@ fn bind(shared: &Shared, spec: &JoinSpec, submission: &Submission) -> Result<Bou
 
 fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {
     let count = table.batches.len();
-    let parts = shared.limits.endpoints.min(count).max(1);
+    let parts = shared.limits.endpoints(table.bytes).min(count).max(1);
     let expires = ticket_end(shared);
     let version = table_version(table.created);
     let targets = (0..parts).map(|part| Target::Table {
@@ -342,8 +342,12 @@ fn job_info(shared: &Shared, caller: &Caller, job: &Job, listing: Listing) -> Re
     if !caller.may_touch(&job.owner) {
         return Err(Error::NotFound(format!("there is no job {} of yours", job.id)));
     }
+    let is_complete = job.result.progress().1 == SpoolState::Complete;
+    // A result that is consumed as it is read has the same endpoints for every client.
+    let is_known = is_complete && !job.result.is_consumed_by_reading();
+    let bytes = if is_known { job.result.pushed_bytes() } else { job.plan.result_bytes };
     // Readers in parallel take rows of a gang as quickly as its ranks deliver them.
-    let parts = shared.limits.endpoints.max(job.plan.target.ranks);
+    let parts = shared.limits.endpoints(bytes).max(job.plan.target.ranks);
     let targets: Vec<Target> = match listing {
         Listing::Whole if !job.result.is_consumed_by_reading() => {
             let ranges = job.result.parts(parts).into_iter();
@@ -354,7 +358,7 @@ fn job_info(shared: &Shared, caller: &Caller, job: &Job, listing: Listing) -> Re
     let endpoints = endpoints(shared, caller, targets.into_iter(), ticket_end(shared), lease_end(shared, job));
     let mut info =
         info(&job.plan.join.schema).with_endpoints(endpoints).with_app_metadata(describe::job(job).to_string());
-    if let (_, SpoolState::Complete) = job.result.progress() {
+    if is_complete {
         info.total_records = job.result.pushed_rows() as i64;
         info.total_bytes = job.result.pushed_bytes() as i64;
     }

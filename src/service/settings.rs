@@ -162,9 +162,10 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_RETAIN_SECONDS", default_value_t = 300)]
     pub retain_seconds: u32,
 
-    /// Endpoints of a result or table. Clients fetch them in parallel
-    #[arg(long, env = "DOVETAIL_ENDPOINTS", default_value_t = 4)]
-    pub endpoints: usize,
+    /// Endpoints of a result or table, which clients fetch in parallel. By default, one for each 4
+    /// MiB of rows, as predicted if the join is not complete, and at most 8
+    #[arg(long, env = "DOVETAIL_ENDPOINTS", value_name = "COUNT")]
+    pub endpoints: Option<usize>,
 
     /// Seconds that a ticket is valid. RenewFlightEndpoint gives a new ticket
     #[arg(long, env = "DOVETAIL_TICKET_SECONDS", default_value_t = 86400)]

@@ -380,7 +380,7 @@ async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed
 /// connected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_does_not_wait_for_results_without_a_connected_reader() {
-    let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
+    let mut server = TestServer::start(&["--drain-seconds=3600", "--endpoints=4"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(1000)]).await.unwrap();
     let (unread, _) = submit(&server, &mut client, SEMI).await;

@@ -61,7 +61,7 @@ fn the_file_accepts_strings_numbers_switches_and_lists() {
         log = "info,dovetail::scheduler=debug"
     "#;
     let settings = layered(&[], Some(file)).unwrap().settings;
-    assert_eq!((settings.listen.port(), settings.endpoints), (0, 3));
+    assert_eq!((settings.listen.port(), settings.endpoints), (0, Some(3)));
     assert_eq!(settings.public_locations, ["grpc://a:1", "grpc://b:2"]);
     assert_eq!(settings.log, "info,dovetail::scheduler=debug");
 }
