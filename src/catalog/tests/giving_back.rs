@@ -34,6 +34,7 @@ impl Memory {
         let options = SpoolOptions {
             arena: Some(self.0.arena().clone()),
             charge: Some(self.0.charge("ada")),
+            becomes_table_in: Some(self.0.clone()),
             ..SpoolOptions::default()
         };
         let spool = ResultSpool::with_options(keys_of(0).schema(), options);
