@@ -221,6 +221,8 @@ class Server:
 def command_line(server: Server, *words: object) -> subprocess.CompletedProcess[str]:
     """Runs a command of the command line against a server."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
+    # As wide as any of the tests' tables.
+    clean["COLUMNS"] = "200"
     line = [str(binary()), *map(str, words), "--server", f"http://{server.address}"]
     return subprocess.run(line, capture_output=True, text=True, env=clean)
 

@@ -1010,7 +1010,7 @@ def test_a_wait_leaves_the_asking_to_the_server(
 ) -> None:
     server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="1GiB")
     with server.connect() as client:
-        client.put("a", {"k": np.arange(200_000)})
+        client.put("a", {"k": np.arange(500_000)})
         job = client.submit("a", "a", "k")
         asked: list[dict[str, float]] = []
         action = client._connections.action
