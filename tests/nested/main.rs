@@ -303,10 +303,7 @@ fn is_in_parquet(data_type: &DataType) -> bool {
         T::Struct(fields) => !fields.is_empty() && fields.iter().all(|field| is_in_parquet(field.data_type())),
         // Some times, runs, and dictionaries of other values are read back as another type.
         T::Timestamp(TimeUnit::Second, _) | T::Time32(TimeUnit::Second) | T::Date64 | T::RunEndEncoded(..) => false,
-        T::Dictionary(_, values) => {
-            let is_text = matches!(**values, T::Utf8 | T::LargeUtf8 | T::Binary | T::LargeBinary);
-            is_text || values.is_integer() || matches!(**values, T::Float32 | T::Float64 | T::Date32)
-        }
+        T::Dictionary(_, values) => matches!(**values, T::Utf8 | T::Binary),
         // Intervals are written, and read by no client.
         T::FixedSizeBinary(0) | T::Decimal64(..) | T::Interval(_) => false,
         leaf => !leaf.is_nested() && !matches!(leaf, T::Null),
