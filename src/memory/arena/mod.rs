@@ -167,8 +167,8 @@ impl Arena {
     /// Allocates a piece of `len` bytes whose contents are unspecified.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the budget refuses, when holes between pieces take too much of it,
-    /// or when the system has no memory to map.
+    /// [`Exhausted`](crate::Error::Exhausted) when the budget refuses, when holes between pieces
+    /// take too much of it, or when the system has no memory to map.
     pub fn allocate(&self, len: usize, purpose: &str) -> Result<ArenaBuffer> {
         match &self.borrower {
             Some(borrower) => borrower.allocate(len, purpose),
@@ -191,7 +191,7 @@ impl Arena {
     /// arena's pieces do.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the budget refuses.
+    /// [`Exhausted`](crate::Error::Exhausted) when the budget refuses.
     pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<ArenaReservation> {
         match &self.borrower {
             Some(borrower) => borrower.reserve(bytes, purpose),
@@ -210,8 +210,8 @@ impl Arena {
     /// reservation is given back.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the reservation is too small and cannot grow, or when the system
-    /// has no memory to map.
+    /// [`Exhausted`](crate::Error::Exhausted) when the reservation is too small and cannot grow, or
+    /// when the system has no memory to map.
     pub fn allocate_reserved(&self, len: usize, mut reservation: Reservation) -> Result<ArenaBuffer> {
         let size = size_of_piece(len);
         if reservation.bytes() < size as u64 {
