@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use super::device_rates::model_of;
 use super::windows::connect_all;
-use super::{Engine, PeerAccess, no_thread, peer_access};
+use super::{Engine, spawn_in};
 use crate::device::{CancelFlag, Copies, DeviceId, DeviceKind};
 use crate::planner::{DeviceModel, GangRates, LinkRates, RatesFile, SavedLinkRates};
 use crate::topology::Topology;
@@ -61,10 +61,9 @@ pub(super) fn set_link_rates(
             continue;
         }
         let models: Vec<DeviceModel> = of_kind.iter().map(|&device| model_of(device, topology)).collect();
-        let rates = connect_all(&of_kind, &CancelFlag::new()).and_then(|()| {
+        let rates = connect_all(&of_kind, &CancelFlag::new()).and_then(|are_direct| {
             // The file has rates of pairs with direct access only. At the next start, a pair
             // without it may have it.
-            let are_direct = are_all_direct(&of_kind)?;
             let kept = file.as_deref().filter(|_| are_direct && !measures_again);
             match kept.and_then(|file| file.find_links(&models)) {
                 Some(kept) => Ok((kept.rates.clone(), false)),
@@ -92,13 +91,6 @@ pub(super) fn set_link_rates(
     is_new
 }
 
-/// True if every device writes straight into the window of every other.
-fn are_all_direct(engines: &[&dyn Engine]) -> Result<bool> {
-    let pairs = engines.iter().flat_map(|&writer| engines.iter().map(move |&owner| (writer, owner)));
-    let mut pairs = pairs.filter(|(writer, owner)| writer.id() != owner.id());
-    pairs.try_fold(true, |all, (writer, owner)| Ok(all && peer_access(writer, owner)? == Some(PeerAccess::Direct)))
-}
-
 /// Measures all links of connected devices.
 pub(super) fn measured(engines: &[&dyn Engine]) -> Result<LinkRates> {
     tracing::info!(devices = engines.len(), "measuring the links between devices, for less than a second");
@@ -120,9 +112,8 @@ fn all_at_once(engines: &[&dyn Engine], copies_of: &(dyn Fn(usize) -> Copies + S
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for (at, &engine) in engines.iter().enumerate() {
-            let thread = std::thread::Builder::new().name(format!("links-{}", engine.id()));
             let measure = move || engine.measure_copies(copies_of(at));
-            threads.push(thread.spawn_scoped(scope, measure).map_err(|error| no_thread(&error))?);
+            threads.push(spawn_in(scope, format!("links-{}", engine.id()), measure)?);
         }
         let panicked = |_| Err(Error::Internal("a thread that measures links panicked".into()));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()

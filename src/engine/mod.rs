@@ -75,7 +75,7 @@ mod windows;
 use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
-use std::thread::{JoinHandle, Scope};
+use std::thread::{JoinHandle, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 pub use child_engine::ChildEngine;
@@ -373,9 +373,13 @@ fn run_within(
 }
 
 /// Starts a thread that may borrow what outlives `scope`.
-fn spawn_in<'scope>(scope: &'scope Scope<'scope, '_>, name: String, body: impl FnOnce() + Send + 'scope) -> Result<()> {
+fn spawn_in<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: String,
+    body: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
     let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, body);
-    thread.map(drop).map_err(|error| no_thread(&error))
+    thread.map_err(|error| no_thread(&error))
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

@@ -92,30 +92,32 @@ fn window_of(engine: &dyn Engine) -> Result<Arc<Window>> {
     engine.window().ok_or_else(|| shares_no_memory(engine.id()))
 }
 
-/// Lets all engines write rows to each other.
+/// Lets all engines write rows to each other. Returns true if all of them write straight into the
+/// windows of the others.
 ///
 /// # Errors
 /// [`Unavailable`](crate::Error::Unavailable) if a device shares no memory or is lost. The errors
 /// of [`Engine::connect`] and [`Engine::verify`] for a pair that cannot even use host memory.
-pub(super) fn connect_all(engines: &[&dyn Engine], cancel: &CancelFlag) -> Result<()> {
+pub(super) fn connect_all(engines: &[&dyn Engine], cancel: &CancelFlag) -> Result<bool> {
     let windows = engines.iter().map(|&engine| window_of(engine)).collect::<Result<Vec<_>>>()?;
     let ends = || engines.iter().zip(&windows);
+    let mut are_direct = true;
     for (writer, owner) in ends().flat_map(|writer| ends().map(move |owner| (writer, owner))) {
         if writer.0.id() != owner.0.id() {
             cancel.check()?;
-            connect((*writer.0, writer.1), (*owner.0, owner.1))?;
+            are_direct &= connect((*writer.0, writer.1), (*owner.0, owner.1))? == PeerAccess::Direct;
         }
     }
-    Ok(())
+    Ok(are_direct)
 }
 
 /// Finds out how one device accesses the memory of another, unless that is known.
 fn connect(
     (writer, of_writer): (&dyn Engine, &Arc<Window>),
     (owner, window): (&dyn Engine, &Arc<Window>),
-) -> Result<()> {
-    if window.access_of(writer.id(), of_writer).is_some() {
-        return Ok(());
+) -> Result<PeerAccess> {
+    if let Some(known) = window.access_of(writer.id(), of_writer) {
+        return Ok(known);
     }
     let access = match try_window(writer, owner, window, None) {
         Ok(()) => PeerAccess::Direct,
@@ -130,8 +132,8 @@ fn connect(
             PeerAccess::ThroughHost { why: error.message().into() }
         }
     };
-    window.writers.lock().insert(writer.id(), (Arc::downgrade(of_writer), access));
-    Ok(())
+    window.writers.lock().insert(writer.id(), (Arc::downgrade(of_writer), access.clone()));
+    Ok(access)
 }
 
 /// Connects two devices by the owner's window or the given one, and checks that bytes arrive.
