@@ -138,18 +138,12 @@ impl RatesFile {
     /// Adds measured rates and removes earlier ones of the same model. [`RatesFile::save`] writes
     /// them.
     pub fn add(&mut self, measured: SavedRates) {
-        let kept = &mut self.kept.devices;
-        kept.retain(|kept| kept.model != measured.model);
-        kept.push(measured);
-        kept.drain(..kept.len().saturating_sub(DEVICES_MAX));
+        put_latest(&mut self.kept.devices, measured, |one, other| one.model == other.model, DEVICES_MAX);
     }
 
     /// Adds measured rates of several devices, as [`RatesFile::add`] does those of one.
     pub fn add_links(&mut self, measured: SavedLinkRates) {
-        let kept = &mut self.kept.gangs;
-        kept.retain(|kept| kept.devices != measured.devices);
-        kept.push(measured);
-        kept.drain(..kept.len().saturating_sub(GANGS_MAX));
+        put_latest(&mut self.kept.gangs, measured, |one, other| one.devices == other.devices, GANGS_MAX);
     }
 
     /// Writes the file to a temporary name and renames it, so that no reader sees half of it.
@@ -168,6 +162,13 @@ impl RatesFile {
             .context(context)?;
         replace(&self.path, &(text + "\n")).context(context)
     }
+}
+
+/// Adds an entry in place of earlier ones of the same devices. Only the latest `most` stay.
+fn put_latest<T>(kept: &mut Vec<T>, latest: T, is_same: impl Fn(&T, &T) -> bool, most: usize) {
+    kept.retain(|earlier| !is_same(earlier, &latest));
+    kept.push(latest);
+    kept.drain(..kept.len().saturating_sub(most));
 }
 
 /// Writes a file under a unique temporary name, because servers may start together, and renames it.
