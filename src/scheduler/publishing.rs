@@ -9,12 +9,11 @@
 //! other threads wait for them. Until the table appears the job is running: its readers wait for
 //! the end, and it can be stopped.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use super::job::Job;
 use super::state::{Publishing, Shared, Taken};
-use crate::{Context, Error, Result, panics};
+use crate::{Context, Result, panics};
 
 impl Shared {
     /// Takes a job that has written its last rows off its devices. Its result becomes a table
@@ -54,12 +53,11 @@ impl Shared {
             })
         };
         let Some(job) = next else { return false };
-        let caught = catch_unwind(AssertUnwindSafe(|| keep_as_table(&job)));
-        let outcome = caught.unwrap_or_else(|panic| {
-            let message = panics::message(&*panic);
+        let said = |message: &str| {
             tracing::error!(job = job.id.0, message, "making a table of a result panicked");
-            Err(Error::Internal(format!("making a table of the result of job {} panicked: {message}", job.id)))
-        });
+            format!("making a table of the result of job {} panicked: {message}", job.id)
+        };
+        let outcome = panics::as_error(said, || keep_as_table(&job));
         self.conclude(&job, outcome, |state| state.publishing.retain(|publishing| publishing.job.id != job.id));
         true
     }

@@ -1,6 +1,5 @@
 //! Worker threads: each takes a job of its device, runs it, and handles its end.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -119,13 +118,12 @@ impl Shared {
         let id = engine.id();
         let work = job.runnable().ok_or_else(|| Error::Internal(format!("job {} has no tables for {id}", job.id)))?;
         let engines: Vec<_> = taken.devices.iter().map(|device| self.engines[device].clone()).collect();
-        let caught = catch_unwind(AssertUnwindSafe(|| run_gang(&engines, work.task()?, grants, &job.result, &monitor)));
-        job.life.lock().memory.at_end_bytes = mapped_bytes();
-        let outcome = caught.unwrap_or_else(|panic| {
-            let message = panics::message(&*panic);
+        let said = |message: &str| {
             tracing::error!(job = job.id.0, device = %id, message, "a job panicked");
-            Err(Error::Internal(format!("job {} panicked on {id}: {message}", job.id)))
-        });
+            format!("job {} panicked on {id}: {message}", job.id)
+        };
+        let outcome = panics::as_error(said, || run_gang(&engines, work.task()?, grants, &job.result, &monitor));
+        job.life.lock().memory.at_end_bytes = mapped_bytes();
         outcome.map_err(|error| self.with_advice(job, error))
     }
 

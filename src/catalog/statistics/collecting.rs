@@ -14,7 +14,6 @@
 //! statistics do not depend on the threads.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -185,14 +184,16 @@ impl Inner {
             piece
         };
         let number = piece.number;
-        let collected = catch_unwind(AssertUnwindSafe(|| self.collect(&piece)));
+        let said = |panic: &str| format!("taking statistics panicked: {panic}");
+        let collected = panics::as_error(said, || Ok(self.collect(&piece)));
         // Once no thread works, none holds rows.
         drop(piece);
-        if let Err(panic) = &collected {
-            self.stop(Error::Internal(format!("taking statistics panicked: {}", panics::message(&**panic))));
-        }
+        let collectors = collected.unwrap_or_else(|panic| {
+            self.stop(panic);
+            None
+        });
         let mut state = self.state.lock();
-        if let (Ok(Some(collectors)), false) = (collected, self.is_stopped.load(Ordering::Relaxed)) {
+        if let (Some(collectors), false) = (collectors, self.is_stopped.load(Ordering::Relaxed)) {
             state.put(number, collectors);
         }
         state.working -= 1;
