@@ -40,12 +40,11 @@ pub(super) fn check_columns(format: Format, schema: &Schema, written: &Schema) -
 pub(super) fn advice(others: impl Iterator<Item = Format>) -> String {
     const SELECT: &str = "select other columns with --columns";
     let others: Vec<Format> = others.collect();
-    let Some(last) = others.last() else { return SELECT.into() };
-    let words: Vec<_> = others.iter().map(|format| format.word()).collect();
-    let listed = match words.split_last() {
-        Some((last, [])) => (*last).to_owned(),
-        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
-        None => String::new(),
+    let Some((last, rest)) = others.split_last() else { return SELECT.into() };
+    let rest: Vec<_> = rest.iter().map(|format| format.word()).collect();
+    let listed = match rest[..] {
+        [] => last.word().to_owned(),
+        _ => format!("{} or {}", rest.join(", "), last.word()),
     };
     let example = if others.contains(&Format::Arrow) { Format::Arrow } else { *last };
     format!("write {listed} instead, for example with -o FILE.{}, or {SELECT}", example.extensions()[0])
@@ -63,14 +62,9 @@ pub(super) fn holds(format: Format, field: &Field) -> bool {
         let bytes = encoder.finish().ok()?;
         match format {
             Format::Parquet => ParquetRecordBatchReader::try_new(Bytes::from(bytes), 1).ok()?.next()?.ok().map(drop),
-            Format::Arrow | Format::ArrowStream => {
-                // The stream has the same messages as the file.
-                if format == Format::ArrowStream {
-                    return Some(());
-                }
-                FileReader::try_new(Cursor::new(bytes), None).ok()?.next()?.ok().map(drop)
-            }
-            Format::Csv | Format::Json => Some(()),
+            Format::Arrow => FileReader::try_new(Cursor::new(bytes), None).ok()?.next()?.ok().map(drop),
+            // The stream has the same messages as the file.
+            Format::ArrowStream | Format::Csv | Format::Json => Some(()),
         }
     };
     let data_type = field.data_type();

@@ -44,7 +44,8 @@ impl<W: Write + Send> Writer<W> {
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         check_values(self.format, batch)?;
         let batch = if self.format == Format::Parquet { in_parquet(batch, &self.written)? } else { batch.clone() };
-        self.encoder.write(&batch).map_err(|words| self.explained(Some(&batch), words))?;
+        let written = self.encoder.write(&batch);
+        written.map_err(|words| explained(self.format, &self.schema, Some(&batch), words))?;
         self.last = Some(batch);
         Ok(())
     }
@@ -56,10 +57,6 @@ impl<W: Write + Send> Writer<W> {
     pub fn finish(self) -> Result<W> {
         let Self { format, encoder, schema, last, .. } = self;
         encoder.finish().map_err(|words| explained(format, &schema, last.as_ref(), words))
-    }
-
-    fn explained(&self, batch: Option<&RecordBatch>, words: String) -> Error {
-        explained(self.format, &self.schema, batch, words)
     }
 }
 
