@@ -136,6 +136,7 @@ def metrics(admin: str) -> dict[str, float]:
 
 
 START_SECONDS = 60
+PREPARE_SECONDS = 300
 STOP_SECONDS = 60
 
 
@@ -195,6 +196,18 @@ def can_prepare(server: str) -> bool:
     """True if a server of that binary can prepare its memory. Earlier versions cannot."""
     options = subprocess.run([server, "serve", "--help"], capture_output=True, text=True, check=True).stdout
     return "--prefault" in options
+
+
+def wait_until_prepared(server: Dovetail) -> float:
+    """Waits until as much is mapped as should be; the seconds that it took from here."""
+    since = time.monotonic()
+    while True:
+        found = metrics(server.admin)
+        if found['dovetail_arena_bytes{kind="mapped"}'] >= found['dovetail_arena_bytes{kind="prefault"}']:
+            return time.monotonic() - since
+        if time.monotonic() - since > PREPARE_SECONDS:
+            raise SystemExit(f"the server did not prepare its memory within {PREPARE_SECONDS} s")
+        time.sleep(0.05)
 
 
 def binary() -> Path:

@@ -20,9 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail
-from common import Dovetail, Recorder, median, metrics
-
-PREPARE_SECONDS = 300
+from common import Dovetail, Recorder, median, metrics, wait_until_prepared
 
 
 def tables(build: int, probe: int, seed: int) -> tuple[pa.Table, pa.Table]:
@@ -33,18 +31,6 @@ def tables(build: int, probe: int, seed: int) -> tuple[pa.Table, pa.Table]:
     left = pa.table({"k": keys, "a": rows, "b": rows})
     rows = np.arange(probe, dtype=np.int32)
     return left, pa.table({"k": generator.integers(0, build, probe, np.int32), "c": rows, "d": rows})
-
-
-def wait_until_prepared(server: Dovetail) -> float:
-    """Waits until as much is mapped as should be; the seconds that it took from here."""
-    since = time.monotonic()
-    while True:
-        found = metrics(server.admin)
-        if found['dovetail_arena_bytes{kind="mapped"}'] >= found['dovetail_arena_bytes{kind="prefault"}']:
-            return time.monotonic() - since
-        if time.monotonic() - since > PREPARE_SECONDS:
-            raise SystemExit(f"the server did not prepare its memory within {PREPARE_SECONDS} s")
-        time.sleep(0.05)
 
 
 def waited_seconds(server: Dovetail) -> float:

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail
-from common import PREPARED, USED_BEFORE, VIRGIN, Dovetail, Recorder, can_prepare, median
+from common import PREPARED, USED_BEFORE, VIRGIN, Dovetail, Recorder, can_prepare, median, wait_until_prepared
 
 # Timed runs of each work, of a small join, and joins at once.
 RUNS = 7
@@ -181,6 +181,8 @@ def measured(
     if memory == PREPARED:
         settings = {**settings, "prefault": "all"}
     with Dovetail(**settings) as server, dovetail.connect(server.uri) as client:
+        if memory == PREPARED:
+            wait_until_prepared(server)
         client.put("left", tables[0], mode="replace")
         client.put("right", tables[1], mode="replace")
         return measure(client, memory)
