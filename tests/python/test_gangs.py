@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ import pytest
 import dovetail
 import oracle
 import tables
-from harness import GPUS, Server, binary, clean
+from harness import GPUS, Server, clean, command_line
 from oracle import HOWS, LEFT_ROW, RIGHT_ROW, Case
 from refusals import refused
 from test_device_processes import (
@@ -170,11 +169,6 @@ def test_a_distribution_that_is_impossible_is_refused(gangs: dovetail.Client, na
     for call in (gangs.join, gangs.count, gangs.explain):
         with refused(dovetail.InvalidRequest, sentence):
             call("t", "t", **options)
-
-
-def command_line(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "DOVETAIL_SERVER": server.uri}
-    return subprocess.run([str(binary()), *words], env=env, capture_output=True, text=True, check=False)
 
 
 def test_all_devices_of_a_gang_are_shown(gangs_server: Server, gangs: dovetail.Client) -> None:
