@@ -53,7 +53,7 @@ ENGINES = ["dovetail", "duckdb", "polars", "datafusion"]
 STOP_SECONDS = 120
 
 STREAMS = 4
-"""Of a result, unless somebody says."""
+"""Streams that fetch a result, if no other number is given."""
 
 
 @dataclass

@@ -78,7 +78,7 @@ impl ArrayFormatterFactory for Times {
     }
 }
 
-/// Values of which some have no text.
+/// Values, some without text.
 struct Odd {
     values: ArrayRef,
     null: String,

@@ -145,7 +145,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A system with 16 GiB, of which 12 are available, and the given files.
+    /// A system with 16 GiB, 12 of them available, and the given files.
     fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
         const MACHINE: &str = "MemTotal:       16777216 kB\nMemFree: 5 kB\nMemAvailable:   12582912 kB\n";
         let root = tempfile::tempdir().unwrap();

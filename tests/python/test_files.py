@@ -28,7 +28,7 @@ GROUPS: dict[str, Callable[[Path], Iterator[corpus.File]]] = {
     "CSV": lambda _: corpus.random_csv(0, 150),
 }
 
-# Random CSV often has several faults, of which the clients meet another one first. `tests/csv` has single ones.
+# Random CSV often has several faults, and the clients may meet different ones first. `tests/csv` has single ones.
 MANY_FAULTS = {"CSV"}
 
 

@@ -612,7 +612,7 @@ fn http_status(message: &str) -> Option<u16> {
     without_body().or_else(with_body)?.parse().ok()
 }
 
-/// Returns the sentence about an answer that a proxy made in the place of the server.
+/// Returns the sentence about an answer of a proxy that could not reach the server.
 fn of_proxy(message: &str) -> Option<String> {
     let in_place = |what: &str| {
         format!(

@@ -179,7 +179,7 @@ def _check_names(path: str, names: Sequence[str]) -> None:
 
 
 def _check_intervals(path: str, data: Any) -> None:
-    """Refuses the intervals of Parquet, of which pyarrow makes bytes. The command line would drop their months."""
+    """Refuses the intervals of Parquet. pyarrow would make bytes of them, and the command line drop their months."""
     if str(pa.binary(12)) not in str(data.schema):
         return
     import pyarrow.parquet as pq
