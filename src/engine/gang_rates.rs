@@ -104,7 +104,7 @@ pub(super) fn measured(engines: &[&dyn Engine]) -> Result<LinkRates> {
             pairs[at][owner(at)] = rate;
         }
     }
-    Ok(LinkRates::new(host_memory, pairs))
+    Ok(LinkRates::new(engines[0].id().kind, host_memory, pairs))
 }
 
 /// Lets all devices make copies at the same time. Returns the bytes per second of each.

@@ -3,10 +3,17 @@
 use serde::{Deserialize, Serialize};
 
 use super::Rates;
+use crate::device::DeviceKind;
 
 /// Rates of pairs that differ by less than this factor are taken for one rate. Equal links are
-/// never measured as quite equal, and sets of equal devices must have equal plans.
-const ALIKE: f64 = 1.15;
+/// never measured as quite equal, and sets of equal devices must have equal plans. All host devices
+/// exchange rows through the same memory, so their rates differ only by what else ran.
+fn alike(kind: DeviceKind) -> f64 {
+    match kind {
+        DeviceKind::Cuda => 1.15,
+        DeviceKind::Host => f64::INFINITY,
+    }
+}
 
 /// Rates of a set of devices of one kind that work at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,11 +49,12 @@ pub struct LinkRates {
 }
 
 impl LinkRates {
-    /// Makes rates of measured ones. Pairs that are [alike](ALIKE) get their mean.
-    pub fn new(host_memory: f64, mut pairs: Vec<Vec<f64>>) -> Self {
+    /// Makes rates of the measured ones of devices of a kind. Pairs that are alike get their mean.
+    pub fn new(kind: DeviceKind, host_memory: f64, mut pairs: Vec<Vec<f64>>) -> Self {
+        let alike = alike(kind);
         let mut sorted: Vec<f64> = pairs.iter().flatten().copied().filter(|&rate| rate > 0.0).collect();
         sorted.sort_by(f64::total_cmp);
-        for class in sorted.chunk_by(|slower, faster| *faster < slower * ALIKE) {
+        for class in sorted.chunk_by(|slower, faster| *faster < slower * alike) {
             let (least, most) = (class[0], class[class.len() - 1]);
             let mean = class.iter().sum::<f64>() / class.len() as f64;
             pairs.iter_mut().flatten().filter(|rate| (least..=most).contains(*rate)).for_each(|rate| *rate = mean);
@@ -94,7 +102,9 @@ mod tests {
             vec![slow, slow, 0.0, fast[2]],
             vec![slow, slow, fast[3], 0.0],
         ];
-        let rates = LinkRates::new(100e9, pairs);
+        let of_hosts = LinkRates::new(DeviceKind::Host, 100e9, pairs.clone());
+        assert_eq!(of_hosts.of_set(&[0, 1]), of_hosts.of_set(&[0, 2]), "the CPU's devices have no links");
+        let rates = LinkRates::new(DeviceKind::Cuda, 100e9, pairs);
         assert!(rates.are_sound(4) && !rates.are_sound(3));
         let of = |members: &[usize]| rates.of_set(members).unwrap();
         assert_eq!(of(&[0, 1]), of(&[2, 3]));
@@ -106,7 +116,8 @@ mod tests {
 
     #[test]
     fn a_missing_or_impossible_rate_is_noticed() {
-        let of = |host_memory, rate| LinkRates::new(host_memory, vec![vec![0.0, 1.0], vec![rate, 0.0]]);
+        let of =
+            |host_memory, rate| LinkRates::new(DeviceKind::Cuda, host_memory, vec![vec![0.0, 1.0], vec![rate, 0.0]]);
         assert!(of(1.0, 1.0).are_sound(2));
         for wrong in [of(0.0, 1.0), of(f64::INFINITY, 1.0), of(1.0, 0.0), of(1.0, -1.0), of(1.0, f64::NAN)] {
             assert!(!wrong.are_sound(2), "{wrong:?}");

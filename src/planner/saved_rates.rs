@@ -271,7 +271,7 @@ mod tests {
         let of = |host_memory| SavedLinkRates {
             devices: vec![model.clone(), model.clone()],
             measured,
-            rates: LinkRates::new(host_memory, vec![vec![0.0, 2e9], vec![3e9, 0.0]]),
+            rates: LinkRates::new(DeviceKind::Host, host_memory, vec![vec![0.0, 2e9], vec![3e9, 0.0]]),
         };
         file.add_links(of(1e9));
         file.add_links(of(4e9));
@@ -283,7 +283,7 @@ mod tests {
         // A rate that is missing, or none.
         for wrong in [vec![vec![0.0, 2e9]], vec![vec![0.0, 2e9], vec![0.0, 0.0]]] {
             let mut file = RatesFile::open(&path);
-            file.add_links(SavedLinkRates { rates: LinkRates::new(1e9, wrong), ..of(1e9) });
+            file.add_links(SavedLinkRates { rates: LinkRates::new(DeviceKind::Host, 1e9, wrong), ..of(1e9) });
             file.save().unwrap();
             assert_eq!(RatesFile::open(&path).find_links(&[model.clone(), model.clone()]), None);
         }
