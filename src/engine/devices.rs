@@ -260,13 +260,15 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Box<dyn Engine>]) -> Stri
     }
 }
 
-/// Returns the bytes of a device's window: a few pieces of a few megabytes from each peer, or of
-/// tens of megabytes on a GPU, whose chunks are larger. Less on a device with little memory. The
-/// window comes in addition to the memory for joins.
-fn window_bytes(kind: DeviceKind, memory_bytes: Option<u64>) -> usize {
+/// Returns the bytes of the window of every device of a kind: a few pieces of a few megabytes from
+/// each peer, or of tens of megabytes on a GPU, whose chunks are larger. Less if one of them has
+/// little memory. The window comes in addition to the memory for joins.
+///
+/// Sender and receiver divide a window alike, so all windows have the same size.
+fn window_bytes(kind: DeviceKind, memory_bytes: impl Iterator<Item = u64>) -> usize {
     const MEMORY_SHARE: u64 = 16;
     let most = if kind == DeviceKind::Cuda { 256 << 20 } else { 16 << 20 };
-    memory_bytes.map_or(most, |bytes| most.min(bytes / MEMORY_SHARE)) as usize
+    memory_bytes.fold(most, |window, bytes| window.min(bytes / MEMORY_SHARE)) as usize
 }
 
 /// Opens the devices of a topology. The settings fill in what the topology omits. A device gets an
@@ -294,24 +296,27 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
     let unless_zero = |seconds: u64| (seconds > 0).then(|| Duration::from_secs(seconds));
     let first_delay = unless_zero(settings.device_restart_seconds);
     let stall_limit = unless_zero(settings.device_stall_seconds);
+    let memory_of = |node: &DeviceNode| -> Result<Option<u64>> {
+        let memory_bytes = node.memory_bytes.or(device_memory_bytes(&settings.device_memory, node.kind)?);
+        Ok(memory_bytes.or((node.kind != NodeKind::Cuda).then_some(memory_share)))
+    };
     let open = |node: &DeviceNode| -> Result<Box<dyn Engine>> {
         let threads = node.threads.unwrap_or((cpu_threads / like(node.kind)).max(1));
-        let memory_setting = device_memory_bytes(&settings.device_memory, node.kind)?;
-        let (memory_bytes, memory_setting) = match node.memory_bytes {
-            Some(bytes) => (Some(bytes), format!("the memory of {} in the topology file", node.name)),
-            None => (memory_setting, "the server's --device-memory".to_string()),
+        let memory_bytes = memory_of(node)?;
+        let memory_setting = match node.memory_bytes {
+            Some(_) => format!("the memory of {} in the topology file", node.name),
+            None => "the server's --device-memory".to_string(),
         };
-        let (kind, memory_bytes) = match node.kind {
-            NodeKind::Cuda => (DeviceKind::Cuda, memory_bytes),
-            _ => (DeviceKind::Host, Some(memory_bytes.unwrap_or(memory_share))),
-        };
+        let kind = if node.kind == NodeKind::Cuda { DeviceKind::Cuda } else { DeviceKind::Host };
         let memory_name = format!("memory of device {}", node.name);
         let id = DeviceId { kind, index: node.index };
         let test_options = settings.test_options.clone();
         // The GPUs of one process fail together, and form no gangs.
         let own_process = has_own_process(settings, topology, node.kind)?;
         let exchanges = like(node.kind) > 1 && (kind == DeviceKind::Host || own_process);
-        let window_bytes = if exchanges { window_bytes(kind, memory_bytes) } else { 0 };
+        let of_kind = topology.devices.iter().filter(|other| other.kind == node.kind);
+        let memories = of_kind.filter_map(|node| memory_of(node).transpose()).collect::<Result<Vec<_>>>()?;
+        let window_bytes = if exchanges { window_bytes(kind, memories.into_iter()) } else { 0 };
         let opening =
             Opening { id, threads, memory_bytes, memory_name, memory_setting, window_bytes, stall_limit, test_options };
         if own_process {
@@ -552,6 +557,31 @@ mod tests {
 
     fn arena() -> Arena {
         Arena::new(Budget::new("host memory", "--host-memory", 1 << 30))
+    }
+
+    #[test]
+    fn windows_of_unlike_devices_have_one_size() {
+        let text = r#"
+            name = "unlike"
+            [[socket]]
+            name = "cpu0"
+            [[device]]
+            name = "host:0"
+            memory = "64MiB"
+            [[device]]
+            name = "host:1"
+            memory = "3MiB"
+            [[device]]
+            name = "host:2"
+        "#;
+        let settings = CommandLine::parse_from(["dovetail"]).settings.of_devices();
+        let topology = Topology::parse(text).unwrap();
+        let mut devices = open_devices(&settings, &topology, &arena()).unwrap();
+        let device = |engine: &dyn Engine| engine.device().expect("it is in this process");
+        let windows = devices.iter().map(|engine| device(&**engine).peers().unwrap().window_bytes());
+        assert_eq!(windows.collect::<Vec<_>>(), [(3 << 20) / 16; 3]);
+        super::super::gang_rates::set_link_rates(None, true, &topology, &mut devices);
+        assert!(devices.iter().all(|engine| engine.rates().links.is_some()), "their links are measured");
     }
 
     /// Measures the time of copying 100 kB to each of two devices at once, as a lower bound of what

@@ -98,8 +98,14 @@ fn window_of(engine: &dyn Engine) -> Result<Arc<Window>> {
 /// # Errors
 /// [`Unavailable`](crate::Error::Unavailable) if a device shares no memory or is lost. The errors
 /// of [`Engine::connect`] and [`Engine::verify`] for a pair that cannot even use host memory.
+/// [`Internal`](crate::Error::Internal) for windows of unlike sizes, which ranks would not divide
+/// alike.
 pub(super) fn connect_all(engines: &[&dyn Engine], cancel: &CancelFlag) -> Result<bool> {
     let windows = engines.iter().map(|&engine| window_of(engine)).collect::<Result<Vec<_>>>()?;
+    if windows.windows(2).any(|pair| pair[0].bytes != pair[1].bytes) {
+        let sizes: Vec<String> = windows.iter().map(|window| window.bytes.to_string()).collect();
+        return Err(Error::Internal(format!("the windows of a gang's devices have {} bytes", sizes.join(", "))));
+    }
     let ends = || engines.iter().zip(&windows);
     let mut are_direct = true;
     for (writer, owner) in ends().flat_map(|writer| ends().map(move |owner| (writer, owner))) {
