@@ -253,7 +253,8 @@ impl Shared {
                 .iter()
                 .for_each(|running| running.job.is_device_wanted.store(is_wanted, Ordering::Relaxed));
         }
-        self.catalog.arena().expect(expected_bytes);
+        let jobs_run = state.devices.iter().any(|device_state| !device_state.running.is_empty());
+        self.catalog.arena().expect(expected_bytes, jobs_run);
         failed
     }
 

@@ -14,9 +14,10 @@
 //! Pinning a slab stops the copies of other threads, and populating it takes as long as several
 //! joins. So a server with GPUs prepares memory before it is needed
 //! ([`BackgroundGrowth::prepare`]): in slabs of 256 MiB, with few threads, and as long as the
-//! process may use more memory. It also maps in advance what jobs have reserved, and what the next
-//! queued jobs are predicted to take ([`Arena::expect`]). What was prepared stays mapped. Only a
-//! piece that is too long for all holes takes empty slabs away, when no more may be mapped.
+//! process may use more memory. Preparing pauses while devices copy for jobs. The server also maps
+//! in advance what jobs have reserved, and what the next queued jobs are predicted to take
+//! ([`Arena::expect`]). What was prepared stays mapped. Only a piece that is too long for all holes
+//! takes empty slabs away, when no more may be mapped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,6 +79,8 @@ pub(super) struct Growth {
     is_for_jobs: bool,
     /// Bytes that the next queued jobs are predicted to take.
     expected_bytes: usize,
+    /// True while preparing waits for jobs that run on devices.
+    is_paused: bool,
     /// Least number of bytes that were free since the last trim. These bytes were not needed.
     free_bytes_min: usize,
     progress: Option<Progress>,
@@ -143,17 +146,20 @@ impl Arena {
     }
 
     /// Announces the bytes that the next queued jobs are predicted to take. They are mapped in the
-    /// background, if memory is prepared at all.
-    pub fn expect(&self, bytes: u64) {
+    /// background, if memory is prepared at all. `jobs_run`: true if devices work for jobs now,
+    /// which pinning would stop. Preparing then pauses until the next call without.
+    pub fn expect(&self, bytes: u64, jobs_run: bool) {
         let mut slabs = self.inner.slabs.lock();
         slabs.growth.expected_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        slabs.growth.is_paused = jobs_run;
         slabs.wake_growth(&self.inner);
     }
 
-    /// Bytes that were announced last.
+    /// Bytes that were announced last, and whether jobs ran then.
     #[cfg(test)]
-    pub(crate) fn expected_bytes(&self) -> u64 {
-        self.inner.slabs.lock().growth.expected_bytes as u64
+    pub(crate) fn expected(&self) -> (u64, bool) {
+        let growth = &self.inner.slabs.lock().growth;
+        (growth.expected_bytes as u64, growth.is_paused)
     }
 
     /// Bytes that should be mapped ahead of need.
@@ -537,7 +543,7 @@ impl Slabs {
             return (len <= room).then_some(Ahead { len, is_urgent: true });
         }
         let missing = growth.prepared_bytes.saturating_sub(mapped).min(room);
-        if missing == 0 {
+        if missing == 0 || growth.is_paused {
             return None;
         }
         let granule = inner.backing.granule_bytes();

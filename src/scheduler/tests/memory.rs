@@ -53,7 +53,7 @@ fn the_memory_of_a_result_is_reserved_before_the_job_runs_and_drawn_on_as_it_is_
 #[test]
 fn the_arena_is_told_the_needs_of_the_jobs_that_run_next() {
     let stage = stage(1);
-    let expected = || stage.catalog.arena().expected_bytes();
+    let expected = || stage.catalog.arena().expected().0;
     stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
     let (device, _) = stage.next();
     assert_eq!(expected(), 0, "a job that runs has reserved its memory");
@@ -65,8 +65,10 @@ fn the_arena_is_told_the_needs_of_the_jobs_that_run_next() {
     stage.scheduler.cancel(second.id).unwrap();
     assert_eq!(expected(), need, "of the third job");
     stage.scheduler.cancel(third.id).unwrap();
-    assert_eq!(expected(), 0);
+    assert_eq!(stage.catalog.arena().expected(), (0, true), "the first job still runs");
     stage.finish(device);
+    stage.idle();
+    assert_eq!(stage.catalog.arena().expected(), (0, false));
 }
 
 #[test]

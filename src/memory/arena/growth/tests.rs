@@ -214,8 +214,22 @@ fn preparing_stops_at_once_and_growth_for_jobs_goes_on() {
     wait_until("slabs under way to be there", || arena.mapped_bytes() == (GROWTH_THREADS * SLAB_BYTES) as u64);
     assert_eq!(arena.prepared_bytes_wanted(), 0);
     assert!(arena.inner.slabs.lock().ahead(&arena.inner).is_none());
-    arena.expect(3 * SLAB_BYTES as u64);
+    arena.expect(3 * SLAB_BYTES as u64, false);
     wait_until("the need of jobs to be mapped", || arena.mapped_bytes() == 3 * SLAB_BYTES as u64);
+}
+
+#[test]
+fn preparing_pauses_while_jobs_run_and_their_needs_are_still_mapped() {
+    let arena = arena(8 * SLAB_BYTES);
+    let growing = arena.grow_ahead(0);
+    arena.expect(0, true);
+    growing.prepare(8 * SLAB_BYTES as u64);
+    assert!(arena.inner.slabs.lock().ahead(&arena.inner).is_none());
+    arena.expect(2 * SLAB_BYTES as u64, true);
+    wait_until("the need of jobs to be mapped", || arena.mapped_bytes() == 2 * SLAB_BYTES as u64);
+    assert!(arena.inner.slabs.lock().ahead(&arena.inner).is_none());
+    arena.expect(0, false);
+    wait_until("the rest to be prepared", || arena.mapped_bytes() == 8 * SLAB_BYTES as u64);
 }
 
 #[test]
@@ -238,14 +252,14 @@ fn the_needs_of_jobs_are_mapped_ahead_only_where_memory_is_prepared() {
     let arena = arena(8 * SLAB_BYTES);
     let growing = arena.grow_ahead(0);
     let _job = arena.budget().reserve(SLAB_BYTES as u64 + 1, "a job that runs").unwrap();
-    arena.expect(SLAB_BYTES as u64);
+    arena.expect(SLAB_BYTES as u64, false);
     assert!(arena.inner.slabs.lock().ahead(&arena.inner).is_none());
     growing.prepare(1);
     // Three slabs for two jobs, since the first needs a byte of the second slab.
     wait_until("both needs to be mapped", || arena.mapped_bytes() == 3 * SLAB_BYTES as u64);
-    arena.expect(0);
+    arena.expect(0, false);
     assert!(arena.inner.slabs.lock().ahead(&arena.inner).is_none());
-    arena.expect(u64::MAX);
+    arena.expect(u64::MAX, false);
     wait_until("no more than the budget to be mapped", || arena.mapped_bytes() == 8 * SLAB_BYTES as u64);
 }
 
