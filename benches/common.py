@@ -198,12 +198,17 @@ def can_prepare(server: str) -> bool:
     return "--prefault" in options
 
 
+def is_prepared(server: Dovetail) -> bool:
+    """True if as much memory is mapped as should be."""
+    found = metrics(server.admin)
+    return found['dovetail_arena_bytes{kind="mapped"}'] >= found['dovetail_arena_bytes{kind="prefault"}']
+
+
 def wait_until_prepared(server: Dovetail) -> float:
     """Waits until as much is mapped as should be; the seconds that it took from here."""
     since = time.monotonic()
     while True:
-        found = metrics(server.admin)
-        if found['dovetail_arena_bytes{kind="mapped"}'] >= found['dovetail_arena_bytes{kind="prefault"}']:
+        if is_prepared(server):
             return time.monotonic() - since
         if time.monotonic() - since > PREPARE_SECONDS:
             raise SystemExit(f"the server did not prepare its memory within {PREPARE_SECONDS} s")

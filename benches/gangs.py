@@ -28,6 +28,7 @@ import argparse
 import json
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -244,8 +245,9 @@ def measure(
 ) -> None:
     """Joins one pair of tables in all ways, counted and with all columns."""
     named, build, probe = size
-    for name, table in zip(("left", "right"), tables(workload, build, probe, options.seed), strict=True):
-        client.put(name, table, mode="replace")
+    sides = tables(workload, build, probe, options.seed)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name, side: client.put(name, side, mode="replace"), ("left", "right"), sides))
     for count in (True, False):
         expected: tuple[int, int] | None = None
         times: dict[tuple[int, str], list[float]] = {}
