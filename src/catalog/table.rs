@@ -162,6 +162,16 @@ impl Table {
         }
     }
 
+    /// Makes a table that stands for rows that arrive later, for a planner: `rows` of them, of
+    /// `row_bytes` each. Nothing is known about their values.
+    pub fn to_arrive(name: &str, schema: SchemaRef, rows: u64, row_bytes: u64) -> Self {
+        let collectors: Vec<_> =
+            schema.fields().iter().map(|field| StatisticsCollector::new(field.data_type())).collect();
+        let statistics = vec![ColumnStatistics::default(); collectors.len()];
+        let table = Self::of(name, schema, Vec::new(), rows.saturating_mul(row_bytes), collectors, statistics);
+        Self { rows, ..table }
+    }
+
     /// Makes a table without statistics, for a component that joins the table but does not plan.
     pub(crate) fn unknown(name: String, schema: SchemaRef, batches: Vec<RecordBatch>) -> Self {
         Self {

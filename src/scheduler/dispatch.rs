@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use super::admission::{Admitted, Proposed, Terms, admit, propose};
 use super::ending::count_failure;
+use super::feeds::{Feed, place_feed};
 use super::handle::Submission;
 use super::job::{Job, JobId, JobPlans, JobState, QueueForecast};
 use super::job_options::JobOptions;
@@ -56,7 +57,7 @@ impl Shared {
     /// Returns the most bytes that may accumulate of a result that is consumed as it is read. The
     /// limit is the option `window_bytes`, or an eighth of host memory if that is less. So several
     /// such results fit in memory together with their tables.
-    fn window_bytes(&self) -> u64 {
+    pub(super) fn window_bytes(&self) -> u64 {
         self.options.window_bytes.min(self.host_budget().limit_bytes() / 8)
     }
 
@@ -65,10 +66,14 @@ impl Shared {
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes long, so it is done without the lock.
         let mut admitted = self.admit(join, &options, &planning)?;
+        if let Some(streamed) = options.streamed {
+            place_feed(&mut admitted, streamed, &options, &self.engines)?;
+        }
         self.fit_batches(&mut admitted, &options, &owner);
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
+        let feed = options.streamed.map(|side| Feed::new(side, plan, places.clone()));
         let charge = self.catalog.charge_metadata(&owner, &plan.join.schema)?;
         // The interrupt ends planning only. From here on the job exists.
         planning.check()?;
@@ -116,6 +121,7 @@ impl Shared {
             host_memory,
             cancel,
             is_device_wanted,
+            feed,
             name,
         ));
         state.live.insert(id, job.clone());
@@ -134,7 +140,7 @@ impl Shared {
         let mut leftovers = Vec::new();
         self.dispatch(&mut state, &mut leftovers);
         drop(state);
-        drop(leftovers);
+        self.free_leftovers(leftovers);
         Ok(job)
     }
 
@@ -176,7 +182,8 @@ impl Shared {
         let stopped: BTreeSet<JobId> = running.filter(is_stopped).map(|running| running.job.id).collect();
         let published = |publishing: &&Publishing| publishing.job.owner == owner && publishing.job.check_stop().is_ok();
         let published = state.publishing.iter().filter(published).count();
-        let active = state.queue.active(owner).saturating_sub(stopped.len()) + published;
+        let open = state.open.values().filter(|open| open.job.owner == owner).count();
+        let active = state.queue.active(owner).saturating_sub(stopped.len()) + published + open;
         if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
             return Err(Error::Exhausted(format!(
                 "tenant {owner:?} has {} waiting or running, and may have no more; wait for one to end, or raise the server's --tenant-jobs",
@@ -219,6 +226,8 @@ impl Shared {
                 },
                 Some(Wait::Device) => device.to_string(),
                 Some(Wait::DeviceMemory { needed_bytes, free_bytes }) => {
+                    let missing_bytes = needed_bytes.saturating_sub(free_bytes);
+                    Self::evict_feeds(state, &scheduled.place.devices, missing_bytes, leftovers);
                     let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
                     format!("{needed} of the memory of {device}, and {free} are free")
                 }
@@ -338,6 +347,9 @@ impl Shared {
     fn start(&self, state: &mut State, job: &Arc<Job>, scheduled: &ScheduledStart, now: Duration) -> Result<()> {
         let (devices, seconds) = (&scheduled.place.devices, scheduled.place.seconds);
         let device = devices.leader();
+        if job.feed.as_ref().is_some_and(|feed| feed.lacks_join(&scheduled.place)) {
+            return Err(Error::Exhausted(format!("memory of {}", self.engines[device].id())));
+        }
         // This thread holds the scheduler's lock. The budget's own list of holders would wait for
         // it.
         let reserved = self.host_budget().try_reserve(scheduled.host_bytes).map_err(|used| {
@@ -357,7 +369,7 @@ impl Shared {
             life.forecast = None;
             life.devices = devices.iter().map(|member| self.engines[member].id()).collect();
             life.run_by(scheduled.place.plan);
-            life.started = Some(SystemTime::now());
+            life.started.get_or_insert_with(SystemTime::now);
             life.device_reason = match entry.places.len() {
                 1 if devices.len() > 1 => "the only devices that may run it together".into(),
                 1 => "the only device that may run it".into(),

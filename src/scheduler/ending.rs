@@ -1,5 +1,6 @@
 //! Ends of jobs: complete, failed, or stopped by a client, the timer or the server.
 
+use super::feeds::Feed;
 use super::job::{Job, JobState};
 use super::state::{Leftovers, Shared, State};
 use super::stats::SchedulerStats;
@@ -27,8 +28,12 @@ impl Shared {
         life.state = state.clone();
         life.finished = Some(SystemTime::now());
         life.forecast = None;
-        let leftovers =
-            Leftovers { _plans: std::mem::take(&mut life.plans), _tables: life.tables.take(), _into: life.into.take() };
+        let leftovers = Leftovers {
+            _plans: std::mem::take(&mut life.plans),
+            _tables: life.tables.take(),
+            _into: life.into.take(),
+            _prepared: job.feed.as_ref().and_then(Feed::close),
+        };
         drop(life);
         match state {
             JobState::Failed(error) => tracing::warn!(job = job.id.0, %error, "failed"),
@@ -44,8 +49,13 @@ impl Shared {
         let mut state = self.state.lock();
         // Jobs leave the queue under the scheduler's lock, and end under their own lock.
         let mut life = job.life.lock();
+        let waits = match &life.state {
+            JobState::Queued => true,
+            JobState::Running => Self::take_out_open(&mut state, job),
+            _ => false,
+        };
         match &life.state {
-            JobState::Queued => {
+            _ if waits => {
                 drop(life);
                 state.queue.remove(job.id);
                 let mut leftovers = vec![self.close(job, Err(reason.clone())).1];
@@ -55,7 +65,7 @@ impl Shared {
                 drop(state);
                 drop(leftovers);
             }
-            JobState::Running => {
+            JobState::Queued | JobState::Running => {
                 let reason = life.stop.get_or_insert(reason).clone();
                 let is_done = life.is_done;
                 drop(life);
@@ -144,7 +154,16 @@ impl Shared {
     fn dispatch_now(&self) {
         let mut leftovers = Vec::new();
         self.dispatch(&mut self.state.lock(), &mut leftovers);
+        self.free_leftovers(leftovers);
+    }
+
+    /// Drops leftovers. If they held device memory, the job that waits for it gets a turn.
+    pub(super) fn free_leftovers(&self, leftovers: Vec<Leftovers>) {
+        let held_memory = leftovers.iter().any(|left| left._prepared.is_some());
         drop(leftovers);
+        if held_memory {
+            self.dispatch_now();
+        }
     }
 
     /// Calls `tick` every second, until shutdown. Runs in the timer's thread.

@@ -62,6 +62,7 @@ impl Scheduler {
             queue: Queue::default(),
             devices: engines.iter().map(|_| DeviceState::default()).collect(),
             publishing: Vec::new(),
+            open: BTreeMap::new(),
             live: BTreeMap::new(),
             history: VecDeque::new(),
             last_id: 0,
@@ -208,7 +209,7 @@ impl Scheduler {
         let mut state = shared.state.lock();
         loop {
             let are_free = state.devices.iter().all(|device_state| device_state.running.is_empty());
-            if state.queue.len() == 0 && are_free && state.publishing.is_empty() {
+            if state.queue.len() == 0 && are_free && state.publishing.is_empty() && state.open.is_empty() {
                 return true;
             }
             if shared.ended.wait_until(&mut state, end).timed_out() {
@@ -247,7 +248,8 @@ impl Scheduler {
         let led = |(device, device_state): (usize, &DeviceState)| {
             device_state.running.iter().filter(|running| running.devices.leader() == device).count()
         };
-        let running = state.devices.iter().enumerate().map(led).sum::<usize>() + state.publishing.len();
+        let on_devices = state.devices.iter().enumerate().map(led).sum::<usize>();
+        let running = on_devices + state.publishing.len() + state.open.len();
         let devices = shared.engines.iter().zip(&state.devices).map(|(engine, device_state)| DeviceStats {
             id: engine.id(),
             lost: device_state.lost.as_ref().map(|error| error.message().into()),

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::admission::Admitted;
+use super::feeds::Feed;
 use super::job_options::JobOptions;
 use crate::catalog::{NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
@@ -104,6 +105,8 @@ pub struct Job {
     pub(super) host_memory: ReservedPool,
     pub(super) cancel: CancelFlag,
     pub(super) is_device_wanted: Arc<AtomicBool>,
+    /// Side whose rows arrive while the job runs, if it has one.
+    pub(super) feed: Option<Feed>,
     pub(super) life: Mutex<Life>,
     /// Set to true at the job's end, after its state and its result.
     pub(super) has_ended: watch::Sender<bool>,
@@ -221,6 +224,7 @@ impl Job {
         host_memory: ReservedPool,
         cancel: CancelFlag,
         is_device_wanted: Arc<AtomicBool>,
+        feed: Option<Feed>,
         into: Option<NameReservation>,
     ) -> Self {
         let plan = planned.plan().clone();
@@ -245,7 +249,20 @@ impl Job {
             into,
         };
         let (submitted, life, has_ended) = (SystemTime::now(), Mutex::new(life), watch::Sender::new(false));
-        Self { id, owner, options, plan, result, submitted, host_memory, cancel, is_device_wanted, life, has_ended }
+        Self {
+            id,
+            owner,
+            options,
+            plan,
+            result,
+            submitted,
+            host_memory,
+            cancel,
+            is_device_wanted,
+            feed,
+            life,
+            has_ended,
+        }
     }
 
     /// Waits until the job has ended. Its state is final then, and its result is complete or has
@@ -363,6 +380,11 @@ impl Life {
     pub(super) fn begin(&mut self, mapped_bytes: u64) -> Arc<Monitor> {
         self.memory = NewMemory { at_start_bytes: mapped_bytes, at_end_bytes: mapped_bytes };
         self.monitor.clone()
+    }
+
+    /// Returns the index of the plan that runs.
+    pub(super) fn plan_number(&self) -> usize {
+        self.plans.iter().position(|plan| Arc::ptr_eq(plan, &self.planned)).unwrap_or(0)
     }
 
     /// Records the plan that the job runs, by index.

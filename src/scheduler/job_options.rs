@@ -1,6 +1,7 @@
 //! Options of a job: the way a join is run, and the use of its result.
 
 use crate::catalog::IntoMode;
+use crate::join::Side;
 use crate::planner::{Distribution, PlanOverrides, Strategy};
 
 /// Options of a job. They change no row of its result.
@@ -19,12 +20,20 @@ pub struct JobOptions {
     /// Name of the table that keeps the result.
     pub into: Option<String>,
     pub into_mode: IntoMode,
+    /// Side whose rows arrive while the job runs ([`Scheduler::feed`](super::Scheduler::feed)). The
+    /// other side is the build side.
+    pub streamed: Option<Side>,
 }
 
 impl JobOptions {
     /// Returns the decisions that the caller takes instead of the planner.
     pub fn overrides(&self) -> PlanOverrides {
-        PlanOverrides { distribution: self.distribution, ..PlanOverrides::named(self.strategy) }
+        PlanOverrides {
+            distribution: self.distribution,
+            build_side: self.streamed.map(Side::other),
+            defer_build_payload: self.streamed.map(|_| false),
+            ..PlanOverrides::named(self.strategy)
+        }
     }
 
     /// True if the result is consumed while it is read, and is never stored in whole. A result that

@@ -59,6 +59,7 @@ mod device_class;
 mod device_set;
 mod dispatch;
 mod ending;
+mod feeds;
 mod handle;
 mod job;
 mod job_options;
@@ -73,6 +74,7 @@ mod tests;
 mod work;
 
 pub use clock::{Clock, SystemClock};
+pub(crate) use feeds::TURN_ROWS;
 pub use handle::{Scheduler, Submission};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use job_options::{DeviceRequest, JobOptions};

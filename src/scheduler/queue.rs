@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::JobId;
-use super::placing::{HostMemory, Load, ScheduledStart, Timeline, Waiting};
+use super::placing::{HostMemory, Load, Place, ScheduledStart, Timeline, Waiting};
 
 /// Seconds of waiting that are worth one point of priority.
 pub(super) const AGING_SECONDS: f64 = 1.0;
@@ -95,6 +95,18 @@ impl Queue {
             tenant.pass -= charged_seconds / tenant.weight;
         }
         self.waiting.push(job);
+    }
+
+    /// Returns the waiting jobs, in no order.
+    pub(super) fn ids(&self) -> impl Iterator<Item = JobId> + '_ {
+        self.waiting.iter().map(|job| job.id)
+    }
+
+    /// Replaces the places of a job, if it waits.
+    pub(super) fn replace_places(&mut self, id: JobId, places: &[Place]) {
+        if let Some(job) = self.waiting.iter_mut().find(|job| job.id == id) {
+            job.places = places.to_vec();
+        }
     }
 
     /// Removes a job that will not run.

@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::clock::Clock;
 use super::device_set::DeviceSet;
+use super::feeds::Open;
 use super::job::{Job, JobId, Tables};
 use super::options::SchedulerOptions;
 use super::placing::Waiting;
@@ -15,7 +16,7 @@ use super::queue::Queue;
 use super::stats::SchedulerStats;
 use crate::Error;
 use crate::catalog::{Catalog, NameReservation};
-use crate::engine::Engine;
+use crate::engine::{Engine, Prepared};
 use crate::planner::Plan;
 
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub(super) struct State {
     pub(super) devices: Vec<DeviceState>,
     /// Jobs that have left their devices and whose result is becoming a table, oldest first.
     pub(super) publishing: Vec<Publishing>,
+    /// Jobs with a feed, between two turns.
+    pub(super) open: BTreeMap<JobId, Open>,
     /// Jobs that wait, run, or have a result that is not released.
     pub(super) live: BTreeMap<JobId, Arc<Job>>,
     /// Jobs that are over, oldest first.
@@ -78,14 +81,16 @@ impl DeviceState {
     }
 }
 
-/// Holdings of an ended job: tables that may have been dropped meanwhile, and the name kept for its
-/// result. Freeing them may take long, so it is done without the scheduler's lock.
-#[derive(Debug)]
+/// Holdings of an ended job: tables that may have been dropped meanwhile, the name kept for its
+/// result, and a prepared join. Freeing them may take long, so it is done without the scheduler's
+/// lock.
+#[derive(Default)]
 #[must_use = "leftovers must be dropped without the scheduler's lock"]
 pub(super) struct Leftovers {
     pub(super) _plans: Vec<Arc<Plan>>,
     pub(super) _tables: Option<Tables>,
     pub(super) _into: Option<NameReservation>,
+    pub(super) _prepared: Option<Arc<dyn Prepared>>,
 }
 
 #[derive(Debug)]

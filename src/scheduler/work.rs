@@ -7,6 +7,7 @@ use arrow::array::RecordBatch;
 use parking_lot::MutexGuard;
 
 use super::ending::count_failure;
+use super::feeds::Turn;
 use super::job::{Job, QueueForecast};
 use super::placing::RETRY;
 use super::state::{Leftovers, Shared, State, Taken};
@@ -28,7 +29,8 @@ impl Shared {
             taken.job.host_memory.close();
             match outcome {
                 Err(error) if is_short && self.put_back(&taken, &error) => {}
-                outcome => self.end(&taken, outcome),
+                Ok(Turn::Open) => self.leave_open(&taken),
+                outcome => self.end(&taken, outcome.map(|_| ())),
             }
         }
     }
@@ -110,7 +112,7 @@ impl Shared {
     }
 
     /// Runs a job on its devices, from its leader's thread. A panic fails the job, not the thread.
-    fn run(&self, taken: &Taken, grants: &[Grant]) -> Result<()> {
+    fn run(&self, taken: &Taken, grants: &[Grant]) -> Result<Turn> {
         let (engine, job) = (&self.engines[taken.devices.leader()], &taken.job);
         job.check_stop()?;
         let mapped_bytes = || self.catalog.arena().mapped_bytes();
@@ -122,7 +124,10 @@ impl Shared {
             tracing::error!(job = job.id.0, device = %id, message, "a job panicked");
             format!("job {} panicked on {id}: {message}", job.id)
         };
-        let outcome = panics::as_error(said, || run_gang(&engines, work.task()?, grants, &job.result, &monitor));
+        let outcome = panics::as_error(said, || match &job.feed {
+            Some(feed) => self.take_turn(feed, &work, taken.devices.leader(), &grants[0], job, &monitor),
+            None => run_gang(&engines, work.task()?, grants, &job.result, &monitor).map(|()| Turn::Done),
+        });
         job.life.lock().memory.at_end_bytes = mapped_bytes();
         outcome.map_err(|error| self.with_advice(job, error))
     }
@@ -209,7 +214,7 @@ impl Shared {
             self.publish.notify_all();
         }
         drop(state);
-        drop(leftovers);
+        self.free_leftovers(leftovers);
     }
 
     /// Takes lost devices out of service. True if any of them was in service until now.
@@ -242,7 +247,8 @@ impl Shared {
         let (job, is_lost) = (&taken.job, lost.is_some());
         let in_service = |device: usize| state.devices[device].lost.is_none();
         let has_place = taken.entry.places.iter().any(|place| place.devices.iter().all(in_service));
-        if !has_place || job.result.progress().0 > 0 || state.shutdown {
+        // Rows that have arrived are gone.
+        if !has_place || job.feed.is_some() || job.result.progress().0 > 0 || state.shutdown {
             return false;
         }
         {

@@ -272,6 +272,7 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
             None => {
                 let command = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
                 asker.record.set_command(format!("explain {command}"));
+                let command = command.of_tables()?;
                 let join = planner::bind_interruptible(&command.spec, &shared.catalog, interrupt)?;
                 (shared.scheduler.explain(join, &command.options, interrupt)?, None)
             }

@@ -18,7 +18,7 @@ use prost::encoding::{DecodeContext, decode_key, decode_varint, skip_field};
 use super::proto;
 use crate::catalog::IntoMode;
 use crate::human::asked;
-use crate::planner::{JoinKind, JoinSpec, KeyPair};
+use crate::planner::{JoinKind, JoinSpec, KeyPair, Side};
 use crate::scheduler::{DeviceRequest, JobOptions};
 use crate::{Context, Error, Result};
 
@@ -48,6 +48,22 @@ pub struct Defaults {
 pub struct JoinCommand {
     pub spec: JoinSpec,
     pub options: JobOptions,
+}
+
+impl JoinCommand {
+    /// Returns the command, if both sides are tables.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the rows of one side arrive in the call.
+    pub fn of_tables(self) -> Result<Self> {
+        match self.options.streamed {
+            None => Ok(self),
+            Some(_) => Err(Error::Invalid(
+                "\"stream\" says that rows of the join arrive in the call; send this command to DoExchange, with the rows"
+                    .into(),
+            )),
+        }
+    }
 }
 
 /// Describes the command for a line of the log.
@@ -101,7 +117,7 @@ enum Takes {
 
 /// Fields of a join whose values are checked here, because the JSON reader's error does not name
 /// the field.
-const JOIN_FIELDS: [(&str, Takes); 13] = [
+const JOIN_FIELDS: [(&str, Takes); 14] = [
     ("left", Takes::Text),
     ("right", Takes::Text),
     ("how", Takes::Text),
@@ -115,6 +131,7 @@ const JOIN_FIELDS: [(&str, Takes); 13] = [
     ("retain_seconds", Takes::Whole { least: 0, most: u32::MAX as i64 }),
     ("into", Takes::Text),
     ("into_mode", Takes::Text),
+    ("stream", Takes::Text),
 ];
 
 impl Takes {
@@ -217,7 +234,7 @@ struct Fields {
 }
 
 static COMMAND: Fields = Fields { name: "dovetail.v1.Command", tag_max: 1, inside: &[(1, &JOIN)] };
-static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 15, inside: &[(3, &KEY_PAIR)] };
+static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 16, inside: &[(3, &KEY_PAIR)] };
 static KEY_PAIR: Fields = Fields { name: "dovetail.v1.KeyPair", tag_max: 3, inside: &[] };
 
 /// Refuses fields that are unknown. The protobuf decoder skips them; here they are the caller's
@@ -306,6 +323,17 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
             "\"count\" asks for the number of rows and makes none, so there is nothing to keep as table {table:?}; leave \"into\" out"
         )));
     }
+    let streamed = match join.stream.as_deref() {
+        None => None,
+        Some("left") => Some(Side::Left),
+        Some("right") => Some(Side::Right),
+        Some(other) => {
+            return Err(Error::Invalid(format!(
+                "\"stream\" is {}; it names the side whose rows arrive in the call, \"left\" or \"right\"",
+                asked(other)
+            )));
+        }
+    };
     let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
     let spec = JoinSpec {
         left: join.left.into(),
@@ -328,6 +356,7 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
             proto::join::IntoMode::Create => IntoMode::Create,
             proto::join::IntoMode::Replace => IntoMode::Replace,
         },
+        streamed,
     };
     Ok(JoinCommand { spec, options })
 }
@@ -463,7 +492,7 @@ mod tests {
         assert!(refusal(br#"{"join": {"left": "a", "right": "b", "hwo": "left"}}"#).contains("hwo"));
         assert!(refusal(br#"{"jion": {}}"#).contains("jion"));
         // Field 16 of a join, which does not exist, as a varint.
-        assert!(refusal(&any("dovetail.v1.Join", vec![16 << 3 | 0x80, 1, 1])).contains("field number 16"));
+        assert!(refusal(&any("dovetail.v1.Join", vec![17 << 3 | 0x80, 1, 1])).contains("field number 17"));
         // A key pair (field 3) that contains an unknown field 4.
         assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 2, 4 << 3, 1])).contains("field number 4"));
         // A key pair that claims more bytes than there are.

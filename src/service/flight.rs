@@ -17,7 +17,7 @@ use super::call_record::CallRecord;
 use super::get_info::Asker;
 use super::ingest::{self, UploadHandler};
 use super::shared::Shared;
-use super::{actions, get_data, get_info, handshake};
+use super::{actions, exchange, get_data, get_info, handshake};
 use crate::{Error, Result};
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -111,13 +111,11 @@ impl FlightService for Flight {
 
     async fn do_exchange(
         &self,
-        _request: Request<Streaming<FlightData>>,
+        request: Request<Streaming<FlightData>>,
     ) -> Result<Response<Self::DoExchangeStream>, Status> {
-        Err(Error::Unsupported(
-            "DoExchange is not served yet; upload both sides with DoPut and send a join command to GetFlightInfo"
-                .into(),
-        )
-        .into())
+        let asker = self.asker(&request)?;
+        let messages = exchange::join(&self.shared, asker, request.into_inner()).await?;
+        Ok(Response::new(messages.map_ok(FlightData::from).map_err(Status::from).boxed()))
     }
 
     async fn do_action(&self, request: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {

@@ -78,6 +78,25 @@ pub async fn read(
     })
 }
 
+/// Returns the messages of the whole result of a job. If they are dropped before the end, a job
+/// whose result is consumed as it is read is cancelled, as by a reader of its ticket.
+///
+/// # Errors
+/// [`Error::NotFound`] for a job that is forgotten.
+pub fn of_job(
+    shared: &Arc<Shared>,
+    job: &Arc<Job>,
+    record: CallRecord,
+) -> impl Future<Output = Result<impl Stream<Item = Result<Message>> + use<>>> + use<> {
+    let (shared, id) = (shared.clone(), job.id);
+    let source = open_result(&shared, id, Share::Endpoint { part: 0, parts: 1 });
+    async move {
+        let writing = record.writing();
+        let messages = messages(shared.clone(), source?, record).await?;
+        Ok(shared.transfers.measure(id, writing, messages))
+    }
+}
+
 enum Source {
     Table { table: Arc<Table>, next: usize, end: usize },
     Result { job: Arc<Job>, rows: ResultReader, leaving: Reader, delivery: Delivery },
@@ -115,6 +134,8 @@ impl Source {
             }
             Self::Result { rows, leaving, delivery, .. } => {
                 let batch = rows.next().await;
+                // A join whose rows arrive may have waited for this room.
+                delivery.shared.scheduler.resume(&delivery.job);
                 if matches!(batch, Ok(None) | Err(_)) {
                     delivery.has_ended = true;
                     leaving.has_finished = true;

@@ -283,7 +283,7 @@ pub fn table_name(path: &[String]) -> Result<&str> {
 fn read_command(shared: &Shared, asker: &Asker, command: &[u8]) -> Result<JoinCommand> {
     let command = commands::decode(command, &shared.sessions.defaults(asker.session))?;
     asker.record.set_command(command.to_string());
-    Ok(command)
+    command.of_tables()
 }
 
 fn submit(shared: &Shared, asker: &Asker, command: &[u8], interrupt: &Interrupt) -> Result<Arc<Job>> {

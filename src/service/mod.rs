@@ -31,6 +31,7 @@ mod deliveries;
 mod describe;
 mod do_get;
 pub mod encode;
+mod exchange;
 mod flight;
 mod gauges;
 mod get_data;

@@ -97,8 +97,6 @@ async fn wrong_actions_are_explained() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unsupported_calls_are_refused_with_an_alternative() {
     let (server, mut client, used) = server().await;
-    let exchange = client.do_exchange(stream::iter([FlightData::default()])).await;
-    refused(exchange, Code::Unimplemented, "GetFlightInfo");
     let mut to_command = messages("t", keyed(10, 10)).await;
     to_command[0].flight_descriptor = Some(command(JOIN));
     refused(send(&mut client, to_command).await, Code::Unimplemented, "path");

@@ -47,8 +47,8 @@ use http::Extensions;
 pub use decoder::{Content, Received, StreamDecoder};
 pub use layer::{DoPut, DoPutLayer};
 pub use respond::Acks;
-pub(super) use upload::timeout;
 pub use upload::upload_messages;
+pub(super) use upload::{from_transport, timeout};
 
 use crate::Result;
 

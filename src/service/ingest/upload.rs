@@ -241,7 +241,7 @@ where
 }
 
 /// Converts a status that the transport made while it read a request.
-pub(super) fn from_transport(status: Status) -> Error {
+pub(in crate::service) fn from_transport(status: Status) -> Error {
     let message = status.message();
     match status.code() {
         // tonic reports a message above its size limit with this code.

@@ -25,7 +25,7 @@ _SMALL_BYTES = 256 << 10
 """Batches below this size are concatenated: each costs a message, and later a step of the join."""
 
 
-__all__ = ["Source", "source"]
+__all__ = ["Source", "arriving", "source"]
 
 
 def source(data: Any, csv: CsvOptions | None = None, message_limit: int | None = None) -> Source:
@@ -44,6 +44,19 @@ def source(data: Any, csv: CsvOptions | None = None, message_limit: int | None =
     if limit < _LIMIT_BYTES_LOW:
         batches = (part for batch in batches for part in _fitting(batch, limit))
     return Source(found.schema, batches, found.rows)
+
+
+def arriving(data: Any, message_limit: int | None = None) -> Source:
+    """Reads the same forms batch by batch: each is ready as soon as it is read. Large ones are split."""
+    found = open_files(data, CsvOptions()) if _is_path(data) else _find(data)
+    limit = MESSAGE_BYTES if message_limit is None else max(1, message_limit - _FIELDS_BYTES)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in found.batches:
+            for part in _sized(found.schema, [batch], min(MESSAGE_BYTES, limit)):
+                yield from _fitting(part, limit) if limit < _LIMIT_BYTES_LOW else [part]
+
+    return Source(found.schema, batches(), found.rows)
 
 
 def _is_path(data: object) -> bool:

@@ -15,10 +15,11 @@ from . import _arguments
 from ._command import OPTIONS, IntoMode, OnArgument, encode, join_command
 from ._connection import Connections, Pem
 from ._csv import CsvOptions
+from ._exchange import exchange
 from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
 from ._result import Explanation, Job, Result, fetch_table, metadata, read_table
-from ._source import source
+from ._source import arriving, source
 from ._tables import ServerInfo, TableInfo, Tables, Topology
 from ._upload import UploadProgress, upload
 from .errors import Error, InternalError
@@ -389,6 +390,84 @@ class Client:
         """
         _arguments.known("submit", options, OPTIONS)
         return self._submit(join_command(left, right, on, how, **options))
+
+    def stream_join(
+        self,
+        table: str,
+        rows: Any,
+        on: OnArgument | None = None,
+        how: How = "inner",
+        *,
+        stream: Literal["left", "right"] = "right",
+        columns: Sequence[str] | None = None,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        nulls_equal: bool | None = None,
+        strategy: Strategy | str | None = None,
+        devices: int | str | Sequence[str] | None = None,
+        priority: int | None = None,
+        batch_rows: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """Joins a table with rows while they are sent, without keeping them on the server.
+
+        The table stays on a device. Each batch of rows is sent as soon as it is read, and its joined rows come back
+        while further rows are sent. The rows may be of any number. The server holds a client back that reads its
+        result more slowly than it sends. The order of the rows is undefined.
+
+        Args:
+            table: Name of the table.
+            rows: Rows to join with it, in the forms of :meth:`put`: a RecordBatchReader or a generator of record
+                batches gives rows that are made meanwhile.
+            on: Columns that must be equal, as in :meth:`join`.
+            how: Kind of the join. Kinds that keep rows of the table without a match send them at the end.
+            stream: Side of the join that has the rows: ``"right"`` if the table is left, or ``"left"``.
+            columns: Columns of the result, as in :meth:`join`.
+            left_on: Columns of the left side, instead of ``on``.
+            right_on: Columns of the right side, instead of ``on``.
+            nulls_equal: True if null keys match null keys.
+            strategy: Name of a strategy.
+            devices: Name of the device.
+            priority: Priority among the jobs of the tenant.
+            batch_rows: Maximum rows per batch of the result.
+
+        Returns:
+            A reader of the result. Closing or dropping it ends the join.
+
+        Raises:
+            NotFound: If there is no such table.
+            InvalidRequest: For columns that do not exist or types that cannot be joined.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> client.put("customers", {"id": [1, 2], "name": ["ann", "bob"]})
+            2
+            >>> def orders():
+            ...     for number in range(3):
+            ...         yield pa.record_batch({"customer": [1, number], "amount": [number, 10 * number]})
+            >>> joined = client.stream_join("customers", orders(), on={"id": "customer"})
+            >>> joined.read_all().sort_by([("name", "ascending"), ("amount", "ascending")]).to_pydict()
+            {'id': [1, 1, 1, 1, 2], 'name': ['ann', 'ann', 'ann', 'ann', 'bob'], 'amount': [0, 1, 2, 10, 20]}
+            >>> client.drop("customers")
+            2
+        """
+        _arguments.text("table", table, "the name of a table")
+        side = _arguments.one_of("stream", stream, ("left", "right"))
+        label = "stream" if table != "stream" else "rows"
+        command = join_command(
+            *((table, label) if side == "right" else (label, table)),
+            on,
+            how,
+            columns=columns,
+            left_on=left_on,
+            right_on=right_on,
+            nulls_equal=nulls_equal,
+            strategy=strategy,
+            devices=devices,
+            priority=priority,
+            batch_rows=batch_rows,
+        )
+        command["join"]["stream"] = side
+        return exchange(self._connections, command, arriving(rows, self._connections.message_limit))
 
     def command(self, command: Mapping[str, Any]) -> Result:
         """Runs a command in its JSON form, such as ``{"join": {"left": "a", ...}}``."""

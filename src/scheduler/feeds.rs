@@ -1,0 +1,420 @@
+//! Joins of a table with rows that arrive while they run.
+//!
+//! ```text
+//!   queue ─► prepare ─► open ──── rows ────► queue ─► probe ─► open
+//!                        │ └───── the end ─► queue ─► probe, finish ─► Complete
+//!                        └─ evicted: the device's memory goes to another job ─► queue ─► prepare
+//! ```
+//!
+//! The table is the build side. It stays on its device, in memory of its own. The *feed* is the other
+//! side: rows that a caller adds. The job takes a slot of the device only for a *turn*, which joins the
+//! rows that have arrived. Between turns the job is *open*: it waits for rows, or for its reader, and
+//! holds no slot. So a slow client never holds a device, and small batches share the cost of a turn.
+//!
+//! # Memory
+//! Rows that wait for a turn are bounded in bytes, and their sender waits for room. A turn begins
+//! only while the result has room, so it seldom waits for the reader. Another job may need the
+//! device memory of an open job. The open job then gives it up, and prepares its join again when
+//! rows arrive. A join that emits build rows at its end cannot: its device knows which build rows
+//! were matched. So such a join may take only a smaller part of a device's memory.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::admission::Admitted;
+use super::device_set::DeviceSet;
+use super::handle::Scheduler;
+use super::job::Job;
+use super::job_options::JobOptions;
+use super::placing::{HostNeed, Place, Waiting};
+use super::state::{Leftovers, Shared, State, Taken};
+use crate::columns::Role;
+use crate::engine::{Engine, Grant, Prepared};
+use crate::join::{IncomingBatches, Monitor, RowSource, Side, TableRows};
+use crate::memory::{Budget, human_bytes};
+use crate::planner::{BoundJoin, Plan};
+use crate::{Error, Result};
+
+/// Number of rows that a turn is planned for. A million rows keep a GPU busy for longer than it takes
+/// to launch work on them.
+pub(crate) const TURN_ROWS: u64 = 1 << 20;
+
+/// Bytes of rows that may wait for a turn. A batch of any size is taken while none waits.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+
+/// Part of a device's memory that one join may take: a half, or a quarter if it cannot give it up
+/// to others.
+const EVICTABLE_PART: u64 = 2;
+const KEPT_PART: u64 = 4;
+
+/// Part of a device's memory for the chunks of a turn, in addition to the build side: a sixteenth.
+const CHUNK_PART: u64 = 16;
+
+/// Side of a join whose rows arrive, with the prepared join of the other side.
+pub(super) struct Feed {
+    side: Side,
+    schema: SchemaRef,
+    name: String,
+    arriving: Mutex<Arriving>,
+    /// Wakes the sender of rows.
+    has_room: Notify,
+    built: Mutex<Option<Built>>,
+    /// True if the device memory can be given up between turns.
+    is_evictable: bool,
+    /// Places at admission, for a join that must be prepared again.
+    places: Vec<Place>,
+    /// Predicted seconds and result bytes of a row.
+    row_seconds: f64,
+    row_bytes: f64,
+}
+
+/// Prepared join, on its device.
+#[derive(Clone)]
+struct Built {
+    join: Arc<dyn Prepared>,
+    device: usize,
+    /// Bytes of device memory that it holds.
+    bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Arriving {
+    batches: VecDeque<RecordBatch>,
+    bytes: usize,
+    rows: u64,
+    has_ended: bool,
+    /// True if the job has ended. Further rows are dropped.
+    is_closed: bool,
+}
+
+/// Job between two turns.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) job: Arc<Job>,
+    /// Entry of the queue at the last turn.
+    entry: Waiting,
+}
+
+/// State of a job at the end of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    Open,
+    Done,
+}
+
+impl fmt::Debug for Feed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Feed").field("side", &self.side).field("arriving", &self.arriving).finish_non_exhaustive()
+    }
+}
+
+impl Feed {
+    pub(super) fn new(side: Side, plan: &Plan, places: Vec<Place>) -> Self {
+        let table = plan.join.table(side);
+        let rows = TURN_ROWS as f64;
+        Self {
+            side,
+            schema: table.schema.clone(),
+            name: table.name.clone(),
+            arriving: Mutex::default(),
+            has_room: Notify::new(),
+            built: Mutex::default(),
+            is_evictable: is_evictable(&plan.join, side),
+            places,
+            row_seconds: plan.seconds / rows,
+            row_bytes: plan.row_bytes * (plan.estimates.pairs / rows).max(1.0),
+        }
+    }
+
+    fn push(&self, batch: RecordBatch) {
+        let mut arriving = self.arriving.lock();
+        if arriving.is_closed {
+            return;
+        }
+        arriving.bytes += batch.get_array_memory_size();
+        arriving.rows += batch.num_rows() as u64;
+        arriving.batches.push_back(batch);
+    }
+
+    /// Waits until there is room for another batch.
+    async fn wait_for_room(&self) {
+        loop {
+            let room = self.has_room.notified();
+            if self.arriving.lock().bytes < WAITING_BYTES_MAX {
+                return;
+            }
+            room.await;
+        }
+    }
+
+    /// True if a turn has work to do.
+    fn has_work(&self) -> bool {
+        let arriving = self.arriving.lock();
+        arriving.has_ended || !arriving.batches.is_empty()
+    }
+
+    /// Takes the rows that have arrived, and returns true with them if no more will.
+    fn take(&self) -> (Vec<RecordBatch>, bool) {
+        let mut arriving = self.arriving.lock();
+        let batches = std::mem::take(&mut arriving.batches);
+        (arriving.bytes, arriving.rows) = (0, 0);
+        self.has_room.notify_waiters();
+        (batches.into(), arriving.has_ended)
+    }
+
+    /// Drops the rows that wait, and the prepared join. The caller must drop the latter without the
+    /// scheduler's lock.
+    pub(super) fn close(&self) -> Option<Arc<dyn Prepared>> {
+        self.arriving.lock().is_closed = true;
+        self.take();
+        self.built.lock().take().map(|built| built.join)
+    }
+
+    /// True if a turn with this place lacks the prepared join, which was evicted.
+    pub(super) fn lacks_join(&self, place: &Place) -> bool {
+        place.shared_bytes == Some(0) && self.built.lock().is_none()
+    }
+}
+
+/// True if nothing about the rows so far is kept on the device.
+fn is_evictable(join: &BoundJoin, streamed: Side) -> bool {
+    join.how.build_rows_kept(streamed.other()).is_none() && !join.how.keeps_unmatched(streamed.other())
+}
+
+/// Adjusts the places of a join whose rows of one side arrive: it has a part of its device's memory,
+/// and runs in parallel with other jobs.
+///
+/// # Errors
+/// [`Error::Exhausted`] for a join that takes too much of every device, and
+/// [`Error::Unsupported`] for a gang.
+pub(super) fn place_feed(
+    admitted: &mut Admitted,
+    streamed: Side,
+    options: &JobOptions,
+    engines: &[Arc<dyn Engine>],
+) -> Result<()> {
+    if options.distribution.is_some() || admitted.places.iter().all(|place| place.devices.len() > 1) {
+        return Err(Error::Unsupported(
+            "a join whose rows arrive in the call runs on one device; leave \"devices\" and \"distribution\" out, or \
+             name one device"
+                .into(),
+        ));
+    }
+    let evictable = is_evictable(&admitted.plan().join, streamed);
+    let part = if evictable { EVICTABLE_PART } else { KEPT_PART };
+    let mut nearest: Option<(u64, u64)> = None;
+    let plans = &admitted.plans;
+    admitted.places.retain_mut(|place| {
+        let (memory, limit) = (plans[place.plan].memory, engines[place.devices.leader()].memory().limit_bytes());
+        if place.devices.len() > 1 || memory.minimum_bytes > limit / part {
+            nearest = nearest.or(Some((memory.minimum_bytes, limit)));
+            return false;
+        }
+        // A turn with more rows takes several chunks.
+        let enough = (memory.resident_bytes + limit / CHUNK_PART).max(2 * memory.minimum_bytes);
+        place.shared_bytes = Some(memory.whole_bytes.min(enough).min(limit / part));
+        true
+    });
+    match nearest {
+        Some((need, limit)) if admitted.places.is_empty() => Err(Error::Exhausted(format!(
+            "the build side takes {} of device memory as long as rows arrive, and such a join may take {} of {}; feed the \
+             larger side, ask for fewer columns, or raise the server's --device-memory",
+            human_bytes(need),
+            human_bytes(limit / part),
+            human_bytes(limit),
+        ))),
+        _ => Ok(()),
+    }
+}
+
+impl Scheduler {
+    /// Adds rows to a join whose rows arrive ([`JobOptions::streamed`]). Waits until there is room
+    /// for the next batch, or until the job has ended.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a batch with other columns. [`Error::Internal`] for another job.
+    pub async fn feed(&self, job: &Arc<Job>, batch: RecordBatch) -> Result<()> {
+        let feed = feed_of(job)?;
+        if batch.schema_ref().fields() != feed.schema.fields() {
+            return Err(Error::Invalid(format!(
+                "a batch of the feed has other columns than its schema message: {:?} instead of {:?}",
+                batch.schema_ref().fields(),
+                feed.schema.fields()
+            )));
+        }
+        if batch.num_rows() == 0 {
+            return Ok(());
+        }
+        feed.push(batch);
+        self.resume(job);
+        tokio::select! {
+            () = feed.wait_for_room() => {}
+            () = job.ended() => {}
+        }
+        Ok(())
+    }
+
+    /// Ends the rows of a join whose rows arrive. The job completes once all are joined.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for another job.
+    pub fn end_rows(&self, job: &Arc<Job>) -> Result<()> {
+        feed_of(job)?.arriving.lock().has_ended = true;
+        self.resume(job);
+        Ok(())
+    }
+
+    /// Gives a join whose rows arrive a turn, if it has rows to join and its result has room. The
+    /// reader of the result calls this when it has taken rows.
+    pub fn resume(&self, job: &Arc<Job>) {
+        let shared = &self.handle.shared;
+        if !shared.may_take_a_turn(job) {
+            return;
+        }
+        let (mut state, mut leftovers) = (shared.state.lock(), Vec::new());
+        if shared.queue_turn(&mut state, job) {
+            shared.dispatch(&mut state, &mut leftovers);
+        }
+        drop(state);
+        shared.free_leftovers(leftovers);
+    }
+
+    /// Fails a job for a reason that its caller has met.
+    pub fn fail(&self, job: &Arc<Job>, reason: Error) {
+        self.handle.shared.stop(job, reason);
+    }
+}
+
+fn feed_of(job: &Job) -> Result<&Feed> {
+    job.feed.as_ref().ok_or_else(|| Error::Internal(format!("no rows arrive for job {}", job.id)))
+}
+
+impl Shared {
+    fn may_take_a_turn(&self, job: &Job) -> bool {
+        let has_room = || job.result.held_bytes() < self.window_bytes() / 2;
+        job.feed.as_ref().is_some_and(Feed::has_work) && has_room()
+    }
+
+    /// Puts an open job in the queue. Returns `false` if it is not open.
+    fn queue_turn(&self, state: &mut State, job: &Arc<Job>) -> bool {
+        let (Some(feed), Some(open)) = (&job.feed, state.open.remove(&job.id)) else { return false };
+        let entry = open.entry;
+        let rows = feed.arriving.lock().rows as f64;
+        let bytes = ((rows * feed.row_bytes) as u64).min(self.window_bytes());
+        let host = HostNeed { bytes, least_bytes: bytes };
+        // The prepared join has its memory.
+        let places = match &*feed.built.lock() {
+            None => feed.places.iter().map(|place| Place { host, ..place.clone() }).collect(),
+            Some(built) => vec![Place {
+                devices: DeviceSet::new([built.device]),
+                plan: job.life.lock().plan_number(),
+                seconds: rows * feed.row_seconds,
+                memory_bytes: 0,
+                shared_bytes: Some(0),
+                host,
+            }],
+        };
+        let submitted = self.clock.now();
+        state.queue.push(Waiting { places, submitted, starved_since: None, unsatisfiable_since: None, ..entry });
+        true
+    }
+
+    /// Gives a job its turn: prepares its join if that was not done, and joins the rows that have
+    /// arrived.
+    pub(super) fn take_turn(
+        &self,
+        feed: &Feed,
+        work: &Plan,
+        device: usize,
+        grant: &Grant,
+        job: &Job,
+        monitor: &Monitor,
+    ) -> Result<Turn> {
+        let built = feed.built.lock().clone();
+        let prepared = match built {
+            Some(built) => built.join,
+            None => {
+                let build = work.join.table(feed.side.other()).clone();
+                let task = work.task()?.with_unknown_rows(Role::Probe);
+                let bytes = grant.device_memory.as_ref().map_or(0, Budget::limit_bytes);
+                let engine = &self.engines[device];
+                let join: Arc<dyn Prepared> = engine.prepare(task, &TableRows::new(build), grant, monitor)?.into();
+                *feed.built.lock() = Some(Built { join: join.clone(), device, bytes });
+                join
+            }
+        };
+        let (batches, has_ended) = feed.take();
+        if !batches.is_empty() {
+            let rows = IncomingBatches::new(&feed.name, feed.schema.clone(), usize::MAX);
+            batches.into_iter().try_for_each(|batch| rows.push(batch, monitor.cancel()))?;
+            rows.finish();
+            let rows: &dyn RowSource = &rows;
+            prepared.probe(rows, &job.host_memory, &job.result, monitor)?;
+        }
+        if !has_ended {
+            return Ok(Turn::Open);
+        }
+        prepared.finish(&job.host_memory, &job.result, monitor)?;
+        Ok(Turn::Done)
+    }
+
+    /// Takes a job off its device until its next turn. A job that was stopped meanwhile ends.
+    pub(super) fn leave_open(&self, taken: &Taken) {
+        let job = &taken.job;
+        let mut state = self.state.lock();
+        // Jobs are stopped under the scheduler's lock.
+        if let Err(reason) = job.check_stop() {
+            drop(state);
+            return self.conclude(job, Err(reason), |state| self.release_devices(state, taken));
+        }
+        self.release_devices(&mut state, taken);
+        state.open.insert(job.id, Open { job: job.clone(), entry: taken.entry.clone() });
+        if self.may_take_a_turn(job) {
+            self.queue_turn(&mut state, job);
+        }
+        self.give_turns(state);
+    }
+
+    /// Takes a job that has no turn out of the scheduler's state. Returns `false` for a job that
+    /// has one, or has no feed.
+    pub(super) fn take_out_open(state: &mut State, job: &Job) -> bool {
+        job.feed.is_some() && (state.open.remove(&job.id).is_some() || state.queue.remove(job.id).is_some())
+    }
+
+    /// Takes at least `missing_bytes` of device memory away from jobs between turns, for a job that
+    /// waits for the given devices. Jobs without rows come first. The memory is free after
+    /// [`free_leftovers`](Self::free_leftovers).
+    pub(super) fn evict_feeds(
+        state: &mut State,
+        devices: &DeviceSet,
+        missing_bytes: u64,
+        leftovers: &mut Vec<Leftovers>,
+    ) {
+        // One job at a time: what it gets may be enough for the next.
+        if leftovers.iter().any(|left| left._prepared.is_some()) {
+            return;
+        }
+        let queued = state.queue.ids().filter_map(|id| state.live.get(&id));
+        let open = state.open.values().map(|open| &open.job);
+        let victims: Vec<Arc<Job>> = open.chain(queued).filter(|job| job.feed.is_some()).cloned().collect();
+        let mut freed_bytes = 0;
+        for job in victims {
+            let Some(feed) = job.feed.as_ref().filter(|feed| feed.is_evictable) else { continue };
+            let is_in_the_way = |built: &mut Built| devices.iter().any(|device| device == built.device);
+            let Some(built) = feed.built.lock().take_if(is_in_the_way) else { continue };
+            tracing::info!(job = job.id.0, "the build side leaves its device for another job, until rows arrive");
+            state.queue.replace_places(job.id, &feed.places);
+            freed_bytes += built.bytes;
+            leftovers.push(Leftovers { _prepared: Some(built.join), ..Leftovers::default() });
+            if freed_bytes >= missing_bytes {
+                return;
+            }
+        }
+    }
+}

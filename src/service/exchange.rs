@@ -1,0 +1,191 @@
+//! DoExchange: joins a table with rows that the client sends in the call, while they arrive.
+//!
+//! ```text
+//!   client ─► schema + command ─► submit, with a feed
+//!             batches ─► decoder ─► arena ─► feed ─► turns of the job ─► result ─► batches ─► client
+//!             end ─────────────────► end of rows ──► rows that the kind of join keeps ─┘
+//! ```
+//!
+//! Both directions hold each other back. The server reads the next batch when the job has room for
+//! it, and the job takes the next rows when its result has room. A client that goes away cancels
+//! its job. A batch that cannot be read fails the job, and with it the call.
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use arrow_flight::flight_descriptor::DescriptorType;
+use arrow_flight::{FlightData, FlightDescriptor};
+use futures::{Stream, StreamExt};
+use tonic::Streaming;
+
+use super::commands::{self, JoinCommand};
+use super::encode::Message;
+use super::get_data;
+use super::get_info::Asker;
+use super::ingest::{Content, Received, StreamDecoder, from_transport};
+use super::shared::Shared;
+use crate::catalog::Table;
+use crate::columns::fixed_width;
+use crate::human::asked;
+use crate::memory::Interrupt;
+use crate::planner::{self, Side};
+use crate::scheduler::{Job, Submission, TURN_ROWS};
+use crate::{Error, Result};
+
+/// Assumed bytes of a value of variable length, for the plan.
+const VARIABLE_BYTES: u64 = 16;
+
+/// Runs a join of a table with the rows in `messages`. Returns the messages of its result.
+///
+/// # Errors
+/// Faults of the command and of the first messages, and refusals of the scheduler.
+pub async fn join(
+    shared: &Arc<Shared>,
+    asker: Asker,
+    messages: Streaming<FlightData>,
+) -> Result<impl Stream<Item = Result<Message>> + use<>> {
+    let decoder = StreamDecoder::new(shared.catalog.arena().clone(), shared.limits.of_uploads());
+    let mut rows = Rows { messages, decoder };
+    let (descriptor, schema) = rows.begin().await?;
+    let (record, of_feeder) = (asker.record.clone(), shared.clone());
+    // If the call ends meanwhile, the feeder is dropped, which cancels its job.
+    let submitted = shared.work(move |shared, interrupt| {
+        let job = submit(shared, &asker, &descriptor, schema, interrupt)?;
+        Ok(Feeder { shared: of_feeder, job, has_ended: false })
+    });
+    let feeder = submitted.await?;
+    let result = get_data::of_job(shared, &feeder.job, record);
+    tokio::spawn(feeder.feed(rows));
+    result.await
+}
+
+/// Plans and queues the join of a command.
+fn submit(
+    shared: &Shared,
+    asker: &Asker,
+    descriptor: &FlightDescriptor,
+    schema: SchemaRef,
+    interrupt: &Interrupt,
+) -> Result<Arc<Job>> {
+    if descriptor.r#type != DescriptorType::Cmd as i32 {
+        return Err(Error::Invalid(
+            "DoExchange takes a join command, and the descriptor has none; upload rows with DoPut".into(),
+        ));
+    }
+    let command = commands::decode(&descriptor.cmd, &shared.sessions.defaults(asker.session))?;
+    let in_words = command.to_string();
+    asker.record.set_command(&in_words);
+    let JoinCommand { mut spec, mut options } = command;
+    let Some(streamed) = options.streamed else {
+        return Err(Error::Invalid(
+            "the join command does not say which side arrives in the call; write \"stream\": \"right\" or \"left\", or send it \
+             to GetFlightInfo to join two tables"
+                .into(),
+        ));
+    };
+    let refused = [
+        (options.into.is_some(), "\"into\": the result goes to the client as it is made"),
+        (spec.count, "\"count\": rows are not counted while they arrive"),
+        (options.retain_seconds.is_some_and(|seconds| seconds > 0), "\"retain_seconds\": the result is not kept"),
+    ];
+    if let Some((_, what)) = refused.iter().find(|(is_set, _)| *is_set) {
+        return Err(Error::Unsupported(format!("a join with \"stream\" takes no {what}; leave it out")));
+    }
+    options.retain_seconds = Some(0);
+    let input = match streamed {
+        Side::Left => &mut spec.left,
+        Side::Right => &mut spec.right,
+    };
+    let row_bytes = schema
+        .fields()
+        .iter()
+        .map(|field| fixed_width(field.data_type()).map_or(VARIABLE_BYTES, |width| width.bytes() as u64));
+    *input = Arc::new(Table::to_arrive(input.name(), schema.clone(), TURN_ROWS, row_bytes.sum())).into();
+    let owner = asker.caller.editor().tenant;
+    let submission = Submission { owner, is_admin: false, interrupt: interrupt.clone() };
+    shared.scheduler.check_room(&submission.owner)?;
+    let bound = planner::bind_interruptible(&spec, &shared.catalog, interrupt);
+    shared.scheduler.count_refusal(&bound, interrupt);
+    let job = shared.scheduler.submit(bound?, options, submission)?;
+    asker.record.set_command(format!("{in_words}, {streamed} side streamed: job {}", job.id));
+    Ok(job)
+}
+
+/// Messages of the call.
+struct Rows {
+    messages: Streaming<FlightData>,
+    decoder: StreamDecoder,
+}
+
+impl Rows {
+    /// Reads messages up to the schema. Returns it with the descriptor.
+    async fn begin(&mut self) -> Result<(FlightDescriptor, SchemaRef)> {
+        let mut descriptor = None;
+        while let Some(message) = self.next().await? {
+            descriptor = descriptor.or(message.descriptor);
+            if let Content::Schema(schema) = message.content {
+                let missing =
+                    || Error::Invalid("the first message has no flight descriptor, which has the command".into());
+                return Ok((descriptor.ok_or_else(missing)?, schema));
+            }
+        }
+        Err(Error::Invalid("the call ended before the schema of its rows arrived".into()))
+    }
+
+    async fn next(&mut self) -> Result<Option<Received>> {
+        match self.messages.next().await {
+            None => Ok(None),
+            Some(message) => self.decoder.decode(message.map_err(from_transport)?).map(Some),
+        }
+    }
+}
+
+/// Job whose rows arrive. If this is dropped before the end of the rows, the job is cancelled.
+struct Feeder {
+    shared: Arc<Shared>,
+    job: Arc<Job>,
+    has_ended: bool,
+}
+
+impl Feeder {
+    /// Gives all rows to the job, until the client ends them or the job ends.
+    async fn feed(mut self, mut rows: Rows) {
+        let job = self.job.clone();
+        let fed = tokio::select! {
+            fed = self.feed_all(&mut rows) => fed,
+            () = job.ended() => Ok(()),
+        };
+        self.has_ended = true;
+        if let Err(error) = fed {
+            self.shared.scheduler.fail(&self.job, error.context(format!("the rows of {}", asked(&self.name()))));
+        }
+    }
+
+    async fn feed_all(&self, rows: &mut Rows) -> Result<()> {
+        while let Some(message) = rows.next().await? {
+            if !message.app_metadata.is_empty() {
+                return Err(Error::Unsupported(
+                    "a batch has app_metadata, which does not come back with its rows yet; send it without".into(),
+                ));
+            }
+            if let Content::Batch(batch) = message.content {
+                self.shared.metrics.received_rows.inc_by(batch.num_rows() as u64);
+                self.shared.scheduler.feed(&self.job, batch).await?;
+            }
+        }
+        self.shared.scheduler.end_rows(&self.job)
+    }
+
+    fn name(&self) -> String {
+        let join = &self.job.plan.join;
+        self.job.options.streamed.map_or_else(String::new, |side| join.table(side).name.clone())
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.shared.scheduler.fail(&self.job, Error::Cancelled("the call ended before its rows did".into()));
+        }
+    }
+}
