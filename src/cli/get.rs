@@ -188,24 +188,37 @@ pub async fn receive(
         let left_out = progress.clone();
         batches = batches.project(places, move |bytes| left_out.moved(bytes))?;
     }
-    let taken = async {
-        match to {
-            Destination::File(target) => {
-                let (path, is_stdout) = (target.path().to_owned(), target.is_stdout());
-                let received = to_file(batches, target, start, &progress).await?;
-                progress.finish();
-                match is_stdout {
-                    true => remark_received(what, received),
-                    false => report_file(what, received, &path, jobs::id_of(info).ok())?,
-                }
-                Ok(received)
-            }
-            Destination::Terminal { limit } => print(batches, limit, start, &progress).await,
-        }
-    };
+    let taken = deliver(what, jobs::id_of(info).ok(), batches, to, start, &progress);
     tokio::select! {
         received = taken => received,
         never = follow(client, what, info, &progress) => match never {},
+    }
+}
+
+/// Sends all rows to their destination, and reports them.
+///
+/// # Errors
+/// Those of the batches, and the file's.
+pub async fn deliver(
+    what: &str,
+    job: Option<u64>,
+    batches: BatchStream,
+    to: Destination,
+    start: Instant,
+    progress: &Progress,
+) -> Result<Received> {
+    match to {
+        Destination::File(target) => {
+            let (path, is_stdout) = (target.path().to_owned(), target.is_stdout());
+            let received = to_file(batches, target, start, progress).await?;
+            progress.finish();
+            match is_stdout {
+                true => remark_received(what, received),
+                false => report_file(what, received, &path, job)?,
+            }
+            Ok(received)
+        }
+        Destination::Terminal { limit } => print(batches, limit, start, progress).await,
     }
 }
 

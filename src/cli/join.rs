@@ -1,16 +1,20 @@
 //! `dovetail join` and `dovetail explain`.
 
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Instant;
 
 use arrow_flight::FlightInfo;
 use clap::{Args, FromArgMatches};
+use futures::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
 use super::client::{Client, ConnectArgs, command_descriptor};
+use super::files::{CsvArgs, Source};
 use super::get::{self, Destination, OutputArgs};
 use super::interrupt::{interrupted, unless_interrupted};
 use super::names::{Names, Words};
+use super::progress::Progress;
 use super::{describe, jobs, output};
 use crate::{Error, Result};
 
@@ -47,6 +51,16 @@ pub struct JoinArgs {
     /// Maximum number of rows per batch of the result
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "count")]
     batch_rows: Option<u32>,
+
+    /// Join the rows of a file while they are read, instead of a table: Parquet, Arrow IPC or CSV, or
+    /// "-" for an Arrow IPC stream on standard input. They are the right side, and RIGHT is only
+    /// their name. The server keeps none of them
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["into", "count", "retain_seconds", "explain", "distribution"]
+    )]
+    probe: Option<PathBuf>,
 
     /// Show the plan, with predicted and measured times, after the rows
     #[arg(long)]
@@ -327,6 +341,10 @@ pub async fn run(args: JoinArgs) -> Result<()> {
         (Some(_), None) => None,
         _ => Some(args.to.open()?),
     };
+    let to = match (&args.probe, to) {
+        (Some(file), Some(to)) => return unless_interrupted(join_file(&args, file, to)).await,
+        (_, to) => to,
+    };
     let start = Instant::now();
     let (client, info) = unless_interrupted(async {
         let client = Client::connect(&args.connect).await?;
@@ -357,6 +375,26 @@ pub async fn run(args: JoinArgs) -> Result<()> {
             Err(Error::Cancelled(format!("{how}; job {job} {outcome}")))
         }
     }
+}
+
+/// Joins a table with the rows of a file while they are read.
+async fn join_file(args: &JoinArgs, file: &Path, to: Destination) -> Result<()> {
+    let source = Source::open(file, None, &CsvArgs::default())?;
+    let start = Instant::now();
+    let client = Client::connect(&args.connect).await?;
+    let mut command = args.command();
+    command["join"]["stream"] = "right".into();
+    let (schema, what) = (source.schema.clone(), format!("{} ⋈ {}", args.spec.left, args.spec.right));
+    let batches = source.into_stream().map_ok(|piece| piece.batch).boxed();
+    let joined = client.exchange(&command, schema, batches).await?;
+    let progress = Progress::transfer(&format!("joining {what}"), None);
+    let is_printed = args.to.output.is_none();
+    let received = get::deliver(&what, None, joined, to, start, &progress).await?;
+    if is_printed && !output::is_json() {
+        let rows = output::counted(received.rows, "row");
+        output::remark(format!("{what}: {rows} in {}", output::seconds(received.seconds)));
+    }
+    Ok(())
 }
 
 /// Releases a result that has arrived completely, or that is not wanted. Otherwise the server would

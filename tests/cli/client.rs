@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
@@ -212,6 +212,44 @@ fn rows_are_written_to_standard_output_in_the_requested_format() {
     assert_eq!(stdout(&explained).lines().count() as u64, lines_of(300) + 1);
     assert!(stderr(&explained).contains("hash") || stderr(&explained).contains("sort-merge"));
     assert!(server.run(&["put", "x.json", "--format", "json"]).status.code() == Some(2), "it is not read");
+}
+
+#[test]
+fn rows_of_a_file_are_joined_while_they_are_read() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 300);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let join = ["join", "orders", "lines", "--on", "key=order"];
+    let with = |more: &[&str]| server.json(&[&join[..], more].concat());
+    let sorted = |rows: Vec<Value>| {
+        let mut rows: Vec<String> = rows.iter().map(Value::to_string).collect();
+        rows.sort_unstable();
+        rows
+    };
+    for how in ["inner", "left", "right_anti"] {
+        let (of_table, of_file) =
+            (with(&["--how", how, "--limit", "0"]), with(&["--how", how, "--limit", "0", "--probe", "lines.csv"]));
+        assert_eq!(sorted(of_file), sorted(of_table), "{how}");
+    }
+    // From one command to the next.
+    let stream = server.run(&["get", "lines", "-o", "-"]);
+    let mut line = command();
+    line.env("DOVETAIL_SERVER", &server.flight)
+        .current_dir(server.path())
+        .args(join)
+        .args(["--probe", "-", "-o", "j.csv"]);
+    let mut child = line.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&stream.stdout).unwrap();
+    assert!(child.wait_with_output().unwrap().status.success());
+    assert_eq!(fs::read_to_string(server.path().join("j.csv")).unwrap().lines().count() as u64, lines_of(300) + 1);
+    let said = server.fails(&[&join[..], &["--probe", "absent.csv"]].concat());
+    assert!(said.contains("absent.csv"), "{said}");
+    let said = server.fails(&["join", "absent", "lines", "--on", "key=order", "--probe", "lines.csv"]);
+    assert!(said.contains("there is no table \"absent\""), "{said}");
+    for more in [&["--into", "t"][..], &["--count"], &["--explain"]] {
+        let refused = server.run(&[&join[..], &["--probe", "lines.csv"], more].concat());
+        assert!(stderr(&refused).contains("cannot be used with"), "{more:?}: {}", stderr(&refused));
+    }
 }
 
 /// The library that writes Parquet panics on a union.

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{Schema, SchemaRef};
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
-use arrow_flight::{FlightInfo, Ticket};
+use arrow_flight::{FlightData, FlightInfo, Ticket};
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tonic::Streaming;
 
 use super::{Client, batch_bytes, from_status};
 use crate::{Error, Result, panics};
@@ -39,6 +41,43 @@ impl BatchStream {
     /// Number of streams that are read in parallel, each over its own connection.
     pub fn streams(&self) -> usize {
         self.streams
+    }
+
+    /// Reads the answers of one call, of which the first has the schema. If `failed` completes, its
+    /// error ends the batches.
+    ///
+    /// # Errors
+    /// The server's, and that of `failed`.
+    pub(super) async fn of_call(
+        mut answers: Streaming<FlightData>,
+        mut failed: BoxFuture<'static, Error>,
+    ) -> Result<Self> {
+        let first = tokio::select! {
+            first = answers.message() => first.map_err(from_status)?,
+            error = &mut failed => return Err(error),
+        };
+        let first = first.ok_or_else(|| Error::Internal("the server answered without a schema".into()))?;
+        let schema = Arc::new(Schema::try_from(&first)?);
+        let answers = answers.map_err(|status| FlightError::Tonic(Box::new(status)));
+        let messages = futures::stream::iter([Ok(first)]).chain(answers);
+        let decoded = FlightRecordBatchStream::new_from_flight_data(messages);
+        let next = |state: Option<(FlightRecordBatchStream, BoxFuture<'static, Error>)>| async move {
+            let (mut decoded, mut failed) = state?;
+            loop {
+                let batch = tokio::select! {
+                    batch = decoded.next() => batch?.map_err(from_flight),
+                    error = &mut failed => Err(error),
+                };
+                match batch {
+                    // An empty batch only says that the job is still running.
+                    Ok(batch) if batch.num_rows() == 0 => {}
+                    Ok(batch) => return Some((Ok(batch), Some((decoded, failed)))),
+                    Err(error) => return Some((Err(error), None)),
+                }
+            }
+        };
+        let batches = futures::stream::unfold(Some((decoded, failed)), next).boxed();
+        Ok(Self { schema, batches, streams: 1, _readers: JoinSet::new() })
     }
 
     /// Keeps the columns at `places`. Calls `left_out` with the bytes of the other columns of each

@@ -7,12 +7,13 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow_flight::FlightData;
 use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc};
 
-use super::{Client, from_status, table_descriptor};
+use super::fetch::BatchStream;
+use super::{Client, command_descriptor, from_status, table_descriptor};
 use crate::service::encode::Encoder;
 use crate::{Error, Result};
 
@@ -115,23 +116,11 @@ impl Client {
         sent: Arc<Sent>,
         advance: impl Fn(u64) + Send + Sync + 'static,
     ) -> Result<()> {
-        let (encoder, first) = Encoder::new(schema)?;
-        let mut encoder = encoder.with_limit(self.message_limit);
-        let mut first = FlightData::from(first);
-        first.flight_descriptor = Some(table_descriptor(table));
-        first.app_metadata = options.to_string().into();
-
-        // Encode in a separate task, so that encoding overlaps with the socket.
-        let (messages, outgoing) = mpsc::channel::<Result<FlightData>>(MESSAGES_AHEAD);
-        tokio::spawn(async move {
-            let encoded = encode_all(&mut encoder, first, batches, &messages, &sent, &advance).await;
-            if let Err(Some(error)) = encoded {
-                let _ = messages.send(Err(error)).await;
-            }
-        });
-
-        let failure = Arc::new(Failure::default());
-        let request = request_stream(outgoing, failure.clone());
+        let describe = |first: &mut FlightData| {
+            first.flight_descriptor = Some(table_descriptor(table));
+            first.app_metadata = options.to_string().into();
+        };
+        let (request, failure) = self.request(schema, batches, describe, sent, advance)?;
         let rpc = async {
             let answers = self.service().do_put(request).await.map_err(from_status)?.into_inner();
             // Acknowledgements count the rows accepted so far. Only the end of the stream confirms
@@ -142,6 +131,51 @@ impl Client {
             outcome = rpc => outcome,
             error = failure.wait() => Err(error),
         }
+    }
+}
+
+impl Client {
+    /// Joins rows while they are sent. Returns the batches of the result. `command` says which side
+    /// the rows are.
+    ///
+    /// # Errors
+    /// The server's. Later errors, and those of `batches`, come with the result.
+    pub async fn exchange(&self, command: &Value, schema: SchemaRef, batches: Batches) -> Result<BatchStream> {
+        let describe = |first: &mut FlightData| first.flight_descriptor = Some(command_descriptor(command));
+        let (request, failure) = self.request(schema, batches, describe, Arc::default(), |_| {})?;
+        let mut service = self.service();
+        let answers = tokio::select! {
+            answers = service.do_exchange(request) => answers.map_err(from_status)?.into_inner(),
+            error = failure.wait() => return Err(error),
+        };
+        let failed = async move { failure.wait().await };
+        BatchStream::of_call(answers, failed.boxed()).await
+    }
+
+    /// Returns the messages of a call that sends rows: the schema, which `describe` completes, and
+    /// the batches. A failure of the batches does not end the messages.
+    fn request(
+        &self,
+        schema: SchemaRef,
+        batches: Batches,
+        describe: impl FnOnce(&mut FlightData),
+        sent: Arc<Sent>,
+        advance: impl Fn(u64) + Send + Sync + 'static,
+    ) -> Result<(BoxStream<'static, FlightData>, Arc<Failure>)> {
+        let (encoder, first) = Encoder::new(schema)?;
+        let mut encoder = encoder.with_limit(self.message_limit);
+        let mut first = FlightData::from(first);
+        describe(&mut first);
+        // Encode in a separate task, so that encoding overlaps with the socket.
+        let (messages, outgoing) = mpsc::channel::<Result<FlightData>>(MESSAGES_AHEAD);
+        tokio::spawn(async move {
+            let encoded = encode_all(&mut encoder, first, batches, &messages, &sent, &advance).await;
+            if let Err(Some(error)) = encoded {
+                let _ = messages.send(Err(error)).await;
+            }
+        });
+        let failure = Arc::new(Failure::default());
+        Ok((request_stream(outgoing, failure.clone()), failure))
     }
 }
 
