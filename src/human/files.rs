@@ -24,6 +24,18 @@ pub fn file_failure(path: &Path, error: &std::io::Error) -> String {
     }
 }
 
+/// Returns a warning about a file with a secret, named by `flag`, that all users of the host can
+/// read; `None` for any other file.
+pub fn readable_by_others(flag: &str, path: &Path) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let file = path.metadata().ok()?;
+    // A pipe is gone after it was read.
+    (file.is_file() && file.mode() & 0o004 != 0).then(|| {
+        let path = path.display();
+        format!("{flag} names {path}, which holds secrets and which all users of this host can read: chmod o= {path}")
+    })
+}
+
 /// Returns the system's message without its error number.
 pub fn system_words(error: impl std::fmt::Display) -> String {
     let said = error.to_string();
@@ -33,6 +45,20 @@ pub fn system_words(error: impl std::fmt::Display) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_that_all_users_can_read_gets_a_warning() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, "").unwrap();
+        for (mode, warned) in [(0o600, false), (0o640, false), (0o604, true), (0o644, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let warning = readable_by_others("--token-file", &path);
+            assert_eq!(warning.is_some(), warned, "{mode:o}: {warning:?}");
+        }
+        assert_eq!(readable_by_others("--token-file", &folder.path().join("none")), None);
+    }
 
     #[test]
     fn file_errors_are_reported_without_the_numbers_of_the_system() {

@@ -5,7 +5,7 @@ mod files;
 mod names;
 mod types;
 
-pub use self::files::{file_failure, system_words};
+pub use self::files::{file_failure, readable_by_others, system_words};
 pub use self::names::{asked, did_you_mean, first_of, listed, quoted};
 pub use self::types::type_name;
 

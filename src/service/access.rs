@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
-use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
@@ -29,7 +28,7 @@ use body::{CallBody, CallLimits, CountedBody, deadline_passed, server_ended};
 
 use super::auth::{Caller, presented_token};
 use super::call_record::{CallRecord, printable};
-use super::incoming::ConnectionInfo;
+use super::incoming::{CallUnderWay, ConnectionInfo};
 use super::ingest::timeout;
 use super::metrics::code_name;
 use super::shared::{Shared, shutting_down};
@@ -171,6 +170,8 @@ struct Call {
     /// Status with which the call ended; `None` until then. On drop, `None` means that the client
     /// gave the call up, or that its deadline or the server's end cut it off.
     outcome: Option<(Code, String)>,
+    /// Keeps the connection from being closed as idle.
+    _on_connection: Option<CallUnderWay>,
 }
 
 impl Call {
@@ -197,6 +198,7 @@ impl Call {
             received: Arc::default(),
             sent: 0,
             outcome: None,
+            _on_connection: connection(request).map(|info| info.activity.start_call()),
         }
     }
 
@@ -210,12 +212,9 @@ impl Call {
         if self.shared.is_draining() && !SERVED_WHILE_DRAINING.contains(&self.rpc) {
             return Err(shutting_down());
         }
-        let certificates =
-            request.extensions().get::<TlsConnectInfo<ConnectionInfo>>().and_then(TlsConnectInfo::peer_certs);
-        // The client's own certificate is first; those of its signers follow.
-        let certificate = certificates.as_ref().and_then(|chain| chain.first()).map(AsRef::as_ref);
+        let certificate = connection(request).and_then(|info| info.certificate.as_deref());
         let has_token = !matches!(presented_token(request.headers()), Ok(None));
-        match self.shared.authenticator.authenticate(request.headers(), certificate) {
+        match self.shared.credentials.authenticator().authenticate(request.headers(), certificate) {
             Err(_) if self.rpc == HANDSHAKE && !has_token => Ok(None),
             caller => caller.map(Some),
         }
@@ -299,14 +298,11 @@ impl Drop for Call {
 }
 
 fn peer(request: &Request<Body>) -> String {
-    let address = connection(request).and_then(|info| info.tcp.remote_addr);
-    address.map_or_else(|| "unknown".into(), |address| address.to_string())
+    connection(request).map_or_else(|| "unknown".into(), |info| info.peer.to_string())
 }
 
 fn connection(request: &Request<Body>) -> Option<&ConnectionInfo> {
-    let extensions = request.extensions();
-    let inside_tls = || extensions.get::<TlsConnectInfo<ConnectionInfo>>().map(|info| info.get_ref());
-    extensions.get::<ConnectionInfo>().or_else(inside_tls)
+    request.extensions().get::<ConnectionInfo>()
 }
 
 /// Returns the status among headers or trailers.

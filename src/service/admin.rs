@@ -5,16 +5,27 @@
 //! describes host memory. The port serves no table names and takes no orders, so it needs no token.
 //! Because it shows the names of tenants, it listens for other hosts only where the Flight service
 //! may.
+//!
+//! The newest connection is always served. A probe of the server's health therefore has an answer,
+//! whatever other clients of the port do.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use super::gauges;
+use super::incoming::{Throttle, accept};
 use super::shared::Shared;
 use crate::memory::human_bytes;
 
@@ -23,9 +34,40 @@ const PATHS: &str = "This is the admin port of a Dovetail server. It has /metric
                      alive) and /readyz (traffic should come here), each with GET. Tables and joins are on the Arrow \
                      Flight port (--listen).\n";
 
+/// Maximum number of connections. A newer one closes the oldest.
+pub(super) const CONNECTIONS_MAX: usize = 64;
+
+/// Serves until the future is dropped. Closes a connection when the head of a request, the first or
+/// the next, takes longer than `head_limit`.
+pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>, head_limit: Duration) {
+    let service = TowerToHyperService::new(routes(shared.clone()));
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(head_limit);
+    let (mut connections, mut by_age, said) = (JoinSet::new(), VecDeque::new(), Throttle::default());
+    loop {
+        let (stream, _) = tokio::select! {
+            Some(_) = connections.join_next() => continue,
+            accepted = accept(&listener, "--admin-listen", &said) => accepted,
+        };
+        by_age.retain(|connection: &tokio::task::AbortHandle| !connection.is_finished());
+        if by_age.len() >= CONNECTIONS_MAX
+            && let Some(oldest) = by_age.pop_front()
+        {
+            oldest.abort();
+            shared.metrics.connections_closed.with_label_values(&["admin_limit"]).inc();
+        }
+        let served = builder.serve_connection(TokioIo::new(stream), service.clone());
+        by_age.push_back(connections.spawn(async move {
+            if let Err(error) = served.await {
+                tracing::debug!(%error, "a connection to the admin port broke off");
+            }
+        }));
+    }
+}
+
 /// Returns the routes: `/metrics`, `/healthz` (the process is alive), `/readyz` (traffic should
 /// come here).
-pub(super) fn routes(shared: Arc<Shared>) -> Router {
+fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/", get(async || PATHS))
         .route("/metrics", get(serve_metrics))

@@ -25,7 +25,8 @@
 //!
 //! Only hashes of tokens are kept, and compared in constant time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::path::Path;
 
 use http::HeaderMap;
@@ -128,8 +129,8 @@ struct Token {
     caller: Caller,
 }
 
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token of {:?}", self.caller.tenant)
     }
 }
@@ -201,6 +202,30 @@ impl Authenticator {
         self.listed.iter().flat_map(Listed::callers)
     }
 
+    /// Describes what is different in `newer`: the tokens and certificates that are listed, and
+    /// their permissions. No description has a token in it.
+    pub(super) fn changes(&self, newer: &Self) -> Vec<String> {
+        let (before, after) = (self.by_credential(), newer.by_credential());
+        let mut changes = Vec::new();
+        for (credential, caller) in &before {
+            match after.get(credential) {
+                None => changes.push(format!("{credential} of {caller} is removed")),
+                Some(now) if now != caller => changes.push(format!("{credential} of {caller} is now of {now}")),
+                Some(_) => {}
+            }
+        }
+        let added = after.iter().filter(|(credential, _)| !before.contains_key(*credential));
+        changes.extend(added.map(|(credential, caller)| format!("{credential} of {caller} is added")));
+        changes
+    }
+
+    fn by_credential(&self) -> BTreeMap<Credential<'_>, &Caller> {
+        let Some(listed) = &self.listed else { return BTreeMap::new() };
+        let tokens = listed.tokens.iter().map(|token| (Credential::Token(&token.hash), &token.caller));
+        let certificates = listed.certificates.iter().map(|(name, caller)| (Credential::Certificate(name), caller));
+        tokens.chain(certificates).collect()
+    }
+
     /// Authenticates a call with the given headers, over a connection with the given client
     /// certificate (DER).
     ///
@@ -232,6 +257,28 @@ impl Authenticator {
     /// [`Error::Unauthenticated`] for an unknown token.
     pub fn check_token(&self, token: &[u8]) -> Result<()> {
         self.listed.as_ref().map_or(Ok(()), |listed| listed.by_token(token).map(drop))
+    }
+}
+
+/// Token or certificate of a token file. Its text tells nothing of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Credential<'a> {
+    Token(&'a [u8; 32]),
+    Certificate(&'a str),
+}
+
+impl fmt::Display for Credential<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Token(_) => f.write_str("a token"),
+            Self::Certificate(name) => write!(f, "the certificate {name:?}"),
+        }
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tenant {:?} ({}, weight {})", self.tenant, self.role.name(), self.weight)
     }
 }
 
@@ -442,6 +489,23 @@ mod tests {
             let error = Authenticator::parse(file).unwrap_err();
             assert!(error.message().contains("tenant \"ann\" has the weights 1 and 2 in different lines"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_newer_file_is_described_by_its_changes_without_a_token() {
+        let before = "t0ken-a ann writer\nt0ken-b bob reader\ncert:ops ops admin\ncert:old old reader\n";
+        let after = "t0ken-a ann reader 2\ncert:ops ops admin\ncert:old older reader\nt0ken-c carl writer\n";
+        let [before, after] = [before, after].map(|text| Authenticator::parse(text).unwrap());
+        let mut changes = before.changes(&after);
+        changes.sort();
+        let expected = [
+            r#"a token of tenant "ann" (writer, weight 1) is now of tenant "ann" (reader, weight 2)"#,
+            r#"a token of tenant "bob" (reader, weight 1) is removed"#,
+            r#"a token of tenant "carl" (writer, weight 1) is added"#,
+            r#"the certificate "old" of tenant "old" (reader, weight 1) is now of tenant "older" (reader, weight 1)"#,
+        ];
+        assert_eq!(changes, expected);
+        assert!(after.changes(&after).is_empty());
     }
 
     /// Creates a certificate with the given common name, as TLS passes it on.

@@ -48,15 +48,25 @@ pub(super) fn names(der: &[u8]) -> Result<Vec<String>> {
 /// Describes the dates between which a certificate is valid, if `now` is not between them. `None`
 /// for a certificate that is valid or cannot be read.
 pub(super) fn out_of_date(der: &[u8], now: SystemTime) -> Option<String> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    // `humantime` cannot write an earlier date.
-    let time = |time: ASN1Time| SystemTime::from(time.to_datetime()).max(SystemTime::UNIX_EPOCH);
-    let validity = certificate.validity();
-    match (time(validity.not_before), time(validity.not_after)) {
+    match validity(der)? {
         (_, end) if end < now => Some(format!("expired on {}", humantime::format_rfc3339_seconds(end))),
         (start, _) if now < start => Some(format!("is not valid before {}", humantime::format_rfc3339_seconds(start))),
         _ => None,
     }
+}
+
+/// Returns the time at which a certificate expires; `None` for one that cannot be read.
+pub(super) fn valid_until(der: &[u8]) -> Option<SystemTime> {
+    validity(der).map(|(_, end)| end)
+}
+
+/// Returns the times between which a certificate is valid.
+fn validity(der: &[u8]) -> Option<(SystemTime, SystemTime)> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    // `humantime` cannot write an earlier date.
+    let time = |time: ASN1Time| SystemTime::from(time.to_datetime()).max(SystemTime::UNIX_EPOCH);
+    let validity = certificate.validity();
+    Some((time(validity.not_before), time(validity.not_after)))
 }
 
 /// Returns common names, the most specific first, then DNS names and URIs.

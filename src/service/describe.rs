@@ -191,6 +191,7 @@ fn pair(from: &dyn Engine, to: &dyn Engine) -> Value {
 /// Describes the server: its version, its resources, and the limits of clients.
 pub fn server(shared: &Shared) -> Value {
     let arena = shared.catalog.arena();
+    let reload = shared.credentials.last_reload();
     json!({
         "name": "dovetail",
         "version": env!("CARGO_PKG_VERSION"),
@@ -208,7 +209,9 @@ pub fn server(shared: &Shared) -> Value {
         "retain_seconds": shared.limits.retain.as_secs(),
         "ticket_seconds": shared.limits.ticket_life.as_secs(),
         "locations": shared.limits.locations,
-        "needs_token": shared.authenticator.needs_token(),
+        "needs_token": shared.credentials.authenticator().needs_token(),
+        "last_reload": reload.as_ref().map(|reload| time(reload.at)),
+        "last_reload_failed": reload.as_ref().map(|reload| reload.has_failed),
         "session_options": super::sessions::OPTIONS.map(|(name, _)| name),
     })
 }

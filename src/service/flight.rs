@@ -63,7 +63,7 @@ impl FlightService for Flight {
         &self,
         request: Request<Streaming<HandshakeRequest>>,
     ) -> Result<Response<Self::HandshakeStream>, Status> {
-        Ok(handshake::answer(&self.shared.authenticator, request).await?)
+        Ok(handshake::answer(&self.shared.credentials.authenticator(), request).await?)
     }
 
     async fn list_flights(&self, request: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {

@@ -1,5 +1,7 @@
 //! Gauges, and counters of other components: read when the metrics are asked for.
 
+use std::time::SystemTime;
+
 use prometheus::{Counter, Encoder, IntCounter, IntGauge, TextEncoder};
 
 use super::metrics::{Metrics, state_name};
@@ -74,6 +76,12 @@ impl Metrics {
             set(self.tenant_bytes.with_label_values(&[&tenant]), usage.bytes);
         }
         set(self.sessions.clone(), shared.sessions.count() as u64);
+        set(self.connections.clone(), shared.connections.open() as u64);
+        if let Some(reload) = shared.credentials.last_reload() {
+            let at = reload.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            set(self.last_reload_seconds.clone(), at.as_secs());
+            self.last_reload_failed.set(reload.has_failed.into());
+        }
     }
 }
 

@@ -8,22 +8,25 @@
 //!
 //! Over a network, more bytes than that are in flight at a time. So connections from other hosts
 //! keep the kernel's sizing. For the same reasons, remote clients have a larger HTTP/2 window for
-//! what they send. That window is set per router (`server.rs`), so the two kinds of connections are
-//! separated.
+//! what they send (`connections.rs`).
+
+mod activity;
+mod limits;
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use futures::{Stream, StreamExt};
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::server::TlsStream;
+
+pub(super) use activity::{Activity, CallUnderWay};
+pub(super) use limits::{ConnectionLimits, OtherFiles, Permit, Throttle};
 
 use super::transfers::WriteTime;
 use crate::{Error, Result};
@@ -34,47 +37,150 @@ use crate::{Error, Result};
 /// again for its own records.
 const SAME_HOST_SEND_BUFFER_BYTES: usize = 384 << 10;
 
-/// Time between probes of an idle connection.
+/// Time between the kernel's probes of an idle connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// Accepted connections. The server stops listening once one of the two streams is dropped.
-#[derive(Debug)]
-pub(super) struct Incoming {
-    pub same_host: Connections,
-    pub elsewhere: Connections,
-}
+/// Pause after the system refused to accept a connection. It usually has no descriptor left, so the
+/// next attempt at once would fail as well.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-type Connections = ReceiverStream<io::Result<Connection>>;
-
-/// Connection of a client. It measures the time of its writes.
+/// Connection of a client, plain or over TLS.
 #[derive(Debug)]
 pub(super) struct Connection {
+    io: Io,
+    activity: Arc<Activity>,
+}
+
+#[derive(Debug)]
+enum Io {
+    Plain(Socket),
+    Tls(Box<TlsStream<Socket>>),
+}
+
+/// Socket that measures the time of its writes.
+#[derive(Debug)]
+pub(super) struct Socket {
     stream: TcpStream,
-    writing: WriteTime,
+    pub(super) is_same_host: bool,
+    pub(super) writing: WriteTime,
 }
 
 /// Facts about a connection, for its calls.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionInfo {
-    pub tcp: TcpConnectInfo,
+    pub peer: SocketAddr,
+    /// Certificate of the client (DER), checked by TLS.
+    pub certificate: Option<Arc<[u8]>>,
     pub writing: WriteTime,
+    pub activity: Arc<Activity>,
 }
 
-impl Connected for Connection {
-    type ConnectInfo = ConnectionInfo;
-
-    fn connect_info(&self) -> ConnectionInfo {
-        ConnectionInfo { tcp: self.stream.connect_info(), writing: self.writing.clone() }
+impl Socket {
+    /// Sets the options of an accepted connection. If that fails, the connection is only slower, or
+    /// has ended already.
+    pub(super) fn new(stream: TcpStream) -> Self {
+        let is_same_host = is_from_same_host(&stream);
+        let socket = SockRef::from(&stream);
+        let mut set = stream.set_nodelay(true);
+        set = set.and(socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE)));
+        if is_same_host {
+            set = set.and(socket.set_send_buffer_size(SAME_HOST_SEND_BUFFER_BYTES));
+        }
+        if let Err(error) = set {
+            tracing::debug!(?stream, %error, "a connection keeps the system's options");
+        }
+        Self { stream, is_same_host, writing: WriteTime::default() }
     }
 }
 
+impl Connection {
+    /// Creates a connection without TLS.
+    pub(super) fn plain(socket: Socket) -> Self {
+        Self { io: Io::Plain(socket), activity: Arc::default() }
+    }
+
+    /// Creates a connection whose TLS handshake is done.
+    pub(super) fn over_tls(stream: TlsStream<Socket>) -> Self {
+        Self { io: Io::Tls(Box::new(stream)), activity: Arc::default() }
+    }
+
+    /// Returns the facts about the connection with `peer`.
+    pub(super) fn info(&self, peer: SocketAddr) -> ConnectionInfo {
+        let (socket, certificates) = match &self.io {
+            Io::Plain(socket) => (socket, None),
+            Io::Tls(stream) => {
+                let (socket, session) = stream.get_ref();
+                (socket, session.peer_certificates())
+            }
+        };
+        // The client's own certificate is first; those of its signers follow.
+        let certificate = certificates.and_then(|chain| chain.first()).map(|own| Arc::from(own.as_ref()));
+        ConnectionInfo { peer, certificate, writing: socket.writing.clone(), activity: self.activity.clone() }
+    }
+}
+
+/// Calls a method of the stream inside, whatever its kind.
+macro_rules! inner {
+    ($self:ident, $io:ident => $call:expr) => {
+        match &mut $self.get_mut().io {
+            Io::Plain($io) => {
+                let $io = Pin::new($io);
+                $call
+            }
+            Io::Tls($io) => {
+                let $io = Pin::new($io.as_mut());
+                $call
+            }
+        }
+    };
+}
+
 impl AsyncRead for Connection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let activity = self.activity.clone();
+        let before = buffer.filled().len();
+        let read = inner!(self, io => io.poll_read(cx, buffer));
+        activity.add_received(buffer.filled().len() - before);
+        read
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        inner!(self, io => io.poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        inner!(self, io => io.poll_write_vectored(cx, pieces))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.io {
+            Io::Plain(socket) => socket.is_write_vectored(),
+            Io::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        inner!(self, io => io.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        inner!(self, io => io.poll_shutdown(cx))
+    }
+}
+
+impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let start = Instant::now();
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
@@ -106,16 +212,12 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Listens, and returns the bound address: the port of `address` may be 0.
+/// Listens. The port of `address` may be 0.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the address cannot be listened on.
-pub(super) fn listen(address: SocketAddr) -> Result<(SocketAddr, Incoming)> {
-    let failed = |error: io::Error| cannot_listen(address, "--listen", &error);
-    let incoming =
-        TcpIncoming::bind(address).map_err(failed)?.with_nodelay(Some(true)).with_keepalive(Some(KEEP_ALIVE));
-    let bound = incoming.local_addr().map_err(failed)?;
-    Ok((bound, by_host(incoming)))
+pub(super) async fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| cannot_listen(address, flag, &error))
 }
 
 /// Checks early that [`listen`] will succeed, without listening. The port does not listen yet, so a
@@ -128,36 +230,30 @@ pub(super) fn can_listen(address: SocketAddr, flag: &str) -> Result<()> {
     listener.map(drop).map_err(|error| cannot_listen(address, flag, &error))
 }
 
-/// Separates connections from this host and from other hosts, in a task of its own.
-fn by_host(mut incoming: impl Stream<Item = io::Result<TcpStream>> + Send + Unpin + 'static) -> Incoming {
-    // One slot is enough, because the transport spawns a task for each connection as soon as it
-    // arrives.
-    let (to_near, near) = mpsc::channel(1);
-    let (to_far, far) = mpsc::channel(1);
-    tokio::spawn(async move {
-        loop {
-            let next = tokio::select! {
-                next = incoming.next() => next,
-                () = to_near.closed() => return,
-                () = to_far.closed() => return,
-            };
-            let Some(connection) = next else { return };
-            let is_near = connection.as_ref().is_ok_and(is_from_same_host);
-            if let (Ok(stream), true) = (&connection, is_near) {
-                size_send_buffer(stream);
-            }
-            let to = if is_near { &to_near } else { &to_far };
-            let connection = connection.map(|stream| Connection { stream, writing: WriteTime::default() });
-            if to.send(connection).await.is_err() {
-                return;
-            }
+/// Accepts the next connection. Pauses while the system gives none, for example because the process
+/// has no descriptor left.
+pub(super) async fn accept(listener: &TcpListener, flag: &str, said: &Throttle) -> (TcpStream, SocketAddr) {
+    loop {
+        let error = match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => error,
+        };
+        // Such a connection has ended before it was accepted.
+        if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) {
+            continue;
         }
-    });
-    Incoming { same_host: ReceiverStream::new(near), elsewhere: ReceiverStream::new(far) }
+        if said.has_turn() {
+            tracing::warn!(
+                "connections to {flag} wait, because the system gives the server none: {error}; raise the limit of open \
+                 files (ulimit -n, or LimitNOFILE of systemd) if that is the reason"
+            );
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
 }
 
 /// Returns the error of an address that cannot be listened on, with its remedy.
-pub(super) fn cannot_listen(address: SocketAddr, flag: &str, error: &io::Error) -> Error {
+fn cannot_listen(address: SocketAddr, flag: &str, error: &io::Error) -> Error {
     let advice = match error.kind() {
         io::ErrorKind::AddrInUse => {
             format!(
@@ -171,14 +267,6 @@ pub(super) fn cannot_listen(address: SocketAddr, flag: &str, error: &io::Error) 
         _ => String::new(),
     };
     Error::Unavailable(format!("listening on {address} ({flag}): {error}{advice}"))
-}
-
-/// Makes the send buffer of a connection from the same host small. If this fails, the connection is
-/// only slower.
-fn size_send_buffer(stream: &TcpStream) {
-    if let Err(error) = SockRef::from(stream).set_send_buffer_size(SAME_HOST_SEND_BUFFER_BYTES) {
-        tracing::debug!(?stream, %error, "the send buffer of a connection keeps its size");
-    }
 }
 
 /// True if the peer is on this host. False for a connection that has ended already.
@@ -210,25 +298,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_from_this_host_has_a_small_send_buffer() {
-        let (address, mut incoming) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let client = TcpStream::connect(address).await.unwrap();
-        let accepted = incoming.same_host.next().await.unwrap().unwrap();
+        let listener = listen("127.0.0.1:0".parse().unwrap(), "--listen").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = accept(&listener, "--listen", &Throttle::default()).await;
+        let accepted = Socket::new(accepted);
+        assert!(accepted.is_same_host && accepted.stream.nodelay().unwrap());
         let bytes = SockRef::from(&accepted.stream).send_buffer_size().unwrap();
         // Linux reports twice the given size. The kernel may allow less than the given size.
         assert!(bytes <= 2 * SAME_HOST_SEND_BUFFER_BYTES, "{bytes} bytes");
         // The size was set, so the buffer does not grow any more. A buffer that the kernel sizes
         // would start at another size.
         assert_ne!(bytes, SockRef::from(&client).send_buffer_size().unwrap());
-    }
-    #[tokio::test]
-    async fn connections_are_refused_once_the_listener_is_dropped() {
-        let (address, incoming) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        drop(incoming);
-        let refused = async {
-            while TcpStream::connect(address).await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), refused).await.expect("connections to be refused");
     }
 }

@@ -24,6 +24,10 @@ pub struct Metrics {
     pub(super) calls: IntCounterVec,
     pub(super) call_seconds: HistogramVec,
     pub(super) calls_in_flight: IntGauge,
+    pub(super) connections: IntGauge,
+    pub(super) connections_closed: IntCounterVec,
+    pub(super) last_reload_seconds: IntGauge,
+    pub(super) last_reload_failed: IntGauge,
     pub(super) received_bytes: IntCounterVec,
     pub(super) sent_bytes: IntCounterVec,
     /// Rows of uploads, acknowledged or not.
@@ -115,6 +119,21 @@ impl Metrics {
             calls: counters("dovetail_calls_total", "Calls that ended, by RPC and status code", &["rpc", "code"]),
             call_seconds,
             calls_in_flight: gauge("dovetail_calls_in_flight", "Calls under way"),
+            connections: gauge("dovetail_connections", "Open connections to the Flight port"),
+            connections_closed: counters(
+                "dovetail_connections_closed_total",
+                "Connections that the server refused or closed, by reason: limit (of all), address_limit, tls_failed, \
+                 tls_timeout, silent (no whole preface, head or answer to a ping in time), idle, or admin_limit",
+                &["reason"],
+            ),
+            last_reload_seconds: gauge(
+                "dovetail_last_reload_timestamp_seconds",
+                "Time of the last reload of tokens and certificates, in seconds since 1970; 0 before the first",
+            ),
+            last_reload_failed: gauge(
+                "dovetail_last_reload_failed",
+                "1 if the last reload failed, so that the previous tokens and certificates stay in use",
+            ),
             received_bytes: counters("dovetail_received_bytes_total", "Bytes of request bodies", &["rpc"]),
             sent_bytes: counters("dovetail_sent_bytes_total", "Bytes of response bodies", &["rpc"]),
             received_rows: counter("dovetail_received_rows_total", "Rows uploaded"),

@@ -10,9 +10,10 @@
 //!   prober ───► health (gRPC), admin (HTTP) ◄── metrics
 //! ```
 //!
-//! `server` starts and drains the server. `incoming` accepts the connections. `shared` has the
-//! state that all calls share. `status` is the only place where Dovetail's errors become gRPC
-//! statuses.
+//! `server` starts and drains the server. `incoming` accepts the connections, within limits, and
+//! `connections` serves them. `credentials` has the tokens and certificates, and reads them again.
+//! `shared` has the state that all calls share. `status` is the only place where Dovetail's errors
+//! become gRPC statuses.
 //!
 //! This room depends on the scheduler, the planner and the catalog. It does not depend on how a
 //! join runs.
@@ -26,7 +27,9 @@ mod call_record;
 mod certificate;
 mod commands;
 pub(crate) mod compact;
+mod connections;
 mod cpu_work;
+mod credentials;
 mod deliveries;
 mod describe;
 mod do_get;
@@ -49,6 +52,7 @@ mod shared;
 mod status;
 mod table_upload;
 mod tickets;
+mod tls;
 mod transfers;
 
 pub(crate) use metrics::code_named;

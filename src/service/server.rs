@@ -19,15 +19,18 @@ use std::time::{Duration, Instant};
 
 use arrow_flight::flight_service_server::FlightServiceServer;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 use tonic::codec::CompressionEncoding;
+use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 use tower::Layer;
 
-use opening::{Tls, bind_admin, open, parse_admin, parts, refuse_unsafe, tls, unusable_tls};
+use opening::{bind_admin, open, parse_admin, parts, refuse_unsafe};
 
 use super::access::CallLayer;
+use super::connections::{FlightPort, TimeLimits};
+use super::credentials::LOOK_INTERVAL;
 use super::do_get::DoGetLayer;
 use super::flight::Flight;
 use super::ingest::{DoPutLayer, UploadHandler};
@@ -35,28 +38,9 @@ use super::readers::FETCHED_WITHIN;
 use super::settings::Settings;
 use super::shared::Shared;
 use super::table_upload::TableUploads;
-use super::{
-    admin, health,
-    incoming::{self, Incoming},
-};
+use super::{admin, health, incoming};
 use crate::memory::{BackgroundGrowth, human_bytes};
 use crate::{Error, Result, engine, human};
-
-/// HTTP/2 frame size, in bytes. With the default of 16 KiB, each frame costs a system call and a
-/// wake-up. An upload then takes a quarter to a third more CPU.
-const FRAME_BYTES: u32 = 1 << 20;
-
-/// Bytes that a client may send on a stream before the server has taken any of them: the
-/// bandwidth-delay product of a 10 Gb/s link of 13 ms.
-const STREAM_WINDOW_BYTES: u32 = 16 << 20;
-
-/// Same as [`STREAM_WINDOW_BYTES`], for a client on the same host, where latency is negligible.
-/// Received bytes that wait for the server then stay in the processor's cache until they are
-/// copied. An upload in several streams takes a sixth less CPU with this window.
-const SAME_HOST_STREAM_WINDOW_BYTES: u32 = 2 << 20;
-
-/// Bytes that a client may send ahead over all streams of a connection.
-const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 
 /// Memory that is kept mapped ahead of need, in bytes. It covers a fraction of a second of an
 /// upload at 3 GB/s, during which the next slab gets its pages. [`GROWN_AHEAD_SHARE`] limits it on
@@ -84,8 +68,6 @@ pub struct Server {
     admin_address: Option<SocketAddr>,
     drain_limit: Duration,
     reporter: HealthReporter,
-    /// Set to true to close the listeners and let the connections finish.
-    closing: watch::Sender<bool>,
     serving: JoinHandle<Result<()>>,
     background: Vec<JoinHandle<()>>,
     growing: BackgroundGrowth,
@@ -116,12 +98,11 @@ impl Server {
         let gpus_bytes = engine::gpus_bytes(shared.devices.iter().map(|device| &**device));
         let prefault_bytes = engine::prefault_bytes(&settings.prefault, arena.budget().limit_bytes(), gpus_bytes)?;
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
-        let (flight_address, incoming) = incoming::listen(settings.listen)?;
-        let Incoming { same_host, elsewhere } = incoming;
+        let listener = incoming::listen(settings.listen, "--listen").await?;
+        let flight_address = listener.local_addr()?;
         let admin = bind_admin(settings).await?;
         let admin_address = admin.as_ref().map(TcpListener::local_addr).transpose()?;
 
-        let (closing, close) = watch::channel(false);
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let reflected = |error| health::reflection_error(&error);
         let reflection = health::reflection().build_v1().map_err(reflected)?;
@@ -137,49 +118,29 @@ impl Server {
             .accept_compressed(CompressionEncoding::Zstd)
             .max_decoding_message_size(shared.limits.message_bytes)
             .max_encoding_message_size(usize::MAX);
-        let tls = tls(settings)?;
-        tls.iter().flat_map(|tls| &tls.remarks).for_each(|remark| tracing::warn!("{remark}"));
-        let router = |stream_window_bytes: u32| -> Result<_> {
-            let mut builder = tonic::transport::Server::builder()
-                // Only to answer such a request in a sentence.
-                .accept_http1(true)
-                .max_frame_size(FRAME_BYTES)
-                .initial_stream_window_size(stream_window_bytes)
-                .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-                .max_concurrent_streams(settings.stream_limit)
-                .http2_keepalive_interval(Some(Duration::from_secs(30)))
-                .http2_keepalive_timeout(Some(Duration::from_secs(30)));
-            if let Some(Tls { config, .. }) = &tls {
-                builder = builder.tls_config(config.clone()).map_err(|error| unusable_tls(settings, &error))?;
-            }
-            Ok(builder
-                .layer(CallLayer::new(shared.clone()))
-                .add_service(DoGetLayer::new(shared.clone()).layer(do_put.layer(flight.clone())))
-                .add_service(health_service.clone())
-                .add_service(reflection.clone())
-                .add_service(reflection_alpha.clone()))
-        };
-        let (near, far) = (router(SAME_HOST_STREAM_WINDOW_BYTES)?, router(STREAM_WINDOW_BYTES)?);
+        shared.credentials.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
+        let routes = Routes::new(DoGetLayer::new(shared.clone()).layer(do_put.layer(flight)))
+            .add_service(health_service)
+            .add_service(reflection)
+            .add_service(reflection_alpha)
+            .prepare();
+        let service = CallLayer::new(shared.clone()).layer(routes);
+        let flight_port = FlightPort::new(shared.clone(), service, settings);
         health::set_ready(&reporter, true).await;
         health::set_alive(&reporter).await;
 
-        let serving = tokio::spawn({
-            let near = near.serve_with_incoming_shutdown(same_host, closed(close.clone()));
-            let far = far.serve_with_incoming_shutdown(elsewhere, closed(close.clone()));
-            async move {
-                let served = futures::try_join!(near, far);
-                served.map(drop).map_err(|error| Error::Internal(format!("the listener broke off: {error:?}")))
-            }
+        let serving = tokio::spawn(async move {
+            flight_port.serve(listener).await;
+            Ok(())
         });
         let mut background = vec![tokio::spawn(sweep(shared.clone(), reporter.clone()))];
+        if shared.credentials.has_files() {
+            background.push(tokio::spawn(watch_files(shared.clone())));
+        }
         if let Some(listener) = admin {
             // The admin port stays open while calls end, so that probes see the drain.
-            let served = axum::serve(listener, admin::routes(shared.clone()));
-            background.push(tokio::spawn(async move {
-                if let Err(error) = served.await {
-                    tracing::error!(%error, "the admin listener broke off");
-                }
-            }));
+            let head_limit = TimeLimits::new(settings).handshake;
+            background.push(tokio::spawn(admin::serve(listener, shared.clone(), head_limit)));
         }
         let drain_limit = Duration::from_secs(settings.drain_seconds);
         tracing::info!(
@@ -193,7 +154,7 @@ impl Server {
             "serving"
         );
         growing.prepare(prefault_bytes);
-        Ok(Self { shared, flight_address, admin_address, drain_limit, reporter, closing, serving, background, growing })
+        Ok(Self { shared, flight_address, admin_address, drain_limit, reporter, serving, background, growing })
     }
 
     /// Checks settings without listening: allowed values, contradictions, and the content of the
@@ -204,11 +165,9 @@ impl Server {
     /// As [`Server::start`].
     pub fn check(settings: &Settings) -> Result<Vec<String>> {
         refuse_unsafe(settings)?;
-        parts(settings)?;
+        let parts = parts(settings)?;
         parse_admin(settings)?;
-        let Some(Tls { config, remarks }) = tls(settings)? else { return Ok(Vec::new()) };
-        let usable = tonic::transport::Server::builder().tls_config(config);
-        usable.map(|_| remarks).map_err(|error| unusable_tls(settings, &error))
+        Ok(parts.credentials.remarks())
     }
 
     /// Returns the address of the Flight service, with the port that it listens on.
@@ -256,7 +215,7 @@ impl Server {
                 tracing::warn!("second signal: ending the work in progress");
                 Ok(())
             }
-            outcome = close_when_done(&self.shared, &self.closing, &mut self.serving) => outcome,
+            outcome = close_when_done(&self.shared, &mut self.serving) => outcome,
             // The transport may wait for connections for ever (a peer that never closes), so the
             // server limits the wait.
             () = limit => {
@@ -277,7 +236,6 @@ impl Server {
     fn end_calls(&self) {
         self.shared.draining.store(true, Ordering::Release);
         self.growing.stop_preparing();
-        self.closing.send_replace(true);
         self.shared.closing.cancel();
         self.shared.ended.cancel();
         self.shared.scheduler.abort_all("the server is shutting down");
@@ -300,11 +258,7 @@ impl Drop for Server {
 }
 
 /// Waits until no admitted work is left, and then until the connections are closed.
-async fn close_when_done(
-    shared: &Shared,
-    closing: &watch::Sender<bool>,
-    serving: &mut JoinHandle<Result<()>>,
-) -> Result<()> {
+async fn close_when_done(shared: &Shared, serving: &mut JoinHandle<Result<()>>) -> Result<()> {
     let mut looks = tokio::time::interval(DRAIN_INTERVAL);
     while shared.work_left().is_some() {
         tokio::select! {
@@ -318,7 +272,6 @@ async fn close_when_done(
         tracing::info!("dropping {results} has asked for within {} s", FETCHED_WITHIN.as_secs());
     }
     tracing::info!("no work is left: closing connections");
-    closing.send_replace(true);
     shared.closing.cancel();
     joined(serving.await)
 }
@@ -327,9 +280,16 @@ fn joined(outcome: Result<Result<()>, tokio::task::JoinError>) -> Result<()> {
     outcome.unwrap_or_else(|error| Err(Error::Internal(format!("the listener's task ended: {error}"))))
 }
 
-async fn closed(mut close: watch::Receiver<bool>) {
-    // An error means that the server was dropped.
-    let _ = close.wait_for(|closing| *closing).await;
+/// Reads the token file and the certificates again when they change.
+async fn watch_files(shared: Arc<Shared>) {
+    let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        let shared = shared.clone();
+        // A file system over a network may take long. A panic is logged.
+        let _ = tokio::task::spawn_blocking(move || shared.credentials.look(&shared.scheduler)).await;
+    }
 }
 
 /// Drops expired entries, and reports to the health service when the server becomes ready or not

@@ -27,7 +27,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_PUBLIC_LOCATIONS", value_delimiter = ',')]
     pub public_locations: Vec<String>,
 
-    /// File with the certificate chain of the server, PEM
+    /// File with the certificate chain of the server, PEM. The server reads this file and those of
+    /// the next three settings again when they change, and at SIGHUP
     #[arg(long, env = "DOVETAIL_TLS_CERT")]
     pub tls_cert: Option<PathBuf>,
 
@@ -132,6 +133,21 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_MESSAGE_LIMIT", default_value = "256MiB")]
     pub message_limit: String,
 
+    /// Maximum number of connections to --listen. The server closes more at once. By default
+    /// 10,000, or as many as the limit of open files allows if that is less
+    #[arg(long, env = "DOVETAIL_CONNECTION_LIMIT", value_name = "COUNT")]
+    pub connection_limit: Option<usize>,
+
+    /// Maximum number of connections to --listen from one client address, or from one /64 network
+    /// of IPv6. By default a quarter of --connection-limit, and no limit for loopback addresses
+    #[arg(long, env = "DOVETAIL_ADDRESS_CONNECTION_LIMIT", value_name = "COUNT")]
+    pub address_connection_limit: Option<usize>,
+
+    /// Seconds without a call after which the server closes a connection to --listen. Clients then
+    /// connect again with their next call. 0 keeps connections open
+    #[arg(long, env = "DOVETAIL_CONNECTION_IDLE_SECONDS", default_value_t = 900)]
+    pub connection_idle_seconds: u64,
+
     /// Maximum number of concurrent streams on a connection
     #[arg(long, env = "DOVETAIL_STREAM_LIMIT", default_value_t = 256)]
     pub stream_limit: u32,
@@ -212,6 +228,10 @@ pub struct Settings {
     /// File that requests failures of devices, for tests
     #[arg(long, env = "DOVETAIL_TEST_FAULT", hide = true)]
     pub test_fault: Option<PathBuf>,
+
+    /// Seconds for each step of a connection until its first request, for tests
+    #[arg(long, env = "DOVETAIL_TEST_HANDSHAKE_SECONDS", hide = true)]
+    pub test_handshake_seconds: Option<u64>,
 
     /// Logical GPUs per physical GPU, for tests
     #[arg(long, env = "DOVETAIL_TEST_GPUS_OF_ONE", hide = true)]

@@ -6,9 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
-use super::auth::Authenticator;
 use super::cpu_work::CpuWork;
+use super::credentials::Credentials;
 use super::deliveries::Deliveries;
+use super::incoming::ConnectionLimits;
 use super::ingest;
 use super::metrics::Metrics;
 use super::readers::Readers;
@@ -36,7 +37,8 @@ pub struct Shared {
     pub topology: Topology,
     pub devices: Vec<Arc<dyn Engine>>,
     pub limits: Limits,
-    pub authenticator: Authenticator,
+    pub credentials: Credentials,
+    pub connections: Arc<ConnectionLimits>,
     pub tickets: Tickets,
     pub sessions: Sessions,
     pub metrics: Metrics,
@@ -81,6 +83,17 @@ impl Shared {
             true => work(self),
             false => self.work(|shared, _| work(shared)).await,
         }
+    }
+}
+
+impl Shared {
+    /// Reads the token file and the certificates again because of `cause`, which the log names.
+    /// Replaces all of them, or none. Calls in progress go on. Returns the changes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the file that cannot be used, and why.
+    pub fn reload(&self, cause: &str) -> Result<Vec<String>> {
+        self.credentials.reload(cause, &self.scheduler)
     }
 }
 
@@ -152,6 +165,12 @@ impl Limits {
         for (flag, is_zero, what) in [
             ("--queue-limit", settings.queue_limit == 0, "no join would ever run"),
             ("--jobs-per-device", settings.jobs_per_device == 0, "no join would ever run"),
+            ("--connection-limit", settings.connection_limit == Some(0), "no client would ever be answered"),
+            (
+                "--address-connection-limit",
+                settings.address_connection_limit == Some(0),
+                "no client would ever be answered",
+            ),
             ("--stream-limit", settings.stream_limit == 0, "no client would ever be answered"),
             ("--upload-limit", settings.upload_limit == 0, "no upload would ever be accepted"),
             ("--ticket-seconds", settings.ticket_seconds == 0, "no ticket would ever be valid"),

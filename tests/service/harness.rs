@@ -29,7 +29,7 @@ pub type Client = FlightServiceClient<Channel>;
 pub type ClientWithoutDeadlines = FlightServiceClient<HttpClient<HttpConnector, tonic::body::Body>>;
 
 /// How long a test waits for an event that must come.
-const WAIT_LIMIT: Duration = Duration::from_secs(60);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
 struct Arguments {

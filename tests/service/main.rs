@@ -3,6 +3,7 @@
 mod answers;
 mod bad_requests;
 mod cancelling;
+mod connections;
 mod exchange;
 mod harness;
 mod joins;

@@ -232,6 +232,143 @@ async fn a_certificates_name_is_its_tenant_and_only_a_listed_one_is_an_admin() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_replaces_tokens_and_keeps_tables_and_calls_in_progress() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = write(folder.path(), "tokens", "t0ken-a ann writer\nt0ken-b bob reader\n");
+    let server = TestServer::start(&[&format!("--token-file={tokens}")]).await;
+    let mut client = server.client().await;
+    let messages = arrow_flight::encode::FlightDataEncoderBuilder::new()
+        .with_flight_descriptor(Some(path("t")))
+        .build(futures::stream::iter(keyed(10, 5)).map(Ok));
+    let messages: Vec<_> = messages.try_collect().await.unwrap();
+    // The rest of this upload comes after its token was removed.
+    let (rest, upload) = futures::channel::mpsc::unbounded();
+    let mut sent = messages.into_iter();
+    rest.unbounded_send(sent.next().unwrap()).unwrap();
+    let mut acks = client.do_put(with_token(upload, "t0ken-a")).await.unwrap().into_inner();
+
+    write(folder.path(), "tokens", "t0ken-c ann writer\nt0ken-b bob writer 2\n");
+    let mut changes = server.shared.reload("a test").unwrap();
+    changes.sort();
+    let expected = [
+        r#"a token of tenant "ann" (writer, weight 1) is added"#,
+        r#"a token of tenant "ann" (writer, weight 1) is removed"#,
+        r#"a token of tenant "bob" (reader, weight 1) is now of tenant "bob" (writer, weight 2)"#,
+    ];
+    assert_eq!(changes, expected);
+    refused(client.get_flight_info(with_token(path("t"), "t0ken-a")).await, Code::Unauthenticated, "not known");
+    sent.for_each(|message| rest.unbounded_send(message).unwrap());
+    drop(rest);
+    while acks.message().await.unwrap().is_some() {}
+    // The table is there, for the tenant's new token too.
+    let drop_t = || arrow_flight::Action::new("drop_table", r#"{"name": "t"}"#);
+    refused(client.do_action(with_token(drop_t(), "t0ken-b")).await, Code::PermissionDenied, "ann");
+    client.do_action(with_token(drop_t(), "t0ken-c")).await.unwrap();
+
+    let info = async |token: &str| -> serde_json::Value {
+        let mut client = server.client().await;
+        let action = arrow_flight::Action::new("server_info", "");
+        let results = client.do_action(with_token(action, token)).await.unwrap().into_inner();
+        let results: Vec<_> = results.try_collect().await.unwrap();
+        serde_json::from_slice(&results[0].body).unwrap()
+    };
+    assert_eq!(info("t0ken-c").await["last_reload_failed"], false);
+    assert!(server.http_get("/metrics").await.1.contains("dovetail_last_reload_failed 0\n"));
+    for wrong in ["t0ken-d carl king\n", "", "cert:ann ann writer\n"] {
+        write(folder.path(), "tokens", wrong);
+        let refusal = server.shared.reload("a test").unwrap_err();
+        assert!(!refusal.message().contains("t0ken"), "{refusal}");
+        assert_eq!(info("t0ken-c").await["last_reload_failed"], true, "the tokens from before stay");
+    }
+    std::fs::remove_file(&tokens).unwrap();
+    assert!(server.shared.reload("a test").is_err());
+    assert_eq!(info("t0ken-c").await["last_reload_failed"], true);
+    assert!(server.http_get("/metrics").await.1.contains("dovetail_last_reload_failed 1\n"));
+}
+
+/// Kubernetes replaces a secret by another link, and an editor by another file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_change_are_read_again_without_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("tokens");
+    for (name, token) in [("first", "t0ken-a"), ("second", "t0ken-b")] {
+        write(folder.path(), name, &format!("{token} ann writer\n"));
+    }
+    std::os::unix::fs::symlink("first", &link).unwrap();
+    let server = TestServer::start(&[&format!("--token-file={}", link.display())]).await;
+    let code = async |token: &str| {
+        let mut client = server.client().await;
+        client.get_flight_info(with_token(path("t"), token)).await.unwrap_err().code()
+    };
+    assert_eq!((code("t0ken-a").await, code("t0ken-b").await), (Code::NotFound, Code::Unauthenticated));
+    std::os::unix::fs::symlink("second", folder.path().join("new")).unwrap();
+    std::fs::rename(folder.path().join("new"), &link).unwrap();
+    eventually("the other file is read", async || code("t0ken-b").await == Code::NotFound).await;
+    assert_eq!(code("t0ken-a").await, Code::Unauthenticated);
+    std::fs::write(&link, "t0ken-longer ann writer\n").unwrap();
+    eventually("the file is read again", async || code("t0ken-longer").await == Code::NotFound).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_replaces_certificates_and_the_authorities_of_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (Authority::new(), Authority::new());
+    let install = |server: &Authority, clients: &Authority| {
+        let (cert, key) = server.issue("localhost");
+        let files = [("cert.pem", cert), ("key.pem", key), ("ca.pem", clients.pem())];
+        files.map(|(name, text)| write(folder.path(), name, &text))
+    };
+    let [cert, key, client_ca] = install(&old, &old);
+    let flags = [format!("--tls-cert={cert}"), format!("--tls-key={key}"), format!("--tls-client-ca={client_ca}")];
+    let server = TestServer::start(&flags.each_ref().map(String::as_str)).await;
+    let as_ann = async |server_ca: &Authority, own: &Authority| {
+        let (cert, key) = own.issue("ann");
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(server_ca.pem()))
+            .domain_name("localhost")
+            .identity(Identity::from_pem(cert, key));
+        let endpoint = Endpoint::from_shared(server.address.replace("http:", "https:")).unwrap();
+        // In TLS 1.3, a client appears to be connected before the server has checked its
+        // certificate.
+        let channel = endpoint.tls_config(tls).unwrap().connect().await.map_err(|_| Code::Unavailable)?;
+        let mut client = Client::new(channel);
+        match client.get_flight_info(path("t")).await {
+            Err(status) if status.code() == Code::NotFound => Ok(client),
+            outcome => Err(outcome.err().map_or(Code::Ok, |status| status.code())),
+        }
+    };
+    let mut before = as_ann(&old, &old).await.unwrap();
+
+    // Another certificate: open connections stay.
+    install(&new, &old);
+    let changes = server.shared.reload("a test").unwrap();
+    assert!(matches!(&changes[..], [one] if one.contains("the new one is valid until ")), "{changes:?}");
+    assert!(as_ann(&old, &old).await.is_err(), "the server has a certificate of another authority");
+    as_ann(&new, &old).await.unwrap();
+    refused(before.get_flight_info(path("t")).await, Code::NotFound, "\"t\"");
+
+    // A key that does not fit changes nothing, and neither does the rest of that reload.
+    write(folder.path(), "key.pem", &new.issue("localhost").1);
+    write(folder.path(), "ca.pem", &new.pem());
+    let refusal = server.shared.reload("a test").unwrap_err();
+    assert!(refusal.message().contains("is not the private key of the certificate"), "{refusal}");
+    as_ann(&new, &old).await.unwrap();
+    assert!(as_ann(&new, &new).await.is_err());
+
+    // Other authorities of clients: a connection that the former ones admitted is closed.
+    install(&new, &new);
+    let changes = server.shared.reload("a test").unwrap();
+    assert!(changes.iter().any(|change| change.contains("the authorities of clients are replaced by 1 certificate")));
+    as_ann(&new, &new).await.unwrap();
+    assert!(as_ann(&new, &old).await.is_err());
+    eventually(
+        "the former connection is closed",
+        async || !matches!(before.get_flight_info(path("t")).await, Err(status) if status.code() == Code::NotFound),
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_non_loopback_address_without_tls_is_refused_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = format!("--token-file={}", write(folder.path(), "tokens", "t ann writer\n"));

@@ -152,6 +152,15 @@ impl Arena {
         Self { borrower: Some(borrower), ..Self::with_backing(none, Backing::Anonymous) }
     }
 
+    /// Returns the maximum number of files that slabs keep open.
+    pub fn open_files_max(&self) -> u64 {
+        let limit = self.inner.budget.limit_bytes();
+        match self.inner.backing {
+            Backing::Anonymous => 0,
+            _ => 1 + limit.saturating_add(slack_bytes(limit)).div_ceil(self.inner.slab_bytes as u64),
+        }
+    }
+
     /// Returns the same arena drawing pieces from `pool`, and from the budget when the pool is
     /// empty.
     pub fn drawing_on(&self, pool: ReservedPool) -> Self {

@@ -1,0 +1,218 @@
+//! Serving of connections to the Flight port, from the first byte to the last.
+//!
+//! ```text
+//!   accept ─► within the limits? ─► TLS handshake ─► HTTP/2 preface ─► calls ─► closed
+//!               └ no: closed          └── too late: closed ──┘           └ idle for long, or the
+//!                                                                          server ends: GOAWAY
+//! ```
+//!
+//! Each connection has a task, so that a slow handshake delays no other client. A peer that
+//! answers no ping is closed by HTTP/2 itself.
+
+use std::convert::Infallible;
+use std::future;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::rustls::server::Acceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tower::{Service, ServiceExt};
+
+use super::incoming::{Connection, Permit, Socket, Throttle, accept};
+use super::settings::Settings;
+use super::shared::Shared;
+use super::tls::Tls;
+
+/// HTTP/2 frame size, in bytes. With the default of 16 KiB, each frame costs a system call and a
+/// wake-up. An upload then takes a quarter to a third more CPU.
+const FRAME_BYTES: u32 = 1 << 20;
+
+/// Bytes that a client may send on a stream before the server has taken any of them: the
+/// bandwidth-delay product of a 10 Gb/s link of 13 ms.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+
+/// Same as [`STREAM_WINDOW_BYTES`], for a client on the same host, where latency is negligible.
+/// Received bytes that wait for the server then stay in the processor's cache until they are
+/// copied. An upload in several streams takes a sixth less CPU with this window.
+const SAME_HOST_STREAM_WINDOW_BYTES: u32 = 2 << 20;
+
+/// Bytes that a client may send ahead over all streams of a connection.
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+
+/// Time between pings of HTTP/2, and for their answer.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Time for a TLS handshake, and again for the preface of HTTP/2 or the head of a request of
+/// HTTP/1.1. It is longer than several lost packets.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Time limits of connections.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TimeLimits {
+    /// For each step until the first request.
+    pub(super) handshake: Duration,
+    /// Without a call.
+    idle: Duration,
+}
+
+impl TimeLimits {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let idle = match settings.connection_idle_seconds {
+            0 => Duration::MAX,
+            seconds => Duration::from_secs(seconds),
+        };
+        Self { handshake: settings.test_handshake_seconds.map_or(HANDSHAKE_LIMIT, Duration::from_secs), idle }
+    }
+}
+
+/// Flight port: what each of its connections needs.
+pub(super) struct FlightPort<S> {
+    shared: Arc<Shared>,
+    service: S,
+    times: TimeLimits,
+    same_host: Builder<TokioExecutor>,
+    elsewhere: Builder<TokioExecutor>,
+}
+
+impl<S> FlightPort<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
+    pub(super) fn new(shared: Arc<Shared>, service: S, settings: &Settings) -> Self {
+        let times = TimeLimits::new(settings);
+        Self {
+            shared,
+            service,
+            times,
+            same_host: builder(settings, times, SAME_HOST_STREAM_WINDOW_BYTES),
+            elsewhere: builder(settings, times, STREAM_WINDOW_BYTES),
+        }
+    }
+
+    /// Serves until the server closes its connections, and these have ended. Dropping the future
+    /// ends them at once.
+    pub(super) async fn serve(self, listener: TcpListener) {
+        let (port, said) = (Arc::new(self), Throttle::default());
+        let mut connections = JoinSet::new();
+        loop {
+            let (stream, peer) = tokio::select! {
+                () = port.shared.closing.cancelled() => break,
+                Some(_) = connections.join_next() => continue,
+                accepted = accept(&listener, "--listen", &said) => accepted,
+            };
+            match port.shared.connections.admit(peer.ip()) {
+                Ok(permit) => drop(connections.spawn(port.clone().connection(stream, peer, permit))),
+                Err(refusal) => port.count_closed(refusal.name()),
+            }
+        }
+        // New clients are refused from now on, instead of waiting for an answer.
+        drop(listener);
+        while connections.join_next().await.is_some() {}
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, permit: Permit) {
+        let socket = Socket::new(stream);
+        let is_same_host = socket.is_same_host;
+        let (connection, superseded) = match self.shared.credentials.tls() {
+            None => (Connection::plain(socket), CancellationToken::new()),
+            Some(tls) => {
+                let handshake = tokio::time::timeout(self.times.handshake, handshake(socket, &tls, &permit.handshakes));
+                let outcome = tokio::select! {
+                    () = self.shared.closing.cancelled() => return,
+                    outcome = handshake => outcome,
+                };
+                match outcome {
+                    Ok(Ok(stream)) => (Connection::over_tls(stream), tls.superseded.clone()),
+                    Ok(Err(error)) => {
+                        tracing::debug!(%peer, %error, "a TLS handshake failed");
+                        return self.count_closed("tls_failed");
+                    }
+                    Err(_) => return self.count_closed("tls_timeout"),
+                }
+            }
+        };
+        let info = connection.info(peer);
+        let activity = info.activity.clone();
+        let service = self.service.clone().map_request(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(info.clone());
+            request.map(Body::new)
+        });
+        let builder = if is_same_host { &self.same_host } else { &self.elsewhere };
+        let served = builder.serve_connection(TokioIo::new(connection), TowerToHyperService::new(service));
+        let mut served = pin!(served);
+        let has_idled = tokio::select! {
+            outcome = served.as_mut() => return self.log_end(peer, outcome),
+            () = activity.preface_overdue(self.times.handshake) => return self.count_closed("silent"),
+            () = activity.idle_for(self.times.idle) => true,
+            () = self.shared.closing.cancelled() => false,
+            () = superseded.cancelled() => false,
+        };
+        served.as_mut().graceful_shutdown();
+        let overdue = async {
+            tokio::time::sleep(self.times.handshake).await;
+            // A call that began in the meantime is served.
+            if !has_idled || !activity.is_idle() {
+                future::pending::<()>().await;
+            }
+        };
+        if has_idled {
+            self.count_closed("idle");
+        }
+        tokio::select! {
+            outcome = served => self.log_end(peer, outcome),
+            () = overdue => {}
+        }
+    }
+
+    /// Logs how a connection ended. Counts one that HTTP closed because the peer said too little:
+    /// no whole head of a request of HTTP/1.1, or no answer to a ping.
+    fn log_end(&self, peer: SocketAddr, outcome: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
+        let Err(error) = outcome else { return };
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout) {
+            self.count_closed("silent");
+        }
+        tracing::debug!(%peer, %error, "a connection broke off");
+    }
+
+    /// Counts a connection that the server closed.
+    fn count_closed(&self, reason: &str) {
+        self.shared.metrics.connections_closed.with_label_values(&[reason]).inc();
+    }
+}
+
+fn builder(settings: &Settings, times: TimeLimits, stream_window_bytes: u32) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_frame_size(FRAME_BYTES)
+        .initial_stream_window_size(stream_window_bytes)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_concurrent_streams(settings.stream_limit)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_INTERVAL);
+    // HTTP/1.1 is served only to answer such a request in a sentence.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(times.handshake);
+    builder
+}
+
+async fn handshake(socket: Socket, tls: &Tls, slots: &Semaphore) -> std::io::Result<TlsStream<Socket>> {
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
+    // A client that sends nothing takes no slot. The semaphore is never closed.
+    let _slot = slots.acquire().await;
+    hello.into_stream(tls.config.clone()).await
+}
