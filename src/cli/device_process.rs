@@ -23,11 +23,11 @@ pub struct DeviceProcessArgs {
 /// The errors of [`engine::run_process`].
 pub fn run(args: &DeviceProcessArgs) -> Result<()> {
     logging::start_as(&args.log, &args.log_format)?;
-    // A signal that stops the server may reach all its processes. Ignore it here: this process ends
+    // A signal to the server may reach all its processes. Ignore it here: this process ends
     // when the server no longer needs it, after running jobs have finished.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let _entered = runtime.enter();
     logging::outlive_full_files()?;
-    let _deaf = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let _deaf = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?);
     engine::run_process()
 }

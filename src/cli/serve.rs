@@ -4,16 +4,18 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::settings::{Layered, misspelt_variables};
 use super::signals::{END_WITHIN, EndSignals};
 use super::{logging, output};
 use crate::human::file_failure;
-use crate::service::Server;
 use crate::service::settings::Settings;
+use crate::service::{Server, Shared};
 use crate::{Context, Error, Result, lines};
 
 /// Arguments of `dovetail serve`.
@@ -65,6 +67,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
             // Dropping the result removes the file again.
             args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
         }
+        raise_file_limit();
         Server::check(settings)?.iter().for_each(output::remark);
     }
     if args.print_config {
@@ -91,7 +94,10 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     let runtime = super::runtime()?;
     let outcome = runtime.block_on(async {
         logging::outlive_full_files()?;
+        // Listened to before the server starts, so that a reload asked for early does not end it.
+        let hang_ups = signal(SignalKind::hangup()).context(|| "listening for SIGHUP")?;
         let server = Server::start(settings).await?;
+        tokio::spawn(reload_at(hang_ups, server.shared().clone()));
         let signals = EndSignals::listen(Duration::from_secs(settings.drain_seconds))?;
         let (flight, admin) = (server.flight_address(), server.admin_address());
         announce(settings, flight, admin);
@@ -102,6 +108,15 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     // Abandoned work must not keep the process alive.
     runtime.shutdown_timeout(END_WITHIN);
     outcome
+}
+
+/// Reads tokens and certificates again at each signal.
+async fn reload_at(mut signals: Signal, shared: Arc<Shared>) {
+    while signals.recv().await.is_some() {
+        let shared = shared.clone();
+        // The outcome is logged, and so is a panic.
+        let _ = tokio::task::spawn_blocking(move || shared.reload("SIGHUP").map(drop)).await;
+    }
 }
 
 /// Raises the limit of open files to the system's maximum, which is often above the initial limit.

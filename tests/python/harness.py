@@ -69,10 +69,12 @@ class Server:
     """A server process on free ports.
 
     Settings are those of ``dovetail serve``: ``Server(folder, devices="host:2")``; ``True`` is a
-    flag without a value.
+    flag without a value. ``open_files`` is the limit of open files of the process.
     """
 
-    def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, *, env: dict[str, str] | None = None, open_files: int | None = None, **settings: object
+    ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.log_path = folder / "server.log"
@@ -91,9 +93,10 @@ class Server:
                 flags.append(str(value))
         kept = "DOVETAIL_TEST_GPUS_OF_ONE"
         clean = {name: value for name, value in os.environ.items() if name == kept or not name.startswith("DOVETAIL_")}
+        limits = ["prlimit", f"--nofile={open_files}"] if open_files else []
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(binary()), "serve", *flags, "--ready-file", str(ready)],
+                [*limits, str(binary()), "serve", *flags, "--ready-file", str(ready)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # Not the user's own file of rates: this may be another build.
