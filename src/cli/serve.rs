@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::settings::{Layered, misspelt_variables};
+use super::settings::{Layered, unknown_variables};
 use super::signals::{END_WITHIN, EndSignals};
 use super::{logging, output};
 use crate::human::file_failure;
@@ -62,7 +62,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     let settings = &layered.settings;
     check_files(settings)?;
     if !args.runs() {
-        misspelt_variables().iter().for_each(output::remark);
+        unknown_variables().iter().for_each(output::remark);
         if args.check_config {
             // Dropping the result removes the file again.
             args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
@@ -89,7 +89,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
         ready.remove_last()?;
     }
     logging::start(settings)?;
-    misspelt_variables().iter().for_each(|remark| tracing::warn!("{remark}"));
+    unknown_variables().iter().for_each(|remark| tracing::warn!("{remark}"));
     raise_file_limit();
     let runtime = super::runtime()?;
     let outcome = runtime.block_on(async {

@@ -279,28 +279,52 @@ fn suggestion(key: &str, known: &[String]) -> String {
     }
 }
 
-/// Finds environment variables that look like misspelt settings: they have our prefix and a name
-/// close to a setting. Other variables with the prefix may belong to clients, or to the program
-/// that starts the server.
-pub fn misspelt_variables() -> Vec<String> {
-    let known: Vec<String> =
-        setting_args().iter().filter_map(Arg::get_env).map(|name| name.to_string_lossy().into_owned()).collect();
-    let closest = |name: &str| {
-        let closeness = |known: &String| strsim::jaro_winkler(&known[PREFIX.len()..], &name[PREFIX.len()..]);
-        let closest = known.iter().max_by(|a, b| closeness(a).total_cmp(&closeness(b)))?;
-        (closeness(closest) > 0.9).then(|| closest.clone())
-    };
+/// Warns of environment variables with our prefix that neither the server nor a client reads. Names
+/// for tests and benchmarks are left out, and so are those that Kubernetes makes of a service.
+pub fn unknown_variables() -> Vec<String> {
     let clients = ConnectArgs::augment_args(Command::new("client"));
-    let clients: Vec<_> = clients.get_arguments().filter_map(Arg::get_env).collect();
-    let given = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    let ours = given.filter(|name| {
-        name.starts_with(PREFIX) && !known.contains(name) && !clients.contains(&std::ffi::OsStr::new(name))
+    let known = setting_args().into_iter().chain(clients.get_arguments().cloned());
+    let known = known.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
+    let known: Vec<String> = known.chain([format!("{PREFIX}{}", super::CONFIG_ID.to_uppercase())]).collect();
+    let given = std::env::vars_os().map(|(name, value)| [name, value].map(|text| text.to_string_lossy().into_owned()));
+    let unknown = given.filter(|[name, value]| {
+        name.starts_with(PREFIX) && !known.contains(name) && !is_of_other_programs(name, value)
     });
-    ours.filter_map(|name| {
-        let closest = closest(&name)?;
-        Some(format!("environment variable {name} is not a setting and is ignored; did you mean {closest}?"))
-    })
-    .collect()
+    unknown.map(|[name, _]| unknown_variable(&name, &known)).collect()
+}
+
+fn unknown_variable(name: &str, known: &[String]) -> String {
+    let closeness = |known: &str| strsim::jaro_winkler(&known[PREFIX.len()..], &name[PREFIX.len()..]);
+    let closest = known.iter().max_by(|a, b| closeness(a).total_cmp(&closeness(b)));
+    let hint = match closest.filter(|closest| closeness(closest) > 0.9) {
+        Some(closest) => format!("did you mean {closest}?"),
+        None => "`dovetail serve --help` lists the variables".into(),
+    };
+    format!("environment variable {name} is not a setting and is ignored; {hint}")
+}
+
+/// True for a variable that other programs read or make, although it has our prefix.
+fn is_of_other_programs(name: &str, value: &str) -> bool {
+    let name = &name[PREFIX.len()..];
+    // Of the build, the tests and the benchmarks, and of tools that watch a GPU.
+    let ours = [
+        "BIN",
+        "BLESS",
+        "CASE",
+        "GPU_OBSERVER",
+        "LONG",
+        "ORACLE_SECONDS",
+        "OTHER_CLIENTS",
+        "RECORD",
+        "RESULTS",
+        "SEED",
+    ];
+    let is_ours = ours.contains(&name) || name.starts_with("TEST_") || name.starts_with("CUDA");
+    // For a service "dovetail-a", Kubernetes sets DOVETAIL_A_SERVICE_HOST, DOVETAIL_A_PORT and
+    // more.
+    let of_service = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"].iter().any(|part| format!("_{name}").contains(part));
+    let is_link = format!("_{name}").ends_with("_PORT") && value.contains("://");
+    is_ours || of_service || is_link
 }
 
 /// Converts a value of the file to the words that a flag would take.

@@ -1,5 +1,7 @@
 //! `dovetail serve`: settings and their layers, readiness, shutdown.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -243,7 +245,10 @@ fn an_environment_variable_that_is_not_a_setting_is_warned_about() {
     assert!(misspelt.status.success(), "other programs may have variables of that kind: {}", stderr(&misspelt));
     let expected = "DOVETAIL_HOSTMEMORY is not a setting and is ignored; did you mean DOVETAIL_HOST_MEMORY?";
     assert!(stderr(&misspelt).contains(expected), "{}", stderr(&misspelt));
-    for known in ["DOVETAIL_HOST_MEMORY", "DOVETAIL_SERVER", "DOVETAIL_TOKEN"] {
+    let unlike = check("DOVETAIL_WORKERS");
+    let expected = "DOVETAIL_WORKERS is not a setting and is ignored; `dovetail serve --help` lists the variables";
+    assert!(stderr(&unlike).contains(expected), "{}", stderr(&unlike));
+    for known in ["DOVETAIL_HOST_MEMORY", "DOVETAIL_SERVER", "DOVETAIL_TOKEN", "DOVETAIL_SERVICE_HOST"] {
         assert_eq!(stderr(&check(known)), "", "{known}");
     }
 }
@@ -337,6 +342,29 @@ fn a_certificate_outside_its_dates_is_warned_about() {
     }
 }
 
+#[test]
+fn a_secret_that_other_users_can_read_is_warned_about() {
+    let folder = tempfile::tempdir().unwrap();
+    Authority::new(folder.path(), "ca").issue(folder.path(), "one");
+    let tokens = folder.path().join("tokens");
+    std::fs::write(&tokens, "sesame-sesame-sesame acme writer\n").unwrap();
+    let line = "serve --check-config --tls-cert one.pem --tls-key one-key.pem --token-file tokens";
+    let check = |mode: u32| {
+        for name in ["tokens", "one-key.pem"] {
+            std::fs::set_permissions(folder.path().join(name), Permissions::from_mode(mode)).unwrap();
+        }
+        let output = command().current_dir(folder.path()).args(line.split(' ')).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    assert_eq!(check(0o640), "");
+    let said = check(0o644);
+    for words in ["--tls-key names one-key.pem", "--token-file names tokens", "chmod o= tokens"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(!said.contains("sesame"), "{said}");
+}
+
 /// Like `--token-file <(...)`: a pipe can be read only once.
 #[test]
 fn a_file_of_tokens_may_be_a_pipe() {
@@ -350,6 +378,10 @@ fn a_file_of_tokens_may_be_a_pipe() {
     let server = Server::start(&["--token-file", pipe.to_str().unwrap()]);
     assert_eq!(server.ok(&["tables", "--token", "sesame-sesame-sesame"]).lines().count(), 1);
     writer.join().unwrap().unwrap();
+    server.send("-HUP");
+    let said = server.log_lines(1, |line| line.contains("SIGHUP: "));
+    assert!(said[0].contains("tokens is not an ordinary file, so it is read only when the server starts"), "{said:?}");
+    server.ok(&["tables", "--token", "sesame-sesame-sesame"]);
 }
 
 #[test]
@@ -461,7 +493,9 @@ impl Authority {
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
         let certificate = CertificateParams::new(names).unwrap().signed_by(&key, &self.issuer).unwrap();
         std::fs::write(folder.join(format!("{name}.pem")), certificate.pem()).unwrap();
-        std::fs::write(folder.join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
+        let key_file = folder.join(format!("{name}-key.pem"));
+        std::fs::write(&key_file, key.serialize_pem()).unwrap();
+        std::fs::set_permissions(key_file, Permissions::from_mode(0o600)).unwrap();
     }
 }
 

@@ -185,3 +185,25 @@ fn a_setting_for_tests_takes_effect_and_is_not_shown() {
     assert_eq!(layered.settings.test_gpus_of_one, Some(2));
     assert!(!layered.to_toml().contains("test-") && !layered.to_json().to_string().contains("test-"));
 }
+
+#[test]
+fn variables_of_other_programs_are_told_from_unknown_ones() {
+    for (name, value) in [
+        ("DOVETAIL_SERVICE_HOST", "10.0.0.1"),
+        ("DOVETAIL_SERVICE_PORT_FLIGHT", "8815"),
+        ("DOVETAIL_PORT", "tcp://10.0.0.1:8815"),
+        ("DOVETAIL_PORT_8815_TCP_ADDR", "10.0.0.1"),
+        ("DOVETAIL_EU_SERVICE_HOST", "10.0.0.1"),
+        ("DOVETAIL_EU_PORT", "tcp://10.0.0.1:8815"),
+        ("DOVETAIL_TEST_DEVICE", "cuda"),
+        ("DOVETAIL_SEED", "1"),
+    ] {
+        assert!(is_of_other_programs(name, value), "{name}");
+    }
+    for (name, value) in [("DOVETAIL_PORT", "8815"), ("DOVETAIL_MEMORY", "1GiB"), ("DOVETAIL_TLS_CERTS", "a.pem")] {
+        assert!(!is_of_other_programs(name, value), "{name}");
+    }
+    let known = ["DOVETAIL_TLS_CERT".to_owned()];
+    assert!(unknown_variable("DOVETAIL_TLS_CERTS", &known).ends_with("did you mean DOVETAIL_TLS_CERT?"));
+    assert!(unknown_variable("DOVETAIL_WORKERS", &known).contains("lists the variables"));
+}
