@@ -39,7 +39,8 @@ use arrow_flight::{
 use bytes::Bytes;
 use clap::Parser;
 use dovetail::Result;
-use dovetail::memory::{Arena, Budget};
+use dovetail::memory::{Arena, Budget, Interrupt};
+use dovetail::service::cpu_work::CpuWork;
 use dovetail::service::ingest::{Ack, DoPutLayer, Limits, UploadHandler, UploadSink, upload_messages};
 use futures::{Stream, StreamExt, TryStreamExt};
 use http::{Extensions, Request, Response};
@@ -254,7 +255,7 @@ async fn serve(way: &str) {
         "discard" => builder.add_service(Discard { copy: false }).serve_with_incoming(incoming).await,
         "copy" => builder.add_service(Discard { copy: true }).serve_with_incoming(incoming).await,
         "one-copy" => {
-            let service = DoPutLayer::new(handler, arena, LIMITS).layer(behind);
+            let service = DoPutLayer::new(handler, arena, LIMITS, CpuWork::new()).layer(behind);
             builder.add_service(service).serve_with_incoming(incoming).await
         }
         "ordinary" | "stock" => builder.add_service(behind).serve_with_incoming(incoming).await,
@@ -277,7 +278,7 @@ impl UploadHandler for Counter {
 
 #[tonic::async_trait]
 impl UploadSink for CounterSink {
-    fn append(&mut self, batch: RecordBatch) -> Result<Ack> {
+    fn append(&mut self, batch: RecordBatch, _: &Interrupt) -> Result<Ack> {
         self.0.rows += batch.num_rows() as u64;
         Ok(self.0)
     }
@@ -370,7 +371,7 @@ impl FlightService for Behind {
         let (_, extensions, messages) = request.into_parts();
         let mut parts = Request::new(()).into_parts().0;
         parts.extensions = extensions;
-        let acks = upload_messages(self.handler.clone(), parts, messages, arena, LIMITS);
+        let acks = upload_messages(self.handler.clone(), parts, messages, arena, LIMITS, CpuWork::new());
         let results = acks.map_ok(|ack| PutResult { app_metadata: ack.to_json().into() }).map_err(Status::from);
         Ok(tonic::Response::new(Box::pin(results)))
     }

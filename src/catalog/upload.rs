@@ -93,7 +93,7 @@ impl Upload {
     /// [`Error::Invalid`] when the batch has another schema, [`Error::Exhausted`] when the arena or
     /// the tenant's quota has no room for it. The upload is unusable after an error.
     pub fn append(&mut self, batch: RecordBatch) -> Result<()> {
-        self.rows.append(batch)
+        self.rows.append(batch, &Interrupt::default())
     }
 
     /// Rows so far.
@@ -323,7 +323,7 @@ impl Rows {
         }
     }
 
-    pub(super) fn append(&mut self, batch: RecordBatch) -> Result<()> {
+    pub(super) fn append(&mut self, batch: RecordBatch, interrupt: &Interrupt) -> Result<()> {
         if !Arc::ptr_eq(batch.schema_ref(), &self.schema) && batch.schema_ref() != &self.schema {
             return Err(Error::Invalid(format!(
                 "the schema changed during the stream, after {} rows: {}; every batch must have the columns of the first \
@@ -344,7 +344,7 @@ impl Rows {
         let bytes = self.meter.referenced_bytes(&batch);
         self.charge.try_grow(bytes)?;
         for (collector, column) in self.collectors.iter_mut().zip(batch.columns()) {
-            collector.update(column);
+            collector.update_interruptible(column, interrupt)?;
         }
         self.rows += batch.num_rows() as u64;
         self.bytes += bytes;

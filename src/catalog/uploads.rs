@@ -396,7 +396,7 @@ impl Ended {
             Self::Aborted => "was aborted".into(),
             Self::Refused(why) => format!("was refused: {why}"),
             Self::Forgotten(idle) => format!(
-                "was dropped with its rows, because nothing arrived for it within {} s (the server's --upload-idle-seconds)",
+                "was dropped with its rows, because no rows arrived for it within {} s (the server's --upload-idle-seconds)",
                 idle.as_secs()
             ),
         }

@@ -103,8 +103,8 @@ impl FlightService for Flight {
         let mut head = http::Request::new(()).into_parts().0;
         (head.headers, head.extensions) = (metadata.into_headers(), extensions);
         let arena = self.shared.catalog.arena().clone();
-        let acks =
-            ingest::upload_messages(self.uploads.clone(), head, messages, arena, self.shared.limits.of_uploads());
+        let (limits, cpu_work) = (self.shared.limits.of_uploads(), self.shared.cpu_work.clone());
+        let acks = ingest::upload_messages(self.uploads.clone(), head, messages, arena, limits, cpu_work);
         let results = acks.map_ok(|ack| PutResult { app_metadata: ack.to_json().into() }).map_err(Status::from);
         Ok(Response::new(results.boxed()))
     }

@@ -110,7 +110,8 @@ impl Server {
         // Responses are not limited here, because clients limit what they accept. The server's
         // messages are small (see `encode`).
         let uploads: Arc<dyn UploadHandler> = Arc::new(TableUploads::new(shared.clone()));
-        let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), shared.limits.of_uploads());
+        let (limits, cpu_work) = (shared.limits.of_uploads(), shared.cpu_work.clone());
+        let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), limits, cpu_work);
         let flight = FlightServiceServer::new(Flight::new(shared.clone(), uploads))
             // This service decodes uploads whose messages gRPC compresses. The layer in front takes
             // the others.
@@ -304,7 +305,7 @@ async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
         shared.readers.sweep(&shared.scheduler);
         shared.transfers.sweep(&shared.scheduler);
         for (owner, id) in shared.uploads.forget_idle(Instant::now()) {
-            tracing::info!(tenant = owner, upload = id, "nothing arrived for the upload, so it is dropped");
+            tracing::info!(tenant = owner, upload = id, "no rows arrived for the upload, so it is dropped");
         }
         let readiness = shared.readiness();
         if readiness.is_ok() != was_ready {

@@ -17,6 +17,7 @@ use super::ingest::{Ack, UploadHandler, UploadSink};
 use super::shared::{Shared, shutting_down};
 use crate::catalog::{UploadOptions, UploadStream};
 use crate::human::asked;
+use crate::memory::Interrupt;
 use crate::{Context, Error, Result};
 
 /// Rough size of a name in upload options, with the text around it, in bytes.
@@ -125,9 +126,9 @@ struct TableSink {
 
 #[tonic::async_trait]
 impl UploadSink for TableSink {
-    fn append(&mut self, batch: RecordBatch) -> Result<Ack> {
+    fn append(&mut self, batch: RecordBatch, interrupt: &Interrupt) -> Result<Ack> {
         let rows = batch.num_rows() as u64;
-        self.stream.append(batch).context(|| format!("uploading table {:?}", self.name))?;
+        self.stream.append_interruptible(batch, interrupt).context(|| format!("uploading table {:?}", self.name))?;
         self.ack = Ack { rows: self.stream.rows(), bytes: self.stream.bytes() };
         self.record.add_rows(rows);
         self.shared.metrics.received_rows.inc_by(rows);

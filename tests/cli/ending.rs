@@ -5,8 +5,13 @@ use std::path::Path;
 use std::process::Child;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Int32Array, RecordBatch};
+use arrow::array::{ArrayRef, Int32Array, RecordBatch, StringViewArray};
 use arrow::ipc::writer::FileWriter;
+use arrow_flight::FlightDescriptor;
+use arrow_flight::encode::FlightDataEncoderBuilder;
+use arrow_flight::flight_service_client::FlightServiceClient;
+use futures::{StreamExt, TryStreamExt, stream};
+use tonic::transport::Endpoint;
 
 use super::harness::{Server, begin, stderr, wait_until};
 
@@ -89,4 +94,59 @@ fn planning_stops_when_the_command_that_requested_it_is_killed() {
     wait_until("all slots to be free", || work("slots_taken") == 0.0 && work("calls") == 0.0);
     assert!(server.metric("dovetail_cpu_work_interrupted_total") >= 1.0, "none was planned to its end");
     assert_eq!(server.terminate().code(), Some(0));
+}
+
+/// Makes a batch of 3000 views that all refer to one text of 64 KiB: 112 KiB are sent, and the
+/// statistics are those of 188 MiB.
+fn views() -> RecordBatch {
+    let text = StringViewArray::from_iter_values(["x".repeat(64 << 10)]);
+    let (views, texts, _) = text.into_parts();
+    let views = std::iter::repeat_n(views[0], 3000).collect();
+    let column: ArrayRef = Arc::new(StringViewArray::try_new(views, texts, None).unwrap());
+    RecordBatch::try_from_iter([("v", column)]).unwrap()
+}
+
+/// Uploads such batches for ever, or until the server ends.
+async fn upload_views(address: String, table: String) {
+    let Ok(channel) = Endpoint::from_shared(address).unwrap().connect().await else { return };
+    let mut client = FlightServiceClient::new(channel);
+    let encoder = FlightDataEncoderBuilder::new()
+        .with_flight_descriptor(Some(FlightDescriptor::new_path(vec![table])))
+        .with_max_flight_data_size(usize::MAX)
+        .build(stream::repeat_with(|| Ok(views())));
+    let messages = encoder.map(Result::unwrap);
+    let Ok(acks) = client.do_put(messages).await else { return };
+    acks.into_inner().try_collect::<Vec<_>>().await.expect_err("the server ends the call");
+}
+
+/// Regression test: the work on such uploads outlived its client, and kept threads from serving
+/// others.
+#[test]
+fn uploads_of_views_delay_neither_other_calls_nor_the_end() {
+    let mut server = Server::start(&["--drain-seconds", "3600"]);
+    let work = |server: &Server, kind: &str| server.metric(&format!("dovetail_cpu_work{{kind=\"{kind}\"}}"));
+    // Uploads leave a slot to other calls.
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let slots = (processors - 1).max(1);
+    let start = |server: &Server| {
+        let clients = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        (0..2 * processors).for_each(|at| drop(clients.spawn(upload_views(server.flight.clone(), format!("t{at}")))));
+        clients
+    };
+    let clients = start(&server);
+    wait_until("all slots to be taken", || work(&server, "slots_taken") == slots as f64);
+    assert!(server.admin("/healthz").contains("200 OK"));
+    // Their sockets close like those of a killed process.
+    clients.shutdown_background();
+    wait_until("the work to end with its clients", || {
+        work(&server, "calls") == 0.0 && work(&server, "slots_taken") == 0.0
+    });
+    let clients = start(&server);
+    wait_until("all slots to be taken again", || work(&server, "slots_taken") == slots as f64);
+    server.send("-TERM");
+    wait_until("the drain", || server.log().contains("draining: "));
+    server.send("-INT");
+    let status = server.wait().code();
+    assert!(matches!(status, Some(0 | 130)), "{status:?}: {}", server.log());
+    clients.shutdown_background();
 }

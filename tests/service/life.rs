@@ -92,7 +92,7 @@ async fn an_upload_of_several_streams_is_forgotten_in_whole_after_its_client_die
     server.expect_used_bytes(0).await;
     let mut client = server.client().await;
     let committed = act(&mut client, "commit_upload", r#"{"upload": "id"}"#).await;
-    refused(committed, Code::NotFound, "\"id\" was dropped with its rows, because nothing arrived for it within 5 s");
+    refused(committed, Code::NotFound, "\"id\" was dropped with its rows, because no rows arrived for it within 5 s");
     let again = put_with(&mut client, "t", keyed(10, 10), r#"{"upload": "id", "part": 1}"#).await;
     refused(again, Code::AlreadyExists, "start another under a new ID");
     put(&mut client, "t", keyed(10, 10)).await.unwrap();
@@ -114,11 +114,34 @@ async fn a_stalled_upload_is_given_up_after_a_while() {
                 Err(status) => break status,
             }
         };
-        refused::<()>(Err(ended), Code::DeadlineExceeded, "nothing arrived for this upload within 2 s");
+        refused::<()>(Err(ended), Code::DeadlineExceeded, "no rows arrived for this upload within 2 s");
         server.expect_used_bytes(0).await;
         drop(sender);
     }
     put(&mut client, "s", keyed(10, 10)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_without_rows_do_not_keep_an_upload_open() {
+    let server = TestServer::start(&["--upload-idle-seconds=2"]).await;
+    let mut client = server.client().await;
+    let empty = FlightDataEncoderBuilder::new().build(futures::stream::iter(keyed(0, 1)).map(Ok));
+    let empty: Vec<FlightData> = empty.try_collect().await.unwrap();
+    let (messages, sender, acks) = open_upload(&mut client, "t").await;
+    let feed = tokio::spawn(async move {
+        sender.send(messages[0].clone()).await.unwrap();
+        // The schema once more, metadata alone, and a batch without rows.
+        let kinds = [empty[0].clone(), FlightData::default(), empty.last().unwrap().clone()];
+        for message in kinds.iter().cycle() {
+            if sender.send(message.clone()).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    refused(to_the_end(acks).await, Code::DeadlineExceeded, "no rows arrived for this upload within 2 s");
+    server.expect_used_bytes(0).await;
+    feed.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,6 +7,8 @@ use arrow::downcast_primitive_array;
 use multiversion::multiversion;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::dictionary;
+
 /// Hash of a null. No value has it.
 pub(super) const NULL: u64 = 0;
 
@@ -62,8 +64,8 @@ fn hashes_of_values(array: &ArrayRef) -> Vec<u64> {
     }
 }
 
-/// Hashes the values that the keys stand for. Hashes every value once, or each row's value if there
-/// are more values than rows.
+/// Hashes the values that the keys stand for, each once. If there are more values than rows, hashes
+/// only those that rows use.
 fn hashes_of_entries(array: &dyn AnyDictionaryArray) -> Vec<u64> {
     let rows = array.keys().len();
     if array.values().is_empty() {
@@ -71,8 +73,11 @@ fn hashes_of_entries(array: &dyn AnyDictionaryArray) -> Vec<u64> {
         return vec![NULL; rows];
     }
     if rows < array.values().len() {
-        let values = take(array.values(), array.keys(), None).expect("the keys were validated");
-        return hashes(&values);
+        let keys = array.normalized_keys();
+        let (used, values) = dictionary::used_values(array, &keys);
+        let of_used = hashes(&values);
+        // A null row's key may be missing in `used`.
+        return keys.iter().map(|key| used.binary_search(key).map_or(NULL, |place| of_used[place])).collect();
     }
     let of_values = hashes(array.values());
     // A key under a null may be anything.

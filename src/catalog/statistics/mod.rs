@@ -36,8 +36,8 @@ mod strings;
 mod summary;
 mod value;
 
-use arrow::array::{Array, ArrayRef};
-use arrow::datatypes::DataType;
+use arrow::array::{Array, ArrayRef, AsArray, RunArray};
+use arrow::datatypes::{ArrowNativeType, DataType, Int16Type, Int32Type, Int64Type, RunEndIndexType};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -145,9 +145,23 @@ impl StatisticsCollector {
         }
     }
 
+    /// Adds the next rows of the column, unless it is interrupted. An interrupt leaves the
+    /// statistics of some of the rows.
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub(super) fn update_interruptible(&mut self, array: &ArrayRef, interrupt: &Interrupt) -> Result<()> {
+        let rows = unchecked_rows(array);
+        for start in (0..array.len()).step_by(rows) {
+            interrupt.check()?;
+            self.update(&array.slice(start, rows.min(array.len() - start)));
+        }
+        Ok(())
+    }
+
     /// Adds the next rows of the column.
     pub fn update(&mut self, array: &ArrayRef) {
-        let nulls = array.logical_null_count() as u64;
+        let nulls = null_count(array);
         if !array.is_empty() && self.sample.is_some() {
             let summary = summary::summarize(array, nulls as usize, self.runs.is_some());
             let runs = summary.ascending.then_some(summary.runs);
@@ -274,6 +288,47 @@ impl StatisticsCollector {
 pub(super) fn finished(collectors: &[StatisticsCollector], interrupt: &Interrupt) -> Result<Vec<ColumnStatistics>> {
     let finish = |collector: &StatisticsCollector| interrupt.check().map(|()| collector.finish());
     collectors.par_iter().map(finish).collect()
+}
+
+/// Returns the number of rows of an array whose statistics are taken between two checks of an
+/// interrupt. It is at least 1. Types whose slices cost as much as the whole are not cut.
+fn unchecked_rows(array: &ArrayRef) -> usize {
+    /// About a millisecond of work.
+    const BYTES: usize = 4 << 20;
+    let bytes = match array.data_type() {
+        DataType::Utf8View => array.as_string_view().total_buffer_bytes_used() + array.len() * size_of::<u128>(),
+        DataType::BinaryView => array.as_binary_view().total_buffer_bytes_used() + array.len() * size_of::<u128>(),
+        flat if summary::has_order(flat) && !matches!(flat, DataType::Dictionary(..)) => {
+            array.to_data().get_slice_memory_size().unwrap_or(0)
+        }
+        _ => 0,
+    };
+    array.len().div_ceil(bytes.div_ceil(BYTES).max(1)).max(1)
+}
+
+/// Returns the number of rows that are null. Runs are counted without making a bit for each row: a
+/// few bytes may stand for thousands of millions of rows.
+fn null_count(array: &ArrayRef) -> u64 {
+    fn of_runs<R: RunEndIndexType>(runs: &RunArray<R>) -> u64 {
+        let Some(nulls) = runs.values().logical_nulls().filter(|nulls| nulls.null_count() > 0) else { return 0 };
+        let (start, end) = (runs.offset(), runs.offset() + runs.len());
+        let mut before = start;
+        let mut count = 0;
+        for (run, run_end) in runs.run_ends().values().iter().enumerate() {
+            let run_end = run_end.as_usize().clamp(before, end);
+            count += if nulls.is_null(run) { run_end - before } else { 0 };
+            before = run_end;
+        }
+        count as u64
+    }
+    match array.data_type() {
+        DataType::RunEndEncoded(ends, _) => match ends.data_type() {
+            DataType::Int16 => of_runs(array.as_run::<Int16Type>()),
+            DataType::Int32 => of_runs(array.as_run::<Int32Type>()),
+            _ => of_runs(array.as_run::<Int64Type>()),
+        },
+        _ => array.logical_null_count() as u64,
+    }
 }
 
 /// Rows per piece, few enough that their hashes fit in a processor's cache.

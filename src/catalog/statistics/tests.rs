@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use arrow::array::*;
 use arrow::buffer::NullBuffer;
+use arrow::compute::take;
 use arrow::datatypes::*;
 use half::f16;
 use rand::rngs::StdRng;
@@ -595,4 +596,68 @@ fn values_that_are_equal_as_keys_have_equal_hashes() {
     let found = hashes(&floats);
     assert_eq!((found[0], found[2]), (found[1], found[3]));
     assert_eq!(found, hashes(&cast(&floats, dictionary(DataType::Float64))));
+}
+
+/// Returns a dictionary array of these keys and values.
+fn dictionary(keys: Vec<i32>, values: ArrayRef) -> ArrayRef {
+    Arc::new(DictionaryArray::<Int32Type>::try_new(keys.into(), values).unwrap())
+}
+
+/// Regression test: the values were copied for each row, which takes more bytes than an offset can
+/// count.
+#[test]
+fn a_large_value_of_a_dictionary_is_not_copied_for_each_row() {
+    let large = "x".repeat(8 << 20);
+    let texts = std::iter::once(large.as_str()).chain(std::iter::repeat_n("y", 1000));
+    let column = dictionary(vec![0; 300], Arc::new(StringArray::from_iter_values(texts)));
+    let statistics = collect(&[column]);
+    assert_eq!((statistics.distinct, statistics.max_value_bytes), (Some(1.0), Some(8 << 20)));
+    assert_eq!((statistics.heavy.len(), statistics.heaviest_share), (1, 1.0));
+}
+
+/// Regression test: long values that are equal under different keys were compared at each row.
+#[test]
+fn equal_values_under_different_keys_are_compared_a_few_times() {
+    let large = "x".repeat(8 << 20);
+    let values: ArrayRef = Arc::new(StringArray::from(vec![large.clone(), large, "z".into()]));
+    let mut keys: Vec<i32> = (0..100_000).map(|row| row % 2).collect();
+    keys.push(2);
+    let statistics = collect(&[dictionary(keys.clone(), values.clone())]);
+    assert!(statistics.ascending && !statistics.unique_ascending);
+    assert_eq!(statistics.distinct, Some(2.0));
+    keys.push(1);
+    assert!(!collect(&[dictionary(keys, values)]).ascending);
+}
+
+#[test]
+fn a_large_array_is_taken_in_parts_that_an_interrupt_ends() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(0..2_000_000));
+    let text = StringViewArray::from_iter_values(["x".repeat(1 << 20)]);
+    let texts = take(&text, &UInt32Array::from(vec![0; 40]), None).unwrap();
+    for column in [numbers, texts] {
+        let (mut whole, mut parts) = [(); 2].map(|()| StatisticsCollector::new(column.data_type())).into();
+        whole.update(&column);
+        let checks = Arc::new(AtomicUsize::new(0));
+        let counting = checks.clone();
+        let count = Interrupt::by(move || {
+            counting.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        parts.update_interruptible(&column, &count).unwrap();
+        assert!((4..20).contains(&checks.load(Ordering::Relaxed)), "{checks:?}");
+        assert_eq!(parts.finish(), whole.finish());
+        let ended = Interrupt::by(|| Err(crate::Error::Cancelled("ended".into())));
+        assert!(parts.update_interruptible(&column, &ended).is_err());
+    }
+}
+
+#[test]
+fn nulls_of_runs_are_counted_without_a_bit_for_each_row() {
+    let values: ArrayRef = Arc::new(Int32Array::from(vec![Some(1), None, Some(2), None]));
+    let ends = Int32Array::from(vec![3, 1_000_000_003, 1_000_000_004, i32::MAX]);
+    let runs: ArrayRef = Arc::new(RunArray::<Int32Type>::try_new(&ends, &values).unwrap());
+    assert_eq!(null_count(&runs), 1_000_000_000 + (i32::MAX as u64 - 1_000_000_004));
+    assert_eq!(null_count(&runs.slice(1, 10)), 8);
+    assert_eq!(null_count(&runs.slice(1_000_000_003, 1)), 0);
 }

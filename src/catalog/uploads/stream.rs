@@ -31,6 +31,14 @@ impl UploadStream {
     /// See [`Upload::append`](crate::catalog::Upload::append); [`NotFound`](crate::Error::NotFound)
     /// when the upload was aborted or forgotten meanwhile.
     pub fn append(&mut self, batch: RecordBatch) -> Result<()> {
+        self.append_interruptible(batch, &Interrupt::default())
+    }
+
+    /// Same as [`UploadStream::append`], unless it is interrupted. The stream is unusable then.
+    ///
+    /// # Errors
+    /// As [`UploadStream::append`]; the interrupt's.
+    pub fn append_interruptible(&mut self, batch: RecordBatch, interrupt: &Interrupt) -> Result<()> {
         if let Kind::Shared(key, _) = &self.kind {
             let mut state = self.uploads.inner.state.lock();
             match state.shared.get_mut(key) {
@@ -38,7 +46,7 @@ impl UploadStream {
                 None => return Err(state.no_upload(key)),
             }
         }
-        self.rows.as_mut().expect("`finish` consumes the stream").append(batch)
+        self.rows.as_mut().expect("`finish` consumes the stream").append(batch, interrupt)
     }
 
     /// Rows so far.

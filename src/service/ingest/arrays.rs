@@ -14,10 +14,14 @@ use arrow::datatypes::{DataType, SchemaRef, UnionMode};
 
 use super::landing::SLOT_ALIGNMENT;
 use super::nulls::check_nulls;
-use super::plan::{ArrayPlan, BatchPlan};
+use super::plan::{ArrayPlan, BatchPlan, VIEW_BYTES};
 use crate::columns::any_part;
-use crate::memory::Arena;
+use crate::memory::{Arena, Interrupt, Reservation, human_bytes};
 use crate::{Context, Error, Result};
+
+/// Largest value that is stored inside of its view, in bytes (Arrow columnar format, "Variable-size
+/// Binary View Layout").
+const INLINE_VIEW_BYTES: u64 = 12;
 
 /// Dictionaries of one stream, at its current point.
 #[derive(Debug, Default)]
@@ -55,6 +59,13 @@ impl Dictionaries {
         Ok(())
     }
 
+    /// Returns the bytes of dictionaries that were extended, and are joined when a batch needs
+    /// them.
+    pub fn parts_bytes(&self) -> usize {
+        let extended = self.by_id.values().filter(|dictionary| dictionary.parts.len() > 1);
+        extended.flat_map(|dictionary| &dictionary.parts).map(|part| part.get_buffer_memory_size()).sum()
+    }
+
     fn values(&mut self, id: i64, arena: &Arena) -> Result<Option<ArrayData>> {
         let Some(dictionary) = self.by_id.get_mut(&id) else { return Ok(None) };
         if dictionary.parts.len() > 1 {
@@ -67,15 +78,17 @@ impl Dictionaries {
 /// Builds the planned record batch from the buffers that were sent for it.
 ///
 /// # Errors
-/// [`Error::Invalid`] names the column and its fault.
+/// [`Error::Invalid`] names the column and its fault. The interrupt's.
 pub(super) fn record_batch(
     plan: &BatchPlan,
     buffers: &[Buffer],
     schema: &SchemaRef,
     dictionaries: &mut Dictionaries,
     arena: &Arena,
+    interrupt: &Interrupt,
 ) -> Result<RecordBatch> {
     let columns = plan.columns.iter().zip(schema.fields()).map(|(column, field)| {
+        interrupt.check()?;
         let array = array(column, buffers, dictionaries, arena).context(|| format!("column {:?}", field.name()))?;
         check_nulls(field, &array).map(|()| array)
     });
@@ -94,6 +107,58 @@ pub(super) fn array(
     arena: &Arena,
 ) -> Result<ArrayRef> {
     Ok(make_array(array_data(plan, buffers, dictionaries, arena)?))
+}
+
+/// Reserves the memory of bitmaps that only the checks of columns need. The checks of nested arrays
+/// make a bit on the heap for each element, and some elements take no bytes themselves.
+///
+/// # Errors
+/// [`Error::Exhausted`] when the arena's budget has too little.
+pub(super) fn reserve_bitmaps(columns: &[ArrayPlan], arena: &Arena) -> Result<Option<Reservation>> {
+    let has_bitmaps = |column: &&ArrayPlan| !column.children.is_empty() || column.data_type == DataType::Null;
+    let bytes = columns.iter().filter(has_bitmaps).map(bitmap_bytes).fold(0, u64::saturating_add);
+    (bytes > 0).then(|| arena.budget().reserve(bytes, "checking nulls")).transpose()
+}
+
+/// Returns the bytes of two bitmaps for each array of a plan.
+fn bitmap_bytes(plan: &ArrayPlan) -> u64 {
+    let own = 2 * (plan.rows as u64).div_ceil(8);
+    plan.children.iter().map(bitmap_bytes).fold(own, u64::saturating_add)
+}
+
+/// Refuses views that refer to more text than a message may have. Several views may refer to the
+/// same bytes, and the work on each view takes as long as if it had its own.
+///
+/// # Errors
+/// [`Error::Exhausted`] above `limit_bytes`.
+pub(super) fn check_views(columns: &[ArrayPlan], buffers: &[Buffer], limit_bytes: usize) -> Result<()> {
+    let bytes = columns.iter().map(|column| viewed_bytes(column, buffers)).fold(0, u64::saturating_add);
+    if bytes <= limit_bytes as u64 {
+        return Ok(());
+    }
+    Err(Error::Exhausted(format!(
+        "the views of a batch refer to {}, over the limit of {} per message; send smaller batches, a dictionary, or raise \
+         the server's --message-limit",
+        human_bytes(bytes),
+        human_bytes(limit_bytes as u64),
+    )))
+}
+
+/// Returns the bytes to which the views of a column refer. Bytes count once for each view.
+fn viewed_bytes(plan: &ArrayPlan, buffers: &[Buffer]) -> u64 {
+    let own = match plan.data_type {
+        DataType::Utf8View | DataType::BinaryView => {
+            let [views, texts @ ..] = &buffers[plan.buffers.clone()] else { return 0 };
+            let longest = texts.iter().map(Buffer::len).max().unwrap_or(0) as u64;
+            // The length comes first. Short values are stored inside of the view. A length that no
+            // buffer has is refused later, with the name of the column.
+            let lengths = views.as_chunks::<VIEW_BYTES>().0.iter();
+            let lengths = lengths.map(|&[a, b, c, d, ..]| u64::from(u32::from_le_bytes([a, b, c, d])));
+            lengths.filter(|length| (INLINE_VIEW_BYTES + 1..=longest).contains(length)).sum()
+        }
+        _ => 0,
+    };
+    plan.children.iter().map(|child| viewed_bytes(child, buffers)).fold(own, u64::saturating_add)
 }
 
 fn array_data(

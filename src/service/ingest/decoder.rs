@@ -5,6 +5,9 @@
 //!                                     └──────────────── close ──► Content
 //! ```
 //!
+//! Opening and closing take effort, which is known before and counted in bytes. The callers decide
+//! on which thread to do it.
+//!
 //! The flatbuffer is verified before it is read, and all code that reads it runs under
 //! `catch_unwind`. The reason is that arrow's schema conversion panics on unknown types. A message
 //! must never end more than its own upload.
@@ -19,15 +22,18 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::Limits;
-use super::arrays::{Dictionaries, array, record_batch};
+use super::arrays::{Dictionaries, array, check_views, record_batch, reserve_bitmaps};
 use super::landing::Landing;
 use super::plan::{BatchPlan, plan_batch};
 use super::schema::{StreamSchema, read_schema};
 use super::wire::{Event, FIELD_BYTES_MAX, Parser};
 use crate::human::{first_of, quoted, type_name};
-use crate::memory::{Arena, human_bytes};
-use crate::service::blocking::heavy;
+use crate::memory::{Arena, Interrupt, human_bytes};
 use crate::{Context, Error, Result, panics};
+
+/// Effort of a byte of a header, in bytes of a body. A header lists arrays and buffers, and each of
+/// them becomes several objects.
+const HEADER_EFFORT: usize = 16;
 
 /// Decoded message of an upload.
 #[derive(Debug)]
@@ -37,6 +43,8 @@ pub struct Received {
     /// Message's `app_metadata`; empty if it has none.
     pub app_metadata: Bytes,
     pub content: Content,
+    /// True if the message has rows, or values of a dictionary.
+    pub has_rows: bool,
 }
 
 /// Content of a message.
@@ -69,6 +77,19 @@ pub(super) struct WireDecoder {
     opened: Option<Opened>,
     landing: Option<Landing>,
     body_len: usize,
+    /// Step that [`WireDecoder::work`] does next.
+    pending: Option<Pending>,
+    /// Bytes of bodies that have rows.
+    row_bytes: u64,
+}
+
+/// Step of decoding that may take long.
+#[derive(Clone, Copy, Debug)]
+enum Pending {
+    /// A body begins: its header is read, and memory is allocated.
+    Body,
+    /// A message has ended: its arrays are built and checked.
+    End,
 }
 
 /// Header that was read, with the plan for its body.
@@ -87,6 +108,14 @@ impl Opened {
             Self::Schema(_) | Self::Nothing => None,
         }
     }
+
+    fn is_compressed(&self) -> bool {
+        self.plan().is_some_and(|plan| plan.compression.is_some())
+    }
+
+    fn has_rows(&self) -> bool {
+        self.plan().is_some_and(|plan| plan.rows > 0)
+    }
 }
 
 impl WireDecoder {
@@ -98,25 +127,72 @@ impl WireDecoder {
             opened: None,
             landing: None,
             body_len: 0,
+            pending: None,
+            row_bytes: 0,
         }
     }
 
-    /// Takes bytes from the front of `input` until a message is complete; `None` when more input is
-    /// needed.
+    /// Takes bytes from the front of `input` until there is work to do. Returns its effort, in
+    /// bytes; `None` when more input is needed. [`WireDecoder::work`] must follow before the next
+    /// call.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for malformed bytes, [`Error::Exhausted`] above a limit or the arena's
-    /// budget, [`Error::Unsupported`] for unsupported data. The decoder is of no use afterwards.
-    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Received>> {
+    /// [`Error::Invalid`] for malformed bytes, [`Error::Exhausted`] above a limit. The decoder is
+    /// of no use afterwards.
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<usize>> {
+        debug_assert!(self.pending.is_none(), "the work before it was not done");
         while let Some(event) = self.parser.next(input)? {
             match event {
                 Event::FieldEnds => {}
-                Event::BodyBegins(len) => self.begin_body(len)?,
-                Event::Body(bytes) => self.landing.as_mut().expect("a body begins before it goes on").write(bytes),
-                Event::MessageEnds => return self.end_message().map(Some),
+                Event::BodyBegins(len) => {
+                    self.body_len = len;
+                    self.pending = Some(Pending::Body);
+                    return Ok(Some(self.header_effort()));
+                }
+                Event::Body(bytes) => {
+                    if self.opened.as_ref().is_some_and(Opened::has_rows) {
+                        self.row_bytes += bytes.len() as u64;
+                    }
+                    self.landing.as_mut().expect("a body begins before it goes on").write(bytes);
+                }
+                Event::MessageEnds => {
+                    self.pending = Some(Pending::End);
+                    return Ok(Some(match (&self.opened, &self.landing) {
+                        (Some(opened), Some(Landing::Scatter(_))) => self.decoder.effort(opened),
+                        // A few compressed bytes may become many.
+                        (Some(opened), _) if opened.is_compressed() => usize::MAX,
+                        // The whole body is copied once more.
+                        (Some(opened), _) => self.decoder.effort(opened).saturating_add(self.body_len),
+                        // The body came before its header, so nothing is known about its rows.
+                        (None, Some(_)) => usize::MAX,
+                        (None, None) => self.header_effort(),
+                    }));
+                }
             }
         }
         Ok(None)
+    }
+
+    /// Does the work that [`WireDecoder::next`] found. Returns a message if it is complete.
+    ///
+    /// # Errors
+    /// As [`WireDecoder::next`]; also [`Error::Exhausted`] above the arena's budget,
+    /// [`Error::Unsupported`] for unsupported data, and the interrupt's.
+    pub fn work(&mut self, interrupt: &Interrupt) -> Result<Option<Received>> {
+        match self.pending.take() {
+            None => Ok(None),
+            Some(Pending::Body) => self.begin_body().map(|()| None),
+            Some(Pending::End) => self.end_message(interrupt).map(Some),
+        }
+    }
+
+    /// Returns the bytes of rows that have arrived, whether their message is complete or not.
+    pub fn row_bytes(&self) -> u64 {
+        self.row_bytes
+    }
+
+    fn header_effort(&self) -> usize {
+        self.parser.fields().header.as_ref().map_or(0, Vec::len).saturating_mul(HEADER_EFFORT)
     }
 
     /// Ends the input.
@@ -127,8 +203,8 @@ impl WireDecoder {
         self.parser.end()
     }
 
-    fn begin_body(&mut self, len: usize) -> Result<()> {
-        self.body_len = len;
+    fn begin_body(&mut self) -> Result<()> {
+        let len = self.body_len;
         self.landing = Some(match &self.parser.fields().header {
             Some(header) => self.decoder.land(self.opened.insert(self.decoder.open(header, len)?), len)?,
             None => Landing::whole(len, &self.decoder.arena)?,
@@ -136,7 +212,7 @@ impl WireDecoder {
         Ok(())
     }
 
-    fn end_message(&mut self) -> Result<Received> {
+    fn end_message(&mut self, interrupt: &Interrupt) -> Result<Received> {
         let fields = self.parser.take_fields();
         let body_len = std::mem::take(&mut self.body_len);
         let opened = match self.opened.take() {
@@ -147,14 +223,10 @@ impl WireDecoder {
             Some(landing) => landing,
             None => self.decoder.land(&opened, 0)?,
         };
-        let effort = match (&landing, opened.plan()) {
-            (Landing::Scatter(_), Some(plan)) => plan.checked_bytes(),
-            // The whole body is copied once more, or decompressed.
-            _ => body_len,
-        };
-        let content = heavy(effort, || self.decoder.close(opened, landing))?;
+        let has_rows = opened.has_rows();
+        let content = self.decoder.close(opened, landing, interrupt)?;
         let descriptor = fields.descriptor.map(|bytes| read_descriptor(&bytes)).transpose()?;
-        Ok(Received { descriptor, app_metadata: fields.app_metadata.unwrap_or_default().into(), content })
+        Ok(Received { descriptor, app_metadata: fields.app_metadata.unwrap_or_default().into(), content, has_rows })
     }
 }
 
@@ -164,13 +236,28 @@ impl StreamDecoder {
         Self { arena, limits, schema: None, dictionaries: Dictionaries::default() }
     }
 
+    /// Returns the effort of decoding a message, in bytes.
+    pub(super) fn effort_of(&self, message: &FlightData) -> usize {
+        match message.data_body.len() {
+            0 => message.data_header.len().saturating_mul(HEADER_EFFORT),
+            // The header is not read yet, so nothing is known about the rows.
+            _ => usize::MAX,
+        }
+    }
+
+    /// Returns the effort of [`StreamDecoder::close`], in bytes.
+    fn effort(&self, opened: &Opened) -> usize {
+        let deltas = self.dictionaries.parts_bytes();
+        opened.plan().map_or(0, |plan| plan.checked_bytes().saturating_add(deltas))
+    }
+
     /// Decodes one message.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a malformed message, [`Error::Exhausted`] above a limit or the
-    /// arena's budget, [`Error::Unsupported`] for unsupported data. The decoder is of no use
-    /// afterwards.
-    pub fn decode(&mut self, message: FlightData) -> Result<Received> {
+    /// arena's budget, [`Error::Unsupported`] for unsupported data, and the interrupt's. The
+    /// decoder is of no use afterwards.
+    pub fn decode(&mut self, message: FlightData, interrupt: &Interrupt) -> Result<Received> {
         let FlightData { flight_descriptor: descriptor, data_header, app_metadata, data_body } = message;
         for (len, max, what) in
             [(data_header.len(), FIELD_BYTES_MAX, "header"), (data_body.len(), self.limits.message_bytes, "body")]
@@ -185,11 +272,10 @@ impl StreamDecoder {
         }
         let opened = self.open(&data_header, data_body.len())?;
         let mut landing = self.land(&opened, data_body.len())?;
-        let content = heavy(data_body.len(), || {
-            landing.write(&data_body);
-            self.close(opened, landing)
-        })?;
-        Ok(Received { descriptor, app_metadata, content })
+        landing.write(&data_body);
+        let has_rows = opened.has_rows();
+        let content = self.close(opened, landing, interrupt)?;
+        Ok(Received { descriptor, app_metadata, content, has_rows })
     }
 
     /// Reads and checks a header. Plans the places of its body of `body_len` bytes.
@@ -280,25 +366,31 @@ impl StreamDecoder {
     }
 
     /// Builds the arrays of a message whose body has landed.
-    fn close(&mut self, opened: Opened, landing: Landing) -> Result<Content> {
-        without_panics(|| self.close_inner(opened, landing))
+    fn close(&mut self, opened: Opened, landing: Landing, interrupt: &Interrupt) -> Result<Content> {
+        without_panics(|| self.close_inner(opened, landing, interrupt))
     }
 
-    fn close_inner(&mut self, opened: Opened, landing: Landing) -> Result<Content> {
+    fn close_inner(&mut self, opened: Opened, landing: Landing, interrupt: &Interrupt) -> Result<Content> {
         let limit = self.limits.message_bytes;
+        let arena = &self.arena;
         match opened {
             Opened::Nothing => Ok(Content::Nothing),
             Opened::Schema(schema) => Ok(Content::Schema(self.schema.insert(schema).schema.clone())),
             Opened::Batch(plan) => {
-                let buffers = landing.finish(&plan, &self.arena, limit).context(|| "reading a record batch")?;
+                let attempt = || "reading a record batch";
+                let buffers = landing.finish(&plan, arena, limit, interrupt).context(attempt)?;
+                check_views(&plan.columns, &buffers, limit).context(attempt)?;
+                let _bitmaps = reserve_bitmaps(&plan.columns, arena).context(attempt)?;
                 let schema = Arc::clone(&self.schema("a record batch")?.schema);
-                let batch = record_batch(&plan, &buffers, &schema, &mut self.dictionaries, &self.arena);
-                batch.context(|| "reading a record batch").map(Content::Batch)
+                let batch = record_batch(&plan, &buffers, &schema, &mut self.dictionaries, arena, interrupt);
+                batch.context(attempt).map(Content::Batch)
             }
             Opened::Dictionary { id, is_delta, plan } => {
                 let attempt = || format!("reading dictionary {id}");
-                let buffers = landing.finish(&plan, &self.arena, limit).context(attempt)?;
-                let values = array(&plan.columns[0], &buffers, &mut self.dictionaries, &self.arena).context(attempt)?;
+                let buffers = landing.finish(&plan, arena, limit, interrupt).context(attempt)?;
+                check_views(&plan.columns, &buffers, limit).context(attempt)?;
+                let _bitmaps = reserve_bitmaps(&plan.columns, arena).context(attempt)?;
+                let values = array(&plan.columns[0], &buffers, &mut self.dictionaries, arena).context(attempt)?;
                 self.dictionaries.insert(id, values, is_delta).context(attempt)?;
                 Ok(Content::Nothing)
             }

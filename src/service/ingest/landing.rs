@@ -19,7 +19,7 @@ use arrow::buffer::Buffer;
 use arrow::ipc::CompressionType;
 
 use super::plan::{BatchPlan, BufferPlan, Need};
-use crate::memory::{Arena, ArenaBuffer, human_bytes};
+use crate::memory::{Arena, ArenaBuffer, Interrupt, human_bytes};
 use crate::{Error, Result};
 
 /// Alignment of slots within their piece, in bytes: the widest vector load, and Arrow's
@@ -27,6 +27,9 @@ use crate::{Error, Result};
 pub(super) const SLOT_ALIGNMENT: usize = 64;
 
 const PURPOSE: &str = "a message of an upload";
+
+/// Bytes that are copied between two checks of the interrupt.
+const UNCHECKED_BYTES: usize = 4 << 20;
 
 /// Size of the prefix of each compressed buffer: its uncompressed length, or -1 for a buffer that
 /// is not compressed.
@@ -79,16 +82,28 @@ impl Landing {
     ///
     /// # Errors
     /// [`Error::Invalid`] for compressed data that contradicts its header, [`Error::Exhausted`]
-    /// when the decompressed data exceeds `message_limit_bytes` or the arena's budget.
-    pub fn finish(self, plan: &BatchPlan, arena: &Arena, message_limit_bytes: usize) -> Result<Vec<Buffer>> {
+    /// when the decompressed data exceeds `message_limit_bytes` or the arena's budget, and the
+    /// interrupt's.
+    pub fn finish(
+        self,
+        plan: &BatchPlan,
+        arena: &Arena,
+        message_limit_bytes: usize,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Buffer>> {
         match (self, plan.compression) {
             (Self::Scatter(scatter), _) => Ok(scatter.finish()),
             (Self::Whole { piece, .. }, None) => {
                 let mut scatter = Scatter::new(plan, arena)?;
-                scatter.write(&piece);
+                for part in piece.chunks(UNCHECKED_BYTES) {
+                    interrupt.check()?;
+                    scatter.write(part);
+                }
                 Ok(scatter.finish())
             }
-            (Self::Whole { piece, .. }, Some(codec)) => decompress(&piece, plan, codec, arena, message_limit_bytes),
+            (Self::Whole { piece, .. }, Some(codec)) => {
+                decompress(&piece, plan, codec, arena, message_limit_bytes, interrupt)
+            }
             (Self::Discard, _) => Err(Error::Internal("the body of a batch was discarded".into())),
         }
     }
@@ -180,6 +195,7 @@ fn decompress(
     codec: CompressionType,
     arena: &Arena,
     message_limit_bytes: usize,
+    interrupt: &Interrupt,
 ) -> Result<Vec<Buffer>> {
     let sources = plan.buffers.iter().map(|buffer| Compressed::read(buffer, body)).collect::<Result<Vec<_>>>()?;
     let mut total: usize = 0;
@@ -201,6 +217,7 @@ fn decompress(
         if let Some(piece) = &mut piece
             && !slot.is_empty()
         {
+            interrupt.check()?;
             source.write_to(&mut piece[slot.clone()], codec, &mut zstd)?;
         }
     }

@@ -20,10 +20,11 @@ use tower::{Layer, Service};
 
 use super::decoder::read_descriptor;
 use super::respond::ResponseBody;
-use super::upload::{RequestBody, Wire, arriving, spawn, timeout};
+use super::upload::{IdleLimit, RequestBody, Wire, spawn, timeout};
 use super::wire::{Event, Parser};
 use super::{Limits, UploadHandler};
 use crate::memory::Arena;
+use crate::service::cpu_work::CpuWork;
 use crate::{Error, Result};
 
 const DO_PUT: &str = "/arrow.flight.protocol.FlightService/DoPut";
@@ -38,12 +39,14 @@ struct Uploads {
     handler: Arc<dyn UploadHandler>,
     arena: Arena,
     limits: Limits,
+    cpu_work: CpuWork,
 }
 
 impl DoPutLayer {
-    /// Creates a layer. Its uploads go to `arena` and from there to `handler`.
-    pub fn new(handler: Arc<dyn UploadHandler>, arena: Arena, limits: Limits) -> Self {
-        Self { uploads: Arc::new(Uploads { handler, arena, limits }) }
+    /// Creates a layer. Its uploads go to `arena` and from there to `handler`. Their long work runs
+    /// in `cpu_work`.
+    pub fn new(handler: Arc<dyn UploadHandler>, arena: Arena, limits: Limits, cpu_work: CpuWork) -> Self {
+        Self { uploads: Arc::new(Uploads { handler, arena, limits, cpu_work }) }
     }
 }
 
@@ -111,8 +114,9 @@ where
     };
     match descriptor {
         Ok(descriptor) if descriptor.r#type() == DescriptorType::Path => {
-            let source = Wire::new(body, uploads.arena.clone(), uploads.limits);
-            Ok(ResponseBody::response(spawn(uploads.handler.clone(), parts, source)))
+            let cpu_work = uploads.cpu_work.clone();
+            let source = Wire::new(body, uploads.arena.clone(), uploads.limits, cpu_work.clone());
+            Ok(ResponseBody::response(spawn(uploads.handler.clone(), parts, source, cpu_work)))
         }
         Ok(_) => inner.call(Request::from_parts(parts, Body::new(Replay(body)))).await,
         Err(error) => Ok(Status::from(error).into_http()),
@@ -126,10 +130,11 @@ async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDesc
     /// More bytes before the descriptor cannot be a schema message.
     const AHEAD_BYTES_MAX: usize = 3 * super::wire::FIELD_BYTES_MAX;
     let mut parser = Parser::new(limits.message_bytes);
+    let idle = IdleLimit::new(limits);
     let mut ahead = VecDeque::new();
     let mut ahead_bytes = 0;
     let descriptor = loop {
-        let Some(chunk) = arriving(body.chunk(), limits).await?? else {
+        let Some(chunk) = idle.arriving(body.chunk()).await?? else {
             parser.end()?;
             return Err(Error::Invalid("the upload ended before its first message".into()));
         };

@@ -20,6 +20,12 @@
 //! taken for it. Every array is validated in full before it leaves this room. An error ends only
 //! its upload, with a sentence, and leaves no data behind.
 //!
+//! Work on a message takes as long as the rows that it makes, which may be many more bytes than
+//! were sent: views share text, runs and nulls take no bytes. So the effort is computed from the
+//! header before the work, and long work runs on a thread of its own
+//! ([`CpuWork`](crate::service::cpu_work::CpuWork)). It ends with its upload. The text of views is
+//! limited like the bytes of a message. Memory that only the checks need is reserved.
+//!
 //! This room depends on memory, and on uploads only through [`UploadHandler`]. It does not depend
 //! on the catalog, nor on authentication.
 
@@ -51,6 +57,7 @@ pub use upload::upload_messages;
 pub(super) use upload::{from_transport, timeout};
 
 use crate::Result;
+use crate::memory::Interrupt;
 
 /// Starts uploads.
 #[tonic::async_trait]
@@ -72,11 +79,12 @@ pub trait UploadHandler: Send + Sync + 'static {
 /// Takes the batches of one upload. Dropping it before [`UploadSink::finish`] discards the upload.
 #[tonic::async_trait]
 pub trait UploadSink: Send {
-    /// Takes the next batch. Its buffers are stored in the arena and validated.
+    /// Takes the next batch. Its buffers are stored in the arena and validated. The interrupt is
+    /// checked every few milliseconds.
     ///
     /// # Errors
     /// Any error ends the call; the sink is dropped.
-    fn append(&mut self, batch: RecordBatch) -> Result<Ack>;
+    fn append(&mut self, batch: RecordBatch, interrupt: &Interrupt) -> Result<Ack>;
 
     /// Completes the upload, after the client has sent all its data.
     ///
@@ -105,9 +113,10 @@ impl Ack {
 /// Limits on the size of a message and on the idle time of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Largest message, in bytes, as it is sent and after decompression.
+    /// Largest message, in bytes, as it is sent and after decompression. It also limits the text to
+    /// which the views of a message refer.
     pub message_bytes: usize,
-    /// Time that an upload waits for the next bytes of its client. After that, the upload is given
+    /// Time that an upload waits for the next rows of its client. After that, the upload is given
     /// up with its rows.
     pub idle: Duration,
 }

@@ -24,6 +24,9 @@ const ROWS_MAX: u64 = i32::MAX as u64;
 /// more.
 const ELEMENTS_MAX: u64 = 1 << 40;
 
+/// Size of a view of a string or a binary.
+pub(super) const VIEW_BYTES: usize = 16;
+
 /// Plan of one record batch (or dictionary), made from its header.
 #[derive(Debug)]
 pub(super) struct BatchPlan {
@@ -69,13 +72,26 @@ pub(super) enum Need {
 }
 
 impl BatchPlan {
-    /// Returns the bytes that validation of the batch reads. Columns of numbers need no validation
-    /// and do not count.
+    /// Returns the bytes that validation of the batch reads or writes, at most. Columns of numbers
+    /// need no validation and do not count.
     pub fn checked_bytes(&self) -> usize {
-        let all: usize = self.buffers.iter().map(|buffer| buffer.source.len()).sum();
-        let numbers = self.columns.iter().filter(|column| column.data_type.is_primitive());
-        let passed = numbers.flat_map(|column| &self.buffers[column.buffers.clone()]);
-        all - passed.map(|buffer| buffer.source.len()).sum::<usize>()
+        let checked = self.columns.iter().filter(|column| !column.data_type.is_primitive());
+        checked.map(|column| self.checked_bytes_of(column)).fold(0, usize::saturating_add)
+    }
+
+    fn checked_bytes_of(&self, array: &ArrayPlan) -> usize {
+        let buffers = &self.buffers[array.buffers.clone()];
+        let own = match array.data_type {
+            // Each view may refer to a whole buffer.
+            DataType::Utf8View | DataType::BinaryView => {
+                let longest = buffers.iter().skip(1).map(|buffer| buffer.source.len()).max().unwrap_or(0);
+                array.rows.saturating_mul(VIEW_BYTES.saturating_add(longest))
+            }
+            _ => buffers.iter().map(|buffer| buffer.source.len()).sum(),
+        };
+        // A bitmap of the nulls, which some types do not send.
+        let own = own.saturating_add(array.rows / 8);
+        array.children.iter().map(|child| self.checked_bytes_of(child)).fold(own, usize::saturating_add)
     }
 }
 
@@ -218,7 +234,7 @@ impl Reader {
                 self.buffer(Need::All)
             }
             T::Utf8View | T::BinaryView => {
-                self.fixed(rows, 16)?;
+                self.fixed(rows, VIEW_BYTES)?;
                 (0..self.variadic_count()?).try_for_each(|_| self.buffer(Need::All))
             }
             T::FixedSizeBinary(width) => self.fixed(rows, *width as usize),

@@ -61,7 +61,14 @@ impl FlightService for Behind {
         let mut parts = http::Request::new(()).into_parts().0;
         parts.extensions = extensions;
         let messages = Box::pin(futures::stream::iter([Ok(first)]).chain(messages));
-        let acks = upload_messages(Arc::new(self.handler.clone()), parts, messages, self.arena.clone(), LIMITS);
+        let acks = upload_messages(
+            Arc::new(self.handler.clone()),
+            parts,
+            messages,
+            self.arena.clone(),
+            LIMITS,
+            CpuWork::new(),
+        );
         let results = acks.map_ok(|ack| PutResult { app_metadata: ack.to_json().into() }).map_err(Status::from);
         Ok(Response::new(Box::pin(results)))
     }
@@ -120,7 +127,7 @@ impl Fixture {
         let (handler, arena) = (KeeperHandler::default(), arena());
         let behind = FlightServiceServer::new(Behind { handler: handler.clone(), arena: arena.clone() })
             .accept_compressed(CompressionEncoding::Zstd);
-        let service = DoPutLayer::new(Arc::new(handler.clone()), arena.clone(), LIMITS).layer(behind);
+        let service = DoPutLayer::new(Arc::new(handler.clone()), arena.clone(), LIMITS, CpuWork::new()).layer(behind);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener));

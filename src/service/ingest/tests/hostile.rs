@@ -3,7 +3,7 @@
 
 use std::iter::once;
 
-use arrow::array::{ArrayDataBuilder, make_array};
+use arrow::array::{ArrayDataBuilder, StringViewArray, make_array};
 use arrow::buffer::Buffer;
 use arrow::ipc;
 use arrow::ipc::{CompressionType, Endianness, MessageHeader};
@@ -487,6 +487,49 @@ fn a_batch_larger_than_the_budget_is_refused_and_takes_no_memory() {
     let error = decode(once(&wire(&sent(&batch))[..]), &arena).unwrap_err();
     assert!(matches!(&error, Error::Exhausted(text) if text.contains("--host-memory")), "{error:?}");
     assert_eq!((arena.budget().used_bytes(), arena.mapped_bytes()), (0, 0));
+}
+
+/// Makes a batch of views that all refer to the same text.
+fn same_text(rows: usize, text_bytes: usize) -> RecordBatch {
+    let text = StringViewArray::from_iter_values(["x".repeat(text_bytes)]);
+    let (views, texts, _) = text.into_parts();
+    let views = std::iter::repeat_n(views[0], rows).collect();
+    let column: ArrayRef = Arc::new(StringViewArray::try_new(views, texts, None).unwrap());
+    RecordBatch::try_from_iter([("v", column)]).unwrap()
+}
+
+/// Regression test: 100,000 views of one text of 8 MiB took a minute, although 10 MiB were sent.
+#[test]
+fn views_count_as_the_text_that_they_refer_to() {
+    let limit = LIMITS.message_bytes;
+    let text_bytes = 64 << 10;
+    let refused =
+        assert_refused(&sent(&same_text(limit / text_bytes + 1, text_bytes)), "the views of a batch refer to 8.1 MiB");
+    assert!(matches!(refused, Error::Exhausted(_)) && refused.message().contains("--message-limit"), "{refused}");
+    let arena = arena();
+    let fitting = same_text(limit / text_bytes, text_bytes);
+    assert_eq!(decode(once(&wire(&sent(&fitting))[..]), &arena).unwrap(), [fitting]);
+    // Inside of lists, views count as well.
+    let inner = same_text(limit / text_bytes + 1, text_bytes);
+    let item = Arc::new(Field::new("item", DataType::Utf8View, false));
+    let offsets = arrow::buffer::OffsetBuffer::from_lengths([inner.num_rows()]);
+    let list: ArrayRef = Arc::new(arrow::array::ListArray::new(item, offsets, inner.column(0).clone(), None));
+    assert_refused(&sent(&RecordBatch::try_from_iter([("l", list)]).unwrap()), "the views of a batch refer to");
+}
+
+/// Arrays of some types take no bytes, and checking them does.
+#[test]
+fn memory_for_checking_elements_without_bytes_is_reserved() {
+    let rows = 1 << 20;
+    let item = Arc::new(Field::new("item", DataType::Null, false));
+    let elements = rows * rows;
+    let lists = DataType::FixedSizeList(item, rows as i32);
+    // One row in eight is null.
+    let bitmap = vec![0xfe; rows as usize / 8];
+    let nodes = [(rows, rows / 8), (elements, elements)];
+    let messages = by_hand(lists, rows, &nodes, &[(0, bitmap.len() as i64)], &[], &bitmap);
+    let refused = assert_refused(&messages, "checking nulls");
+    assert!(matches!(refused, Error::Exhausted(_)), "{refused}");
 }
 
 /// Flips each bit of a stream, and sets each byte of its headers to extreme values. Each flip gives

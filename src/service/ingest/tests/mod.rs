@@ -22,7 +22,8 @@ use super::decoder::{Content, StreamDecoder, WireDecoder};
 use super::landing::SLOT_ALIGNMENT;
 use super::{Limits, Received};
 use crate::Result;
-use crate::memory::{Arena, Budget};
+use crate::memory::{Arena, Budget, Interrupt};
+use crate::service::cpu_work::CpuWork;
 
 const LIMITS: Limits = Limits { message_bytes: 8 << 20, idle: Duration::from_secs(60) };
 
@@ -82,8 +83,8 @@ fn receive<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, arena: &Arena) -> Res
     let mut decoder = WireDecoder::new(arena.clone(), LIMITS);
     let mut received = Vec::new();
     for mut chunk in chunks {
-        while let Some(message) = decoder.next(&mut chunk)? {
-            received.push(message);
+        while decoder.next(&mut chunk)?.is_some() {
+            received.extend(decoder.work(&Interrupt::default())?);
         }
         assert!(chunk.is_empty(), "the decoder asked for more while it had {} bytes", chunk.len());
     }
@@ -98,7 +99,11 @@ fn decode<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, arena: &Arena) -> Resu
 
 fn decode_messages(messages: Vec<FlightData>, arena: &Arena) -> Result<Vec<RecordBatch>> {
     let mut decoder = StreamDecoder::new(arena.clone(), LIMITS);
-    messages.into_iter().map(|message| decoder.decode(message)).collect::<Result<_>>().map(batches)
+    messages
+        .into_iter()
+        .map(|message| decoder.decode(message, &Interrupt::default()))
+        .collect::<Result<_>>()
+        .map(batches)
 }
 
 fn batches(received: Vec<Received>) -> Vec<RecordBatch> {

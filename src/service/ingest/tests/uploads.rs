@@ -63,8 +63,12 @@ impl UploadHandler for KeeperHandler {
 
 #[tonic::async_trait]
 impl UploadSink for KeeperSink {
-    fn append(&mut self, batch: RecordBatch) -> Result<Ack> {
+    fn append(&mut self, batch: RecordBatch, interrupt: &Interrupt) -> Result<Ack> {
         match &self.options[..] {
+            b"long" => loop {
+                interrupt.check()?;
+                std::thread::yield_now();
+            },
             b"panic" if !self.batches.is_empty() => panic!("a defect"),
             b"full" if !self.batches.is_empty() => return Err(Error::Exhausted("the quota is used up".into())),
             _ => {}
@@ -100,7 +104,9 @@ fn numbers(rows: i64) -> RecordBatch {
 
 async fn upload(handler: &KeeperHandler, messages: Vec<FlightData>, arena: &Arena) -> Vec<Result<Ack>> {
     let messages = futures::stream::iter(messages.into_iter().map(Ok));
-    upload_messages(Arc::new(handler.clone()), request(), messages, arena.clone(), LIMITS).collect().await
+    upload_messages(Arc::new(handler.clone()), request(), messages, arena.clone(), LIMITS, CpuWork::new())
+        .collect()
+        .await
 }
 
 #[tokio::test]
@@ -177,7 +183,7 @@ async fn a_broken_stream_is_a_cancelled_upload() {
         messages(&numbers(0).schema(), &[numbers(3)], &like_pyarrow()).into_iter().map(Ok).collect();
     messages.push(Err(Status::cancelled("reset")));
     let stream = futures::stream::iter(messages);
-    let acks = upload_messages(Arc::new(handler.clone()), request(), stream, arena.clone(), LIMITS);
+    let acks = upload_messages(Arc::new(handler.clone()), request(), stream, arena.clone(), LIMITS, CpuWork::new());
     let outcome = acks.collect::<Vec<_>>().await;
     assert!(matches!(outcome.last(), Some(Err(Error::Cancelled(_)))), "{outcome:?}");
     assert!(handler.0.tables.lock().is_empty());
@@ -189,7 +195,7 @@ async fn dropping_the_acknowledgements_forgets_the_upload() {
     let (handler, arena) = (KeeperHandler::default(), arena());
     let messages = messages(&numbers(0).schema(), &[numbers(1000)], &like_pyarrow());
     let stream = futures::stream::iter(messages.into_iter().map(Ok)).chain(futures::stream::pending());
-    let mut acks = upload_messages(Arc::new(handler.clone()), request(), stream, arena.clone(), LIMITS);
+    let mut acks = upload_messages(Arc::new(handler.clone()), request(), stream, arena.clone(), LIMITS, CpuWork::new());
     acks.next().await.unwrap().unwrap();
     assert_eq!(handler.0.sinks.load(Ordering::SeqCst), 1);
     drop(acks);
@@ -204,11 +210,29 @@ async fn an_upload_ends_at_the_deadline_of_its_call() {
     request.headers.insert("grpc-timeout", HeaderValue::from_static("20m"));
     let messages = messages(&numbers(0).schema(), &[numbers(1000)], &like_pyarrow());
     let stream = futures::stream::iter(messages.into_iter().map(Ok)).chain(futures::stream::pending());
-    let acks = upload_messages(Arc::new(handler.clone()), request, stream, arena.clone(), LIMITS);
+    let acks = upload_messages(Arc::new(handler.clone()), request, stream, arena.clone(), LIMITS, CpuWork::new());
     let outcome = acks.collect::<Vec<_>>().await;
     let last = outcome.last().unwrap();
     assert!(matches!(last, Err(Error::DeadlineExceeded(text)) if text.contains("20ms")), "{outcome:?}");
-    assert_eq!(arena.budget().used_bytes(), 0);
+    // The deadline may pass while the rows are checked on another thread.
+    wait_in_task_until("the memory to be free", || arena.budget().used_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn long_work_runs_beside_the_calls_and_ends_with_its_upload() {
+    let (handler, arena, work) = (KeeperHandler::default(), arena(), CpuWork::new());
+    let text: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(5 << 20)]));
+    let batch = RecordBatch::try_from_iter([("t", text)]).unwrap();
+    let mut messages = messages(&batch.schema(), &[batch], &like_pyarrow());
+    messages[0].app_metadata = "long".into();
+    let stream = futures::stream::iter(messages.into_iter().map(Ok)).chain(futures::stream::pending());
+    let acks = upload_messages(Arc::new(handler.clone()), request(), stream, arena.clone(), LIMITS, work.clone());
+    // The only thread of this runtime is not blocked by the work.
+    wait_in_task_until("the sink to work", || handler.0.sinks.load(Ordering::SeqCst) == 1 && work.calls() == 1).await;
+    drop(acks);
+    wait_in_task_until("the upload to be forgotten", || handler.0.sinks.load(Ordering::SeqCst) == 0).await;
+    wait_in_task_until("the slot", || work.slots_taken() == 0).await;
+    assert_eq!((work.interrupted(), arena.budget().used_bytes()), (1, 0));
 }
 
 #[tokio::test]
