@@ -13,9 +13,10 @@
 //! Readers of the old table can finish reading it. A table appears in whole, or not at all. A name
 //! can be reserved while its table is made.
 //!
-//! Everything that a tenant holds (tables, uploads under way, results) is charged to the tenant.
-//! The charge ends when the memory is freed. The catalog has no timers: the server calls
-//! [`Uploads::forget_idle`] and [`ResultSpool::is_expired`] at intervals.
+//! Everything that a tenant holds (tables, uploads under way, results, and tables of others that
+//! are gone while it reads them) is charged to the tenant. The charge ends when the memory is
+//! freed. The catalog has no timers: the server calls [`Uploads::forget_idle`] and
+//! [`ResultSpool::is_expired`] at intervals.
 //!
 //! This room knows of memory, and nothing of devices, jobs or the wire.
 
@@ -35,7 +36,7 @@ mod uploads;
 pub use adopt::Adopter;
 pub use editor::{Editor, IntoMode};
 pub use names::{Catalog, NameReservation, check_name};
-pub use quota::{Charge, TenantLimits, TenantUsage};
+pub use quota::{Charge, ChargeHold, TenantLimits, TenantUsage};
 pub use result::{
     BackpressureLimits, EvictableResults, EvictionPermit, ResultReader, ResultSpool, SpoolOptions, SpoolState,
 };

@@ -23,6 +23,7 @@ pub struct Catalog {
     arena: Arena,
     tables_max: Option<usize>,
     ledger: Ledger,
+    results: Ledger,
     names: Arc<RwLock<Names>>,
     samples: Arc<AtomicU64>,
 }
@@ -55,6 +56,7 @@ impl Catalog {
         Self {
             arena,
             tables_max: limits.tables,
+            results: Ledger::of_results(limits, evictable.clone()),
             ledger: Ledger::new(limits, evictable),
             names: Arc::default(),
             samples: Arc::default(),
@@ -226,7 +228,9 @@ impl Catalog {
                 return Err(self.no_table(name));
             }
         }
-        Ok(names.tables.remove(name).expect("it was found under this lock"))
+        let table = names.tables.remove(name).expect("it was found under this lock");
+        table.charges.iter().for_each(|charge| charge.was_unlisted());
+        Ok(table)
     }
 
     /// Returns a charge of zero bytes on the account of `owner`.
@@ -243,9 +247,19 @@ impl Catalog {
         self.charge(owner).with_metadata(schema, self.arena.budget())
     }
 
-    /// Returns the bytes that a tenant may still add; `None` for no limit.
+    /// Returns the charge of a result on the account of `owner`, as [`Catalog::charge_metadata`]
+    /// does. The result's bytes also count towards the limit on the tenant's results.
+    ///
+    /// # Errors
+    /// As [`Catalog::charge_metadata`].
+    pub fn charge_result(&self, owner: &str, schema: &Schema) -> Result<Charge> {
+        Ok(self.charge_metadata(owner, schema)?.with_result_in(&self.results))
+    }
+
+    /// Returns the bytes of results that a tenant may still add; `None` for no limit.
     pub fn room_of(&self, owner: &str) -> Option<u64> {
-        self.ledger.room(owner)
+        let rooms = [self.ledger.room(owner), self.results.room(owner)];
+        rooms.into_iter().flatten().min()
     }
 
     /// Returns the bytes of all tables.
@@ -286,7 +300,10 @@ impl Catalog {
             None => self.check_tables(names, &table.owner)?,
         }
         let table = Arc::new(table);
+        // The new table may share rows with the replaced one, so it comes first.
+        table.charges.iter().for_each(|charge| charge.was_listed());
         let _replaced = names.tables.insert(table.name.clone(), table.clone());
+        _replaced.iter().flat_map(|table| &table.charges).for_each(|charge| charge.was_unlisted());
         Ok(Inserted { table, _replaced })
     }
 

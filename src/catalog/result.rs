@@ -16,8 +16,8 @@
 //! the table's memory until it is closed.
 //!
 //! Batches may share memory with the tables from which they were made. Shared columns do not count
-//! as bytes of the result. They keep the tables' memory allocated, so the tenant that is charged
-//! for a table stays charged until the result is released.
+//! as bytes of the result. They keep the tables' memory allocated. If a table is dropped or
+//! replaced, the tenant of the result is charged for its rows until the result is released.
 //!
 //! A retained result can be read again and in parallel. Its size is bounded: pushing beyond the
 //! bound is an error. A result that is consumed as it is read (`retain_seconds` 0) can be of any
@@ -53,7 +53,7 @@ pub use reading::ResultReader;
 
 use super::adopt::{Adopter, Meter};
 use super::statistics::Collection;
-use super::{Catalog, Charge, NameReservation, Table};
+use super::{Catalog, Charge, ChargeHold, NameReservation, Table};
 use crate::memory::{Arena, Budget, Interrupt, human_bytes};
 use crate::{Context, Error, Result};
 
@@ -230,14 +230,21 @@ impl GivenTo {
 #[derive(Debug)]
 struct SharedRows {
     table: Weak<Table>,
-    charge: Arc<Charge>,
+    /// Charge for the rows. The result's tenant holds them.
+    held: ChargeHold,
+}
+
+impl SharedRows {
+    fn charge(&self) -> &Arc<Charge> {
+        self.held.charge()
+    }
 }
 
 impl SpoolContents {
     /// Bytes of dropped or replaced tables whose memory this result keeps allocated.
     fn bytes_of_gone_tables(&self) -> u64 {
         let gone = self.shared.iter().filter(|rows| rows.table.strong_count() == 0);
-        gone.map(|rows| rows.charge.bytes()).sum()
+        gone.map(|rows| rows.charge().bytes()).sum()
     }
 
     /// Removes all batches and their charges. The caller drops the batches once no lock is held.
@@ -384,12 +391,13 @@ impl ResultSpool {
             charge.try_grow(bytes).context(|| "keeping the result of the join")?;
         }
         if shared.contains(&true) && held.shared.is_empty() {
+            let tenant = held.charge.as_ref().map(|charge| charge.owner().to_owned()).unwrap_or_default();
             // The upgrade succeeds, because the join that pushes holds the tables.
             for table in self.inner.tables.iter().filter_map(Weak::upgrade) {
                 for charge in &table.charges {
-                    if !held.shared.iter().any(|rows| Arc::ptr_eq(&rows.charge, charge)) {
-                        let charge = charge.clone();
-                        held.shared.push(SharedRows { table: Arc::downgrade(&table), charge });
+                    if !held.shared.iter().any(|rows| Arc::ptr_eq(rows.charge(), charge)) {
+                        let rows = ChargeHold::new(charge.clone(), &tenant);
+                        held.shared.push(SharedRows { table: Arc::downgrade(&table), held: rows });
                     }
                 }
             }
@@ -579,7 +587,7 @@ impl ResultSpool {
         let collectors = statistics.finish(&self.interrupt)?;
         let mut table =
             Table::collected(name.name(), self.schema().clone(), batches, bytes, collectors, &self.interrupt)?;
-        let charge = match charge {
+        let mut charge = match charge {
             Some(charge) => charge,
             None => {
                 let mut charge = name.catalog().charge(owner);
@@ -587,6 +595,7 @@ impl ResultSpool {
                 charge
             }
         };
+        charge.becomes_table();
         table.owner = owner.into();
         table.charges = vec![Arc::new(charge)];
         let table = name.publish(table)?;

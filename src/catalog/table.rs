@@ -10,7 +10,7 @@ use arrow::util::display::array_value_to_string;
 use parking_lot::Mutex;
 
 use super::adopt::Meter;
-use super::quota::Charge;
+use super::quota::{Charge, ChargeHold};
 use super::statistics::finished;
 use super::{ColumnStatistics, Combination, Sketch, StatisticsCollector};
 use crate::human::{asked, did_you_mean};
@@ -97,6 +97,11 @@ pub struct Table {
 }
 
 impl Table {
+    /// Records that a tenant holds the table's rows, until the returned holds are dropped.
+    pub fn hold(&self, tenant: &str) -> Vec<ChargeHold> {
+        self.charges.iter().map(|charge| ChargeHold::new(charge.clone(), tenant)).collect()
+    }
+
     /// Makes a table of those batches, with statistics. No tenant is charged.
     ///
     /// # Errors

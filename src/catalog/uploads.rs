@@ -36,6 +36,8 @@ const ENDED_MAX: usize = 1024;
 pub struct UploadsLimits {
     /// Uploads under way at once: single streams, and IDs that several streams fill.
     pub under_way: usize,
+    /// Same, for the uploads of one tenant; `None` for no limit.
+    pub of_tenant: Option<usize>,
     /// Idle time after which an upload with an ID is forgotten.
     pub idle: Duration,
 }
@@ -58,8 +60,8 @@ type Key = (String, String);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Number of uploads that have one stream and no ID.
-    single: usize,
+    /// Number of uploads that have one stream and no ID, by owner.
+    single: HashMap<String, usize>,
     shared: HashMap<Key, Shared>,
     ended: VecDeque<(Key, Ended)>,
 }
@@ -78,6 +80,7 @@ struct Shared {
     /// Numbered parts whose stream broke off.
     broken: BTreeSet<u64>,
     streams: u64,
+    /// Time when rows arrived last, or a commit failed. Streams without rows do not keep an upload.
     last_activity: Instant,
 }
 
@@ -216,8 +219,7 @@ impl Uploads {
 
     /// Number of uploads under way.
     pub fn under_way(&self) -> usize {
-        let state = self.inner.state.lock();
-        state.single + state.shared.len()
+        self.inner.state.lock().under_way()
     }
 
     fn open_single(
@@ -230,14 +232,15 @@ impl Uploads {
         if options.part.is_some() {
             return Err(Error::Invalid("\"part\" needs \"upload\", the ID that the parts share".into()));
         }
+        let owner = editor.tenant.clone();
         {
             let mut state = self.inner.state.lock();
-            self.check_limit(&state)?;
-            state.single += 1;
+            self.check_limits(&state, &owner)?;
+            *state.single.entry(owner.clone()).or_default() += 1;
         }
         // The registry is not locked while thousands of columns are checked.
         let target = Target::new(&self.inner.catalog, editor, name, schema, options);
-        let target = target.inspect_err(|_| self.inner.state.lock().single -= 1)?;
+        let target = target.inspect_err(|_| self.inner.state.lock().end_single(&owner))?;
         let rows = Some(Rows::new(&target));
         Ok(UploadStream { uploads: self.clone(), rows, kind: Kind::Single(Box::new(target)) })
     }
@@ -258,7 +261,7 @@ impl Uploads {
             return Err(Error::AlreadyExists(format!("upload {id:?} {}; start another under a new ID", ended.told())));
         }
         if !state.shared.contains_key(&key) {
-            self.check_limit(&state)?;
+            self.check_limits(&state, &key.0)?;
             let target = Target::new(&self.inner.catalog, editor, name, schema.clone(), &options)?;
             let shared = Shared::new(target, options.clone());
             state.shared.insert(key.clone(), shared);
@@ -269,14 +272,21 @@ impl Uploads {
         Ok(UploadStream { uploads: self.clone(), rows: Some(rows), kind: Kind::Shared(key, place) })
     }
 
-    fn check_limit(&self, state: &State) -> Result<()> {
-        let limit = self.inner.limits.under_way;
-        if state.single + state.shared.len() < limit {
+    fn check_limits(&self, state: &State, owner: &str) -> Result<()> {
+        let UploadsLimits { under_way, of_tenant, .. } = self.inner.limits;
+        if of_tenant.is_some_and(|limit| state.under_way_of(owner) >= limit) {
+            return Err(Error::Exhausted(format!(
+                "tenant {owner:?} has {} under way, and may have no more; wait for one to end, or raise the server's \
+                 --tenant-uploads",
+                human::counted(state.under_way_of(owner) as u64, "upload")
+            )));
+        }
+        if state.under_way() < under_way {
             return Ok(());
         }
         Err(Error::Exhausted(format!(
             "{} under way, which is the limit; wait for one to end, or raise the server's --upload-limit",
-            human::counted_as(limit as u64, "upload is", "uploads are")
+            human::counted_as(under_way as u64, "upload is", "uploads are")
         )))
     }
 }
@@ -322,7 +332,6 @@ impl Shared {
         }
         self.streams += 1;
         self.streams_open.insert(place);
-        self.last_activity = Instant::now();
         Ok((Rows::new(target), place))
     }
 
@@ -332,7 +341,6 @@ impl Shared {
             self.broken.remove(&part);
         }
         self.parts.insert(place, rows);
-        self.last_activity = Instant::now();
     }
 
     fn lose_part(&mut self, place: Place) {
@@ -344,6 +352,24 @@ impl Shared {
 }
 
 impl State {
+    fn under_way(&self) -> usize {
+        self.single.values().sum::<usize>() + self.shared.len()
+    }
+
+    fn under_way_of(&self, owner: &str) -> usize {
+        let shared = self.shared.keys().filter(|(other, _)| other == owner).count();
+        self.single.get(owner).copied().unwrap_or(0) + shared
+    }
+
+    fn end_single(&mut self, owner: &str) {
+        if let Some(count) = self.single.get_mut(owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.single.remove(owner);
+            }
+        }
+    }
+
     /// Takes all parts. Fails if a stream is open or a part is missing.
     fn take_complete(&mut self, key: &Key) -> Result<(Target, BTreeMap<Place, DoneRows>)> {
         let id = &key.1;

@@ -26,7 +26,7 @@ use crate::engine::{cache_bytes, device_memory_bytes, prefault_bytes};
 use crate::human::file_failure;
 use crate::memory::parse_bytes;
 use crate::service::settings::Settings;
-use crate::service::tenant_memory_bytes;
+use crate::service::{tenant_memory_bytes, tenant_results_bytes};
 use crate::topology::NodeKind;
 use crate::{Context, Error, Result};
 
@@ -434,6 +434,7 @@ fn check_relations(settings: &Settings) -> Result<()> {
     cache_bytes(&settings.device_cache, u64::MAX)?;
     size("message-limit", &settings.message_limit)?;
     tenant_memory_bytes(&settings.tenant_memory)?;
+    tenant_results_bytes(&settings.tenant_results, None)?;
     logging::filter(&settings.log)?;
     if settings.admin_listen == "off" {
         return Ok(());

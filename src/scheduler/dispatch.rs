@@ -74,7 +74,10 @@ impl Shared {
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
         let feed = options.streamed.map(|side| Feed::new(side, plan, places.clone()));
-        let charge = self.catalog.charge_metadata(&owner, &plan.join.schema)?;
+        let charge = match options.into {
+            Some(_) => self.catalog.charge_metadata(&owner, &plan.join.schema)?,
+            None => self.catalog.charge_result(&owner, &plan.join.schema)?,
+        };
         // The interrupt ends planning only. From here on the job exists.
         planning.check()?;
         let mut state = self.state.lock();

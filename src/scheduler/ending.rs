@@ -31,6 +31,7 @@ impl Shared {
         let leftovers = Leftovers {
             _plans: std::mem::take(&mut life.plans),
             _tables: life.tables.take(),
+            _table_holds: std::mem::take(&mut life.table_holds),
             _into: life.into.take(),
             _prepared: job.feed.as_ref().and_then(Feed::close),
         };

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::admission::Admitted;
 use super::feeds::Feed;
 use super::job_options::JobOptions;
-use crate::catalog::{NameReservation, ResultSpool, Table};
+use crate::catalog::{ChargeHold, NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord, RankReport};
 use crate::memory::ReservedPool;
@@ -141,6 +141,8 @@ pub(super) struct Life {
     pub(super) plans: Vec<Arc<Plan>>,
     /// Tables to join. Dropped, with the plans, when the job will not run again.
     pub(super) tables: Option<Tables>,
+    /// Charges of the tables' rows, which the job's tenant holds.
+    pub(super) table_holds: Vec<ChargeHold>,
     /// Plan that runs or ran, without rows. Before the job is placed, the fastest plan.
     planned: Arc<Plan>,
     pub(super) monitor: Arc<Monitor>,
@@ -228,11 +230,13 @@ impl Job {
         into: Option<NameReservation>,
     ) -> Self {
         let plan = planned.plan().clone();
+        let table_holds = planned.tables().into_iter().flat_map(|table| table.hold(&owner)).collect();
         let JobPlans { plans, tables, .. } = planned;
         let life = Life {
             state: JobState::Queued,
             plans,
             tables: Some(tables),
+            table_holds,
             planned: plan.clone(),
             monitor: Arc::new(Monitor::new(cancel.clone())),
             progress_max: 0.0,

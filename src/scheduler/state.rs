@@ -15,7 +15,7 @@ use super::placing::Waiting;
 use super::queue::Queue;
 use super::stats::SchedulerStats;
 use crate::Error;
-use crate::catalog::{Catalog, NameReservation};
+use crate::catalog::{Catalog, ChargeHold, NameReservation};
 use crate::engine::{Engine, Prepared};
 use crate::planner::Plan;
 
@@ -89,6 +89,7 @@ impl DeviceState {
 pub(super) struct Leftovers {
     pub(super) _plans: Vec<Arc<Plan>>,
     pub(super) _tables: Option<Tables>,
+    pub(super) _table_holds: Vec<ChargeHold>,
     pub(super) _into: Option<NameReservation>,
     pub(super) _prepared: Option<Arc<dyn Prepared>>,
 }

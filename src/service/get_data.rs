@@ -29,7 +29,7 @@ use super::encode::{Encoder, Message, batch_bytes};
 use super::readers::Left;
 use super::shared::Shared;
 use super::tickets::{Target, table_version};
-use crate::catalog::{ResultReader, Table};
+use crate::catalog::{ChargeHold, ResultReader, Table};
 use crate::columns::any_part;
 use crate::scheduler::{Job, JobId};
 use crate::{Error, Result};
@@ -54,7 +54,7 @@ pub async fn read(
     let source = match target {
         Target::Table { name, version, first, end } => {
             record.set_command(&name);
-            open_table(shared, &name, version, first, end)?
+            open_table(shared, caller, &name, version, first, end)?
         }
         Target::Result { job, part, parts } => {
             record.set_command(format!("job {job}"));
@@ -98,7 +98,7 @@ pub fn of_job(
 }
 
 enum Source {
-    Table { table: Arc<Table>, next: usize, end: usize },
+    Table { table: Arc<Table>, next: usize, end: usize, _held: Vec<ChargeHold> },
     Result { job: Arc<Job>, rows: ResultReader, leaving: Reader, delivery: Delivery },
 }
 
@@ -127,7 +127,7 @@ impl Source {
 
     async fn next(&mut self) -> Result<Option<RecordBatch>> {
         match self {
-            Self::Table { table, next, end } => {
+            Self::Table { table, next, end, .. } => {
                 let index = *next;
                 *next += 1;
                 Ok((index < *end).then(|| table.batches[index].clone()))
@@ -146,14 +146,15 @@ impl Source {
     }
 }
 
-fn open_table(shared: &Shared, name: &str, version: u64, first: usize, end: usize) -> Result<Source> {
+fn open_table(shared: &Shared, caller: &Caller, name: &str, version: u64, first: usize, end: usize) -> Result<Source> {
     let table = shared.catalog.table(name)?;
     if table_version(table.created) != version || end > table.batches.len() {
         return Err(Error::Precondition(format!(
             "table {name:?} was replaced or appended to since this ticket was made; call GetFlightInfo again"
         )));
     }
-    Ok(Source::Table { table, next: first, end })
+    let _held = table.hold(&caller.tenant);
+    Ok(Source::Table { table, next: first, end, _held })
 }
 
 fn open_result(shared: &Arc<Shared>, id: JobId, share: Share) -> Result<Source> {

@@ -283,7 +283,14 @@ pub fn table_name(path: &[String]) -> Result<&str> {
 fn read_command(shared: &Shared, asker: &Asker, command: &[u8]) -> Result<JoinCommand> {
     let command = commands::decode(command, &shared.sessions.defaults(asker.session))?;
     asker.record.set_command(command.to_string());
-    command.of_tables()
+    let seconds_max = shared.limits.retain_seconds_max;
+    match command.options.retain_seconds {
+        Some(seconds) if seconds > seconds_max => Err(Error::Invalid(format!(
+            "\"retain_seconds\" is {seconds}, and this server keeps a result for at most {seconds_max} s; set fewer seconds and \
+             renew the lease with RenewFlightEndpoint, or raise the server's --retain-seconds-max"
+        ))),
+        _ => command.of_tables(),
+    }
 }
 
 fn submit(shared: &Shared, asker: &Asker, command: &[u8], interrupt: &Interrupt) -> Result<Arc<Job>> {

@@ -58,7 +58,7 @@ pub(crate) use metrics::code_named;
 pub use server::Server;
 pub use settings::Settings;
 pub use shared::Shared;
-pub(crate) use shared::tenant_memory_bytes;
+pub(crate) use shared::{tenant_memory_bytes, tenant_results_bytes};
 
 /// The messages of `proto/dovetail.proto`, with their JSON form.
 #[allow(unused_qualifications, clippy::all, clippy::pedantic)]

@@ -156,7 +156,12 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_UPLOAD_LIMIT", default_value_t = 256)]
     pub upload_limit: usize,
 
-    /// Seconds without data after which the server aborts an upload and discards its rows
+    /// Maximum number of concurrent uploads of a tenant. By default, half of --upload-limit, or no
+    /// limit without --token-file and --tls-client-ca. 0 is no limit
+    #[arg(long, env = "DOVETAIL_TENANT_UPLOADS", value_name = "COUNT")]
+    pub tenant_uploads: Option<usize>,
+
+    /// Seconds without rows after which the server aborts an upload and discards its rows
     #[arg(long, env = "DOVETAIL_UPLOAD_IDLE_SECONDS", default_value_t = 900)]
     pub upload_idle_seconds: u64,
 
@@ -178,6 +183,10 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_RETAIN_SECONDS", default_value_t = 300)]
     pub retain_seconds: u32,
 
+    /// Maximum of the seconds that a join may set for keeping its result
+    #[arg(long, env = "DOVETAIL_RETAIN_SECONDS_MAX", default_value_t = 86400)]
+    pub retain_seconds_max: u32,
+
     /// Endpoints of a result or table, which clients fetch in parallel. By default, one for each 4
     /// MiB of rows, as predicted if the join is not complete, and at most 8
     #[arg(long, env = "DOVETAIL_ENDPOINTS", value_name = "COUNT")]
@@ -196,13 +205,20 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_TENANT_MEMORY", default_value = "none")]
     pub tenant_memory: String,
 
+    /// Maximum memory of the results of a tenant, which also count towards --tenant-memory: a size
+    /// such as 64GiB, or "none" for no limit. "auto" is half of the host memory, or no limit
+    /// without --token-file and --tls-client-ca
+    #[arg(long, env = "DOVETAIL_TENANT_RESULTS", default_value = "auto")]
+    pub tenant_results: String,
+
     /// Maximum number of tables of a tenant. 0 is no limit
     #[arg(long, env = "DOVETAIL_TENANT_TABLES", default_value_t = 0)]
     pub tenant_tables: usize,
 
-    /// Maximum number of queued and running jobs of a tenant. 0 is no limit
-    #[arg(long, env = "DOVETAIL_TENANT_JOBS", default_value_t = 0)]
-    pub tenant_jobs: usize,
+    /// Maximum number of queued and running jobs of a tenant. By default, half of --queue-limit, or
+    /// no limit without --token-file and --tls-client-ca. 0 is no limit
+    #[arg(long, env = "DOVETAIL_TENANT_JOBS", value_name = "COUNT")]
+    pub tenant_jobs: Option<usize>,
 
     /// Seconds after its last call until the server forgets a session
     #[arg(long, env = "DOVETAIL_SESSION_IDLE_SECONDS", default_value_t = 3600)]
@@ -239,6 +255,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// True if the server tells tenants apart.
+    pub fn has_tenants(&self) -> bool {
+        self.token_file.is_some() || self.tls_client_ca.is_some()
+    }
+
     /// Returns the settings of the devices.
     pub fn of_devices(&self) -> DeviceSettings {
         DeviceSettings {

@@ -17,7 +17,7 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use super::tickets::Tickets;
 use super::transfers::Transfers;
-use crate::catalog::{Catalog, TenantLimits, Uploads};
+use crate::catalog::{Catalog, TenantLimits, Uploads, UploadsLimits};
 use crate::engine::Engine;
 use crate::human;
 use crate::memory::{Interrupt, check_at_least, parse_bytes};
@@ -106,11 +106,13 @@ pub(super) fn shutting_down() -> Error {
 #[derive(Clone, Debug)]
 pub struct Limits {
     pub message_bytes: usize,
-    pub uploads: usize,
+    pub uploads: UploadsLimits,
     pub upload_idle: Duration,
     /// Endpoints of every result and table; `None`: as many as their bytes are worth.
     endpoints: Option<usize>,
     pub retain: Duration,
+    /// Maximum of the seconds that a join may set for keeping its result.
+    pub retain_seconds_max: u32,
     pub ticket_life: Duration,
     pub keep_alive: Duration,
     /// URIs from which clients may fetch; empty: the address of the request.
@@ -179,15 +181,24 @@ impl Limits {
                 return Err(Error::Invalid(format!("{flag} is 0, so {what}; it must be at least 1")));
             }
         }
+        if settings.retain_seconds > settings.retain_seconds_max {
+            return Err(Error::Invalid(format!(
+                "--retain-seconds is {} and --retain-seconds-max is {}; raise the second, or lower the first",
+                settings.retain_seconds, settings.retain_seconds_max
+            )));
+        }
         if let Some(endpoints) = settings.endpoints.filter(|endpoints| !(1..=1024).contains(endpoints)) {
             return Err(Error::Invalid(format!("--endpoints is {endpoints}; it must be from 1 to 1024")));
         }
+        let upload_idle = Duration::from_secs(settings.upload_idle_seconds.max(1));
+        let of_tenant = tenant_share(settings, settings.tenant_uploads, settings.upload_limit);
         Ok(Self {
             message_bytes: message_bytes as usize,
-            uploads: settings.upload_limit,
-            upload_idle: Duration::from_secs(settings.upload_idle_seconds.max(1)),
+            uploads: UploadsLimits { under_way: settings.upload_limit, of_tenant, idle: upload_idle },
+            upload_idle,
             endpoints: settings.endpoints,
             retain: Duration::from_secs(settings.retain_seconds.into()),
+            retain_seconds_max: settings.retain_seconds_max,
             ticket_life: Duration::from_secs(settings.ticket_seconds),
             keep_alive: Duration::from_secs(settings.keep_alive_seconds.max(1)),
             locations: settings.public_locations.clone(),
@@ -195,13 +206,30 @@ impl Limits {
     }
 }
 
-/// Returns the limits of each tenant.
+/// Divisor of what all tenants share. It gives the share that one tenant takes at most, by default:
+/// no tenant can take all, and a busy tenant among idle ones still has much.
+const TENANT_SHARE: usize = 2;
+
+/// Returns the limit of each tenant on something of which all tenants together have at most `all`;
+/// `None` for no limit.
+pub(super) fn tenant_share(settings: &Settings, set: Option<usize>, all: usize) -> Option<usize> {
+    match set {
+        Some(limit) => (limit > 0).then_some(limit),
+        None => settings.has_tenants().then_some(all.div_ceil(TENANT_SHARE)),
+    }
+}
+
+/// Returns the limits on the holdings of each tenant.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the setting that is wrong.
-pub(super) fn tenant_limits(settings: &Settings) -> Result<TenantLimits> {
-    let bytes = tenant_memory_bytes(&settings.tenant_memory)?;
-    Ok(TenantLimits { bytes, tables: (settings.tenant_tables > 0).then_some(settings.tenant_tables) })
+pub(super) fn tenant_limits(settings: &Settings, host_memory_bytes: u64) -> Result<TenantLimits> {
+    let share = settings.has_tenants().then_some(host_memory_bytes / TENANT_SHARE as u64);
+    Ok(TenantLimits {
+        bytes: tenant_memory_bytes(&settings.tenant_memory)?,
+        results_bytes: tenant_results_bytes(&settings.tenant_results, share)?,
+        tables: (settings.tenant_tables > 0).then_some(settings.tenant_tables),
+    })
 }
 
 /// Minimum memory limit of a tenant, in bytes, equal to the minimum of the host memory. A few
@@ -213,12 +241,27 @@ const TENANT_MEMORY_MIN: u64 = 1 << 20;
 /// # Errors
 /// [`Error::Invalid`] with the accepted forms; also when the size is less than the minimum.
 pub fn tenant_memory_bytes(setting: &str) -> Result<Option<u64>> {
+    tenant_bytes(setting).context(|| "--tenant-memory takes a size, or \"none\" for no limit")
+}
+
+/// Returns the bytes of results that a setting allows each tenant; `None` for no limit. `share` is
+/// the value of "auto".
+///
+/// # Errors
+/// As [`tenant_memory_bytes`].
+pub fn tenant_results_bytes(setting: &str, share: Option<u64>) -> Result<Option<u64>> {
+    match setting {
+        "auto" => Ok(share),
+        _ => tenant_bytes(setting).context(|| "--tenant-results takes a size, \"auto\", or \"none\" for no limit"),
+    }
+}
+
+fn tenant_bytes(setting: &str) -> Result<Option<u64>> {
     if setting == "none" {
         return Ok(None);
     }
     let bytes = parse_bytes(setting);
-    let bytes = bytes.and_then(|bytes| check_at_least(setting, bytes, TENANT_MEMORY_MIN).map(|()| bytes));
-    bytes.map(Some).context(|| "--tenant-memory takes a size, or \"none\" for no limit")
+    bytes.and_then(|bytes| check_at_least(setting, bytes, TENANT_MEMORY_MIN).map(|()| Some(bytes)))
 }
 
 /// Checks the form of a location. A location that no client can reach makes every fetch fail, with

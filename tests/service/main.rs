@@ -14,5 +14,6 @@ mod probes;
 mod security;
 mod sessions;
 mod tables;
+mod tenants;
 mod tickets;
 mod uploads;

@@ -119,9 +119,9 @@ impl Holding {
         // Waiting for the lock could deadlock: the thread that holds it may be asking for memory.
         let held = inner.held.try_lock()?;
         let share = |rows: &SharedRows| Share {
-            charge: Arc::as_ptr(&rows.charge).addr(),
-            bytes: rows.charge.bytes(),
-            holders: Arc::strong_count(&rows.charge),
+            charge: Arc::as_ptr(rows.charge()).addr(),
+            bytes: rows.charge().bytes(),
+            holders: Arc::strong_count(rows.charge()),
         };
         let (own_bytes, shared) = (held.bytes, held.shared.iter().map(share).collect());
         drop(held);
@@ -209,8 +209,8 @@ impl ResultSpool {
         if !self.inner.is_evictable(&held) {
             return 0;
         }
-        let last = held.shared.iter().filter(|rows| Arc::strong_count(&rows.charge) == 1);
-        let bytes = held.bytes + last.map(|rows| rows.charge.bytes()).sum::<u64>();
+        let last = held.shared.iter().filter(|rows| Arc::strong_count(rows.charge()) == 1);
+        let bytes = held.bytes + last.map(|rows| rows.charge().bytes()).sum::<u64>();
         self.release_held(held);
         if let Some(EvictionPermit { results, .. }) = &self.inner.eviction {
             results.remove(&self.inner);

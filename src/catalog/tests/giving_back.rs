@@ -6,14 +6,19 @@ use arrow::array::{DictionaryArray, Int8Array};
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::catalog::{Editor, IntoMode, ResultReader, ResultSpool, SpoolOptions, Table, Uploads, UploadsLimits};
+use crate::catalog::{
+    Editor, IntoMode, ResultReader, ResultSpool, SpoolOptions, Table, Upload, Uploads, UploadsLimits,
+};
 
 /// Catalog whose arena starts empty.
 struct Memory(Catalog);
 
 impl Memory {
     fn new() -> Self {
-        Self(Catalog::with_limits(arena_of(64 << 20), TenantLimits { bytes: Some(64 << 20), tables: None }))
+        Self(Catalog::with_limits(
+            arena_of(64 << 20),
+            TenantLimits { bytes: Some(64 << 20), results_bytes: None, tables: None },
+        ))
     }
 
     /// Asserts the bytes in use of the arena and on the account of the tenant `ada`.
@@ -154,7 +159,7 @@ fn a_result_that_was_read_keeps_no_dictionary() {
 fn uploads_hold_nothing_once_their_table_or_their_client_is_gone() {
     let memory = Memory::new();
     let ada = || Editor::from("ada");
-    let limits = UploadsLimits { under_way: 8, idle: Duration::from_secs(60) };
+    let limits = UploadsLimits { under_way: 8, of_tenant: None, idle: Duration::from_secs(60) };
     let uploads = Uploads::new(memory.0.clone(), limits);
     let send = |id: Option<&str>, mode: UploadMode| {
         let options = UploadOptions { upload: id.map(str::to_owned), ..options(mode) };
@@ -178,4 +183,47 @@ fn uploads_hold_nothing_once_their_table_or_their_client_is_gone() {
     }
     memory.0.drop_table("t", &ada()).unwrap();
     memory.assert_empty("the table was dropped");
+}
+
+#[test]
+fn rows_of_a_table_that_is_gone_are_charged_to_those_who_hold_them() {
+    let memory = Memory::new();
+    let catalog = &memory.0;
+    let put = |mode| {
+        let mut upload = Upload::begin_for(catalog, "ada", "t", keys_of(0).schema(), options(mode)).unwrap();
+        upload.append(keys_of(1024)).unwrap();
+        upload.commit().unwrap()
+    };
+    let bytes = || ["ada", "ben", "cy"].map(|tenant| catalog.usage(tenant).bytes / BATCH_BYTES);
+    let table = put(UploadMode::Create);
+    let of_ben = [table.hold("ben"), table.hold("ben")];
+    assert_eq!(bytes(), [1, 0, 0], "the table is in the catalog");
+    // The appended table has the same rows, so they stay with the owner.
+    put(UploadMode::Append);
+    assert_eq!(bytes(), [2, 0, 0]);
+    put(UploadMode::Replace);
+    assert_eq!(bytes(), [1, 1, 0], "the first batch is held, the second is free");
+    let of_cy = table.hold("cy");
+    let [first, second] = of_ben;
+    drop(first);
+    assert_eq!(bytes(), [1, 1, 0]);
+    drop(second);
+    assert_eq!(bytes(), [1, 0, 1]);
+    drop(table);
+    drop(of_cy);
+    assert_eq!(bytes(), [1, 0, 0]);
+    // A result that shares the rows of a table holds them for its own tenant.
+    let table = catalog.table("t").unwrap();
+    let shared = SpoolOptions {
+        charge: Some(catalog.charge("cy")),
+        tables: vec![Arc::downgrade(&table)],
+        ..SpoolOptions::default()
+    };
+    let spool = ResultSpool::with_options(table.schema.clone(), shared);
+    spool.push_sharing(table.batches[0].clone(), &[true]).unwrap();
+    drop(table);
+    catalog.drop_table("t", &"ada".into()).unwrap();
+    assert_eq!(bytes(), [0, 0, 1]);
+    spool.release();
+    assert_eq!(bytes(), [0, 0, 0]);
 }

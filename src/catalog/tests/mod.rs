@@ -25,7 +25,7 @@ fn catalog() -> Catalog {
 }
 
 fn limited(bytes: Option<u64>, tables: Option<usize>) -> Catalog {
-    Catalog::with_limits(arena_of(64 << 20), TenantLimits { bytes, tables })
+    Catalog::with_limits(arena_of(64 << 20), TenantLimits { bytes, tables, ..TenantLimits::default() })
 }
 
 /// Columns `k` and `name`.

@@ -155,7 +155,7 @@ fn the_metadata_of_a_table_is_kept_and_charged_until_its_last_reader_is_done() {
 #[test]
 fn the_rows_of_all_streams_of_an_upload_share_one_schema() {
     use crate::catalog::{Finished, Uploads, UploadsLimits};
-    let limits = UploadsLimits { under_way: 4, idle: std::time::Duration::from_secs(60) };
+    let limits = UploadsLimits { under_way: 4, of_tenant: None, idle: std::time::Duration::from_secs(60) };
     let uploads = Uploads::new(catalog(), limits);
     let options = UploadOptions { upload: Some("id".into()), ..UploadOptions::default() };
     for _ in 0..2 {

@@ -84,7 +84,7 @@ async fn a_released_result_is_gone_for_readers_and_stops_its_writer() {
 }
 
 #[test]
-fn shared_columns_are_charged_to_the_tables_owner_and_not_to_the_result_until_released() {
+fn shared_columns_are_charged_to_the_tables_owner_while_the_table_exists() {
     let catalog = limited(Some(1 << 20), None);
     let mut upload = Upload::begin_for(&catalog, "grace", "t", schema(), UploadOptions::default()).unwrap();
     upload.append(batch(0..1000)).unwrap();
@@ -105,7 +105,9 @@ fn shared_columns_are_charged_to_the_tables_owner_and_not_to_the_result_until_re
     let table_bytes = table.bytes;
     drop(table);
     catalog.drop_table("t", &"grace".into()).unwrap();
-    assert_eq!(catalog.usage("grace").bytes, table_bytes, "the result keeps the memory where it is");
+    let own_bytes = spool.held_bytes();
+    let charged = (catalog.usage("grace").bytes, catalog.usage("ada").bytes);
+    assert_eq!(charged, (0, own_bytes + table_bytes), "only the result holds the rows");
     spool.finish(Ok(()));
     spool.release();
     assert_eq!((catalog.usage("grace").bytes, catalog.usage("ada").bytes), (0, 0));
@@ -489,4 +491,41 @@ fn a_tenants_read_results_are_evicted_before_it_is_refused_memory() {
     charge.try_grow(KEPT_BYTES).unwrap();
     assert!(!mine.is_evictable() && theirs.is_evictable());
     assert_refused(charge.try_grow(1), is!(Exhausted), &["--tenant-memory"]);
+}
+
+#[test]
+fn a_tenants_results_have_a_limit_of_their_own() {
+    let limits = TenantLimits { results_bytes: Some(2 * KEPT_BYTES), ..TenantLimits::default() };
+    let catalog = Catalog::with_limits(arena_of(64 << 20), limits);
+    let result = |retain| {
+        let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1024));
+        let batch = RecordBatch::try_from_iter([("k", keys)]).unwrap();
+        let options = SpoolOptions {
+            retain,
+            stall: Duration::ZERO,
+            arena: Some(catalog.arena().clone()),
+            charge: Some(catalog.charge_result("me", &batch.schema()).unwrap()),
+            ..SpoolOptions::default()
+        };
+        (ResultSpool::with_options(batch.schema(), options), batch)
+    };
+    let kept = [(); 2].map(|()| {
+        let (spool, batch) = result(Duration::from_secs(60));
+        spool.push(batch).unwrap();
+        spool
+    });
+    assert_eq!((catalog.usage("me").bytes, catalog.room_of("me")), (2 * KEPT_BYTES, Some(0)));
+    for retain in [Duration::from_secs(60), Duration::ZERO] {
+        let (spool, batch) = result(retain);
+        assert_refused(spool.push(batch), is!(Exhausted), &["\"me\"", "of results", "--tenant-results"]);
+    }
+    assert_eq!(catalog.usage("me").bytes, 2 * KEPT_BYTES, "a refusal charges nothing");
+    // Tables are not results.
+    catalog.charge("me").try_grow(1 << 20).unwrap();
+    assert!(catalog.charge_result("them", &schema()).unwrap().try_grow(KEPT_BYTES).is_ok());
+    kept[0].release();
+    let (spool, batch) = result(Duration::from_secs(60));
+    spool.push(batch).unwrap();
+    drop((kept, spool));
+    assert_eq!((catalog.usage("me").bytes, catalog.room_of("me")), (0, Some(2 * KEPT_BYTES)));
 }

@@ -9,7 +9,7 @@ use crate::catalog::{Editor, Finished, Table, Upload, UploadStream, Uploads, Upl
 use crate::memory::Interrupt;
 
 fn uploads(catalog: &Catalog) -> Uploads {
-    Uploads::new(catalog.clone(), UploadsLimits { under_way: 8, idle: Duration::from_secs(60) })
+    Uploads::new(catalog.clone(), UploadsLimits { under_way: 8, of_tenant: None, idle: Duration::from_secs(60) })
 }
 
 fn upload(catalog: &Catalog, mode: UploadMode, batches: &[RecordBatch]) -> Result<Arc<Table>> {
@@ -526,6 +526,55 @@ fn uploads_over_the_limit_are_refused() {
     assert_refused(begin(9), is!(Exhausted), &["8 uploads", "--upload-limit"]);
     streams.pop();
     begin(9).unwrap();
+}
+
+#[test]
+fn a_tenant_leaves_uploads_to_the_others() {
+    let catalog = catalog();
+    let limits = UploadsLimits { under_way: 3, of_tenant: Some(2), idle: Duration::from_secs(60) };
+    let uploads = Uploads::new(catalog.clone(), limits);
+    let open = |tenant: &str, name: &str, id: Option<&str>| {
+        let options = UploadOptions { upload: id.map(Into::into), ..UploadOptions::default() };
+        uploads.open(tenant, name, schema(), options)
+    };
+    let single = open("ann", "a", None).unwrap();
+    let shared = open("ann", "b", Some("id")).unwrap();
+    for id in [None, Some("other")] {
+        assert_refused(open("ann", "c", id), is!(Exhausted), &["\"ann\" has 2 uploads", "--tenant-uploads"]);
+    }
+    let more = open("ann", "b", Some("id")).unwrap();
+    let of_bob = open("bob", "c", None).unwrap();
+    assert_refused(open("bob", "d", None), is!(Exhausted), &["3 uploads", "--upload-limit"]);
+    // Each way in which an upload ends makes room.
+    drop(single);
+    let single = open("ann", "a", None).unwrap();
+    assert!(matches!(single.finish(&Interrupt::default()).unwrap(), Finished::Table(_)));
+    drop((shared, more));
+    uploads.abort("ann", "id").unwrap();
+    assert_refused(open("ann", "a", None), is!(AlreadyExists), &["\"a\""]);
+    let both = ["d", "e"].map(|name| open("ann", name, None).unwrap());
+    assert_eq!(uploads.under_way(), 3);
+    drop((both, of_bob));
+    assert_eq!(uploads.under_way(), 0);
+}
+
+#[test]
+fn streams_without_rows_do_not_keep_an_upload() {
+    let uploads =
+        Uploads::new(catalog(), UploadsLimits { under_way: 8, of_tenant: None, idle: Duration::from_millis(300) });
+    send(&uploads, shared(None), 0..3);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(60) {
+        if let Ok(mut empty) = open(&uploads, shared(None)) {
+            let _ = empty.append(batch([]));
+            let _ = empty.finish(&Interrupt::default());
+        }
+        if !uploads.forget_idle(Instant::now()).is_empty() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("empty batches kept the upload");
 }
 
 #[test]

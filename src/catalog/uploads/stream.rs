@@ -42,7 +42,8 @@ impl UploadStream {
         if let Kind::Shared(key, _) = &self.kind {
             let mut state = self.uploads.inner.state.lock();
             match state.shared.get_mut(key) {
-                Some(shared) => shared.last_activity = Instant::now(),
+                Some(shared) if batch.num_rows() > 0 => shared.last_activity = Instant::now(),
+                Some(_) => (),
                 None => return Err(state.no_upload(key)),
             }
         }
@@ -70,7 +71,7 @@ impl UploadStream {
         match &mut self.kind {
             Kind::Single(target) => {
                 let table = target.commit(&done, interrupt);
-                self.uploads.inner.state.lock().single -= 1;
+                self.uploads.inner.state.lock().end_single(&target.editor.tenant);
                 Ok(Finished::Table(table?))
             }
             Kind::Shared(key, place) => {
@@ -93,7 +94,7 @@ impl Drop for UploadStream {
         }
         let mut state = self.uploads.inner.state.lock();
         match &self.kind {
-            Kind::Single(_) => state.single -= 1,
+            Kind::Single(target) => state.end_single(&target.editor.tenant),
             Kind::Shared(key, place) => {
                 if let Some(shared) = state.shared.get_mut(key) {
                     shared.lose_part(*place);

@@ -315,7 +315,10 @@ fn tables_filled_by_several_streams_are_estimated_as_well_as_by_one() {
     let (orders, items, notes) = (repeated(1..=1), repeated(1..=7), repeated(0..=3));
     for streams in [1, 4] {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
-        let uploads = Uploads::new(catalog.clone(), UploadsLimits { under_way: 4, idle: Duration::from_secs(600) });
+        let uploads = Uploads::new(
+            catalog.clone(),
+            UploadsLimits { under_way: 4, of_tenant: None, idle: Duration::from_secs(600) },
+        );
         for (name, keys) in [("orders", &orders), ("items", &items), ("notes", &notes)] {
             let batches: Vec<RecordBatch> = keys
                 .chunks(2000)

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::catalog::{Catalog, Uploads, UploadsLimits};
+use crate::catalog::{Catalog, Uploads};
 use crate::engine::{self, Engine};
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
@@ -20,7 +20,7 @@ use crate::service::metrics::Metrics;
 use crate::service::readers::Readers;
 use crate::service::sessions::Sessions;
 use crate::service::settings::Settings;
-use crate::service::shared::{Limits, Shared, tenant_limits};
+use crate::service::shared::{Limits, Shared, tenant_limits, tenant_share};
 use crate::service::tickets::Tickets;
 use crate::service::transfers::Transfers;
 use crate::topology::Topology;
@@ -74,7 +74,7 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     let arena = Arena::with_backing(budget, engine::arena_backing(&of_devices, &topology, host_memory_bytes)?);
     // The memory of the GPUs is not known yet, and bounds the setting no further.
     engine::prefault_bytes(&settings.prefault, host_memory_bytes, 0)?;
-    let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
+    let catalog = Catalog::with_limits(arena, tenant_limits(settings, host_memory_bytes)?);
     let devices = engine::open_devices(&of_devices, &topology, catalog.arena())?;
     let other_files =
         OtherFiles { slabs: catalog.arena().open_files_max(), devices: devices.len(), admin: admin::CONNECTIONS_MAX };
@@ -86,15 +86,14 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
 /// the slow part.
 pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
     let Parts { limits, credentials, catalog, topology, mut devices, connections } = parts(settings)?;
-    let uploads_limits = UploadsLimits { under_way: limits.uploads, idle: limits.upload_idle };
-    let uploads = Uploads::new(catalog.clone(), uploads_limits);
+    let uploads = Uploads::new(catalog.clone(), limits.uploads);
     let of_devices = settings.of_devices();
     tracing::info!("{}", engine::gpus_used(&of_devices, &devices));
     engine::set_rates(&of_devices, &topology, &mut devices, tell);
     let devices: Vec<Arc<dyn Engine>> = devices.into_iter().map(Arc::from).collect();
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,
-        tenant_jobs: settings.tenant_jobs,
+        tenant_jobs: tenant_share(settings, settings.tenant_jobs, settings.queue_limit).unwrap_or(0),
         jobs_per_device: settings.jobs_per_device,
         memory_wait: Duration::from_secs(settings.memory_wait_seconds),
         retain: limits.retain,

@@ -1,0 +1,152 @@
+//! Tenants that share a server: none can take all.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_flight::encode::FlightDataEncoderBuilder;
+use arrow_flight::{FlightDescriptor, PutResult};
+use futures::{StreamExt, TryStreamExt, stream};
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request, Status, Streaming};
+
+use crate::harness::*;
+
+/// A server that knows the writers `ann` and `bob` by their names as tokens.
+async fn server(flags: &[&str]) -> (TestServer, Client) {
+    let tokens = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(tokens.path(), "ann ann writer\nbob bob writer\n").unwrap();
+    let token_file = format!("--token-file={}", tokens.path().display());
+    let server = TestServer::start(&[&[token_file.as_str()], flags].concat()).await;
+    let client = server.client().await;
+    (server, client)
+}
+
+fn by<T>(tenant: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", format!("Bearer {tenant}").parse::<MetadataValue<_>>().unwrap());
+    request
+}
+
+async fn put_by(client: &mut Client, tenant: &str, name: &str, batches: Vec<RecordBatch>) -> Result<(), Status> {
+    let mode = r#"{"mode": "replace"}"#;
+    let messages = FlightDataEncoderBuilder::new()
+        .with_flight_descriptor(Some(path(name)))
+        .with_metadata(mode.into())
+        .build(stream::iter(batches).map(Ok));
+    let messages: Vec<_> = messages.try_collect().await.unwrap();
+    let acks = client.do_put(by(tenant, stream::iter(messages))).await?.into_inner();
+    acks.try_collect::<Vec<_>>().await.map(drop)
+}
+
+/// Begins an upload that stays open while its client lives. Returns its error if it is refused.
+async fn keep_open(client: &mut Client, tenant: &str, name: &str) -> Result<Streaming<PutResult>, Status> {
+    let messages = FlightDataEncoderBuilder::new()
+        .with_flight_descriptor(Some(path(name)))
+        .build(stream::iter(keyed(10, 5)).map(Ok));
+    let messages: Vec<_> = messages.try_collect().await.unwrap();
+    let open = stream::iter(messages).chain(stream::pending());
+    let mut acks = client.do_put(by(tenant, open)).await?.into_inner();
+    acks.message().await.map(|ack| assert!(ack.is_some()))?;
+    Ok(acks)
+}
+
+const JOIN: &str = r#"{"join": {"left": "t", "right": "t", "on": [{"left": "k", "right": "k"}]}}"#;
+
+fn join_kept_for(seconds: u64) -> FlightDescriptor {
+    command(&JOIN.replace("}]}}", &format!("}}], \"retain_seconds\": {seconds}}}}}")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_takes_half_of_the_uploads_at_most_unless_the_settings_say_another_number() {
+    let (_server, mut client) = server(&["--upload-limit=4"]).await;
+    let mut open = Vec::new();
+    for name in ["a", "b"] {
+        open.push(keep_open(&mut client, "ann", name).await.unwrap());
+    }
+    refused(keep_open(&mut client, "ann", "c").await, Code::ResourceExhausted, "--tenant-uploads");
+    open.push(keep_open(&mut client, "bob", "c").await.unwrap());
+    let (_server, mut client) = server(&["--upload-limit=4", "--tenant-uploads=1"]).await;
+    let _open = keep_open(&mut client, "ann", "a").await.unwrap();
+    refused(keep_open(&mut client, "ann", "b").await, Code::ResourceExhausted, "--tenant-uploads");
+    // Without names of callers, there is one tenant, and it may take all.
+    let server = TestServer::start(&["--upload-limit=2"]).await;
+    let mut client = server.client().await;
+    let mut open = Vec::new();
+    for name in ["a", "b"] {
+        open.push(keep_open(&mut client, "", name).await.unwrap());
+    }
+    refused(keep_open(&mut client, "", "c").await, Code::ResourceExhausted, "--upload-limit");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_takes_half_of_the_queue_at_most() {
+    let folder = tempfile::tempdir().unwrap();
+    let (server, mut client) = server(&[&slow_devices(folder.path(), 1, 1_000_000), "--queue-limit=4"]).await;
+    put_by(&mut client, "ann", "t", vec![few_keys(3000)]).await.unwrap();
+    let mut submit = async |tenant| client.get_flight_info(by(tenant, join_kept_for(0))).await;
+    for _ in 0..2 {
+        submit("ann").await.unwrap();
+    }
+    refused(submit("ann").await, Code::ResourceExhausted, "--tenant-jobs");
+    for _ in 0..2 {
+        submit("bob").await.unwrap();
+    }
+    server.shared.scheduler.abort_all("the test is over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_is_kept_as_long_as_the_operator_allows_at_most() {
+    let (_server, mut client) = server(&["--retain-seconds-max=1000"]).await;
+    put_by(&mut client, "ann", "t", vec![few_keys(30)]).await.unwrap();
+    for seconds in [1001, u32::MAX.into()] {
+        let asked = join_kept_for(seconds);
+        let words = "at most 1000 s";
+        refused(client.get_flight_info(by("ann", asked.clone())).await, Code::InvalidArgument, words);
+        refused(client.poll_flight_info(by("ann", asked)).await, Code::InvalidArgument, "--retain-seconds-max");
+    }
+    client.get_flight_info(by("ann", join_kept_for(1000))).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_of_a_tenant_take_half_of_the_memory_at_most() {
+    let (_server, mut client) = server(&["--host-memory=24MiB", "--device-memory=16MiB"]).await;
+    put_by(&mut client, "ann", "t", vec![few_keys(900)]).await.unwrap();
+    // A result has 270,000 keys of 8 bytes.
+    let mut last = Ok(());
+    for _ in 0..8 {
+        let info = client.get_flight_info(by("ann", join_kept_for(1000))).await.unwrap().into_inner();
+        let ticket = info.endpoint[0].ticket.clone().unwrap();
+        let read = client.do_get(by("ann", ticket)).await.unwrap().into_inner();
+        last = read.try_collect::<Vec<_>>().await.map(drop);
+    }
+    refused(last, Code::ResourceExhausted, "--tenant-results");
+    let info = client.get_flight_info(by("bob", join_kept_for(1000))).await.unwrap().into_inner();
+    let read = client.do_get(by("bob", info.endpoint[0].ticket.clone().unwrap())).await.unwrap().into_inner();
+    read.try_collect::<Vec<_>>().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_read_of_a_replaced_table_is_charged_to_its_reader() {
+    let (server, mut client) = server(&[]).await;
+    // More than the window of a connection.
+    let wide = || (0..24).map(|at| Arc::new(Int64Array::from_iter_values(at..at + 100_000)) as ArrayRef);
+    let batches =
+        || (0..4).map(|_| RecordBatch::try_from_iter(wide().enumerate().map(|(at, c)| (format!("c{at}"), c))).unwrap());
+    put_by(&mut client, "ann", "t", batches().collect()).await.unwrap();
+    let bytes = |tenant: &str| server.shared.catalog.usage(tenant).bytes;
+    let of_table = bytes("ann");
+    // What is not read fills the window of this connection.
+    let mut reader = server.client().await;
+    let info = reader.get_flight_info(by("bob", path("t"))).await.unwrap().into_inner();
+    let mut reads = Vec::new();
+    for endpoint in &info.endpoint {
+        let ticket = endpoint.ticket.clone().unwrap();
+        reads.push(reader.do_get(by("bob", ticket)).await.unwrap().into_inner());
+    }
+    assert_eq!((bytes("ann"), bytes("bob")), (of_table, 0));
+    put_by(&mut client, "ann", "t", keyed(10, 10)).await.unwrap();
+    assert!(bytes("ann") < of_table / 100, "{}", bytes("ann"));
+    assert_eq!(bytes("bob"), of_table);
+    drop(reads);
+    eventually("the memory of the replaced table is free", async || bytes("bob") == 0).await;
+}
