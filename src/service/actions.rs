@@ -24,7 +24,7 @@ use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRe
 use super::shared::{Shared, shutting_down};
 use super::{commands, describe};
 use crate::human::asked;
-use crate::memory::Interrupt;
+use crate::memory::{Interrupt, human_bytes};
 use crate::planner;
 use crate::scheduler::{Job, JobId};
 use crate::{Context, Error, Result};
@@ -180,7 +180,24 @@ struct UploadBody {
     upload: String,
 }
 
+/// Largest JSON body of an action that is read inline, in bytes: a few milliseconds of work. Only
+/// `explain` takes more, and reads it as CPU work. Protobuf messages refer to the body's bytes.
+const BODY_BYTES_MAX: usize = 4 << 20;
+
+fn check_body(action: &Action) -> Result<()> {
+    match action.body.len() <= BODY_BYTES_MAX {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!(
+            "the body of action {:?} has {}, and the limit is {}",
+            action.r#type,
+            human_bytes(action.body.len() as u64),
+            human_bytes(BODY_BYTES_MAX as u64)
+        ))),
+    }
+}
+
 fn body<T: DeserializeOwned>(action: &Action) -> Result<T> {
+    check_body(action)?;
     serde_json::from_slice(&action.body).map_err(|error| {
         let usage = ACTIONS.iter().find(|(name, _)| *name == action.r#type).map_or("", |(_, description)| description);
         Error::Invalid(format!("the body of action {:?} cannot be read: {error}. {usage}", action.r#type))

@@ -42,14 +42,19 @@ pub(crate) fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
 
 /// True if slices of the type hold values of other rows.
 fn refers_by_place(data_type: &DataType) -> bool {
+    any_part(data_type, &is_by_place)
+}
+
+/// True if slices of the type hold values of other rows, whatever the types inside of it.
+pub(super) fn is_by_place(data_type: &DataType) -> bool {
     use DataType as T;
-    any_part(data_type, &|part| match part {
+    match data_type {
         T::Utf8View | T::BinaryView | T::ListView(_) | T::LargeListView(_) | T::Union(..) => true,
         // Arrow's writer sends an empty slice of some runs as one run that ends at 0, which is
         // invalid.
         T::RunEndEncoded(..) => true,
         _ => false,
-    })
+    }
 }
 
 fn compact_array(array: &ArrayRef) -> Result<ArrayRef> {

@@ -22,7 +22,8 @@ use arrow::ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, S
 use arrow_flight::FlightData;
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::compact::compact;
+use super::compact::{compact, is_by_place};
+use crate::columns::any_part;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
@@ -154,6 +155,8 @@ struct UnderWay {
     /// Next row.
     start: usize,
     row_bytes_mean: f64,
+    /// Bytes that encoding a message may touch, in addition to those that it sends.
+    effort_bytes: usize,
 }
 
 /// Encoded rows whose message is not queued yet.
@@ -213,7 +216,17 @@ impl Encoder {
             self.rowless = batch.slice(0, 0);
         }
         let row_bytes_mean = batch_bytes(&batch) as f64 / batch.num_rows().max(1) as f64;
-        self.batch = Some(UnderWay { batch, start: 0, row_bytes_mean });
+        let effort_bytes = effort_bytes(&batch);
+        self.batch = Some(UnderWay { batch, start: 0, row_bytes_mean, effort_bytes });
+    }
+
+    /// Returns the bytes that [`Encoder::next_message`] may touch, in addition to those that it
+    /// sends.
+    pub fn effort_bytes(&self) -> usize {
+        match self.ready.is_empty() {
+            true => self.batch.as_ref().map_or(0, |batch| batch.effort_bytes),
+            false => 0,
+        }
     }
 
     /// Returns the next message of the batch: new dictionaries, then the rows; `None` at the end. A
@@ -223,12 +236,12 @@ impl Encoder {
     /// As [`Encoder::new`]; [`Error::Exhausted`] for a row that is too large for a message.
     pub fn next_message(&mut self) -> Result<Option<Message>> {
         if self.ready.is_empty()
-            && let Some(UnderWay { batch, start, row_bytes_mean }) = self.batch.take()
+            && let Some(UnderWay { batch, start, row_bytes_mean, effort_bytes }) = self.batch.take()
         {
             let wanted = self.rows_per_message(row_bytes_mean).min(batch.num_rows() - start);
             let start = start + self.encode_rows(&batch, start, wanted)?;
             if start < batch.num_rows() {
-                self.batch = Some(UnderWay { batch, start, row_bytes_mean });
+                self.batch = Some(UnderWay { batch, start, row_bytes_mean, effort_bytes });
             }
         }
         Ok(self.ready.pop_front())
@@ -348,6 +361,17 @@ pub fn batch_bytes(batch: &RecordBatch) -> u64 {
     batch.columns().iter().map(|column| array_bytes(column) as u64).sum()
 }
 
+/// Returns the bytes that encoding a message of the batch may touch, in addition to those that it
+/// sends. Columns of some types are not sent as they are: values are copied or compared, and a
+/// message of few rows may refer to all of them.
+pub(super) fn effort_bytes(batch: &RecordBatch) -> usize {
+    let is_sent_as_stored = |data_type: &DataType| {
+        !any_part(data_type, &|part| matches!(part, DataType::Dictionary(..)) || is_by_place(part))
+    };
+    let touched = batch.columns().iter().filter(|column| !is_sent_as_stored(column.data_type()));
+    touched.map(|column| column.get_array_memory_size()).sum()
+}
+
 /// Returns the bytes that this slice of an array refers to.
 pub(super) fn array_bytes(array: &ArrayRef) -> usize {
     match array.data_type() {
@@ -358,10 +382,15 @@ pub(super) fn array_bytes(array: &ArrayRef) -> usize {
 }
 
 fn view_bytes<T: ByteViewType>(array: &ArrayRef) -> usize {
+    /// Number of views beyond which some are taken for all. Reading this many takes a tenth of a
+    /// millisecond.
+    const COUNTED_MAX: usize = 64 << 10;
     let views = array.as_byte_view::<T>();
+    let step = views.len().div_ceil(COUNTED_MAX).max(1);
+    let used: usize = views.lengths().step_by(step).map(|length| length as usize).filter(|&length| length > 12).sum();
     // Several rows may refer to the same bytes.
     let held = views.data_buffers().iter().map(|buffer| buffer.len()).sum();
-    views.len() * 16 + views.total_buffer_bytes_used().min(held)
+    views.len() * 16 + used.saturating_mul(step).min(held)
 }
 
 /// Encoded stream in pieces, which [`Pieces::next_message`] cuts into its messages.

@@ -25,12 +25,14 @@ use super::call_record::CallRecord;
 use super::commands;
 use super::deliveries::Share;
 use super::describe::JobTimes;
-use super::encode::{Encoder, Message, batch_bytes};
+use super::encode::{Encoder, Message, batch_bytes, effort_bytes};
 use super::readers::Left;
 use super::shared::Shared;
 use super::tickets::{Target, table_version};
+use super::transfers::Encoding;
 use crate::catalog::{ChargeHold, ResultReader, Table};
 use crate::columns::any_part;
+use crate::memory::Interrupt;
 use crate::scheduler::{Job, JobId};
 use crate::{Error, Result};
 
@@ -71,9 +73,10 @@ pub async fn read(
         }
     };
     let (job, writing) = (source.job(), record.writing());
-    let messages = messages(shared.clone(), source, record).await?;
+    let encoding = Encoding::default();
+    let messages = messages(shared.clone(), source, record, encoding.clone()).await?;
     Ok(match job {
-        Some(job) => shared.transfers.measure(job, writing, messages).left_stream(),
+        Some(job) => shared.transfers.measure(job, writing, encoding, messages).left_stream(),
         None => messages.right_stream(),
     })
 }
@@ -231,10 +234,11 @@ async fn messages(
     shared: Arc<Shared>,
     source: Source,
     record: CallRecord,
+    encoding: Encoding,
 ) -> Result<impl Stream<Item = Result<Message>> + use<>> {
     let schema = source.schema();
     let (encoder, schema) = shared.work_on(schema.fields().len(), move |_| Encoder::new(schema)).await?;
-    let state = State { shared, source, encoder, schema: Some(schema), ahead: None, record };
+    let state = State { shared, source, encoder: Some(encoder), schema: Some(schema), ahead: None, record, encoding };
     Ok(futures::stream::try_unfold(state, |mut state| async move {
         Ok(state.next_message().await?.map(|message| (message, state)))
     }))
@@ -243,12 +247,14 @@ async fn messages(
 struct State {
     shared: Arc<Shared>,
     source: Source,
-    encoder: Encoder,
+    /// `None` while it works on a thread of its own, and after an error.
+    encoder: Option<Encoder>,
     /// Schema message, until it is sent.
     schema: Option<Message>,
     /// Batch that was taken from the source and could not be joined with the batches before it.
     ahead: Option<RecordBatch>,
     record: CallRecord,
+    encoding: Encoding,
 }
 
 impl State {
@@ -260,7 +266,8 @@ impl State {
             return Ok(Some(schema));
         }
         loop {
-            if let Some(message) = self.encoder.next_message()? {
+            let effort = self.encoder.as_ref().map_or(0, Encoder::effort_bytes);
+            if let Some(message) = self.encode(effort, Encoder::next_message).await? {
                 return Ok(Some(message));
             }
             let keep_alive: Duration = self.shared.limits.keep_alive;
@@ -271,10 +278,16 @@ impl State {
             match first {
                 Ok(Ok(Some(batch))) => {
                     let batch = self.join_small(batch)?;
-                    let rows = batch.num_rows() as u64;
-                    self.encoder.begin(batch);
+                    let (rows, effort) = (batch.num_rows() as u64, effort_bytes(&batch));
                     self.record.add_rows(rows);
                     self.shared.metrics.sent_rows.inc_by(rows);
+                    let begun = move |encoder: &mut Encoder| {
+                        encoder.begin(batch);
+                        encoder.next_message()
+                    };
+                    if let Some(message) = self.encode(effort, begun).await? {
+                        return Ok(Some(message));
+                    }
                 }
                 Ok(Ok(None)) => {
                     self.record_job_times();
@@ -284,9 +297,25 @@ impl State {
                     self.record_job_times();
                     return Err(error);
                 }
-                Err(_) => return self.encoder.keep_alive().map(Some),
+                // The batch of this message has no rows, and few bytes.
+                Err(_) => return self.encode(0, |encoder| encoder.keep_alive().map(Some)).await,
             }
         }
+    }
+
+    /// Lets the encoder work, on a thread of its own if that may take long.
+    async fn encode<W>(&mut self, effort_bytes: usize, work: W) -> Result<Option<Message>>
+    where
+        W: FnOnce(&mut Encoder) -> Result<Option<Message>> + Send + 'static,
+    {
+        let mut encoder = self.encoder.take().ok_or_else(failed_before)?;
+        let worked = move |_: &Interrupt| work(&mut encoder).map(|message| (encoder, message));
+        self.encoding.set(true);
+        let encoded = self.shared.cpu_work.run_on(effort_bytes, worked).await;
+        self.encoding.set(false);
+        let (encoder, message) = encoded?;
+        self.encoder = Some(encoder);
+        Ok(message)
     }
 
     fn record_job_times(&self) {
@@ -323,6 +352,10 @@ impl State {
             _ => Ok(concat_batches(small[0].schema_ref(), &small)?),
         }
     }
+}
+
+fn failed_before() -> Error {
+    Error::Internal("a stream went on after an error".into())
 }
 
 /// True if batches can be joined without touching dictionaries.

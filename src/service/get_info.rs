@@ -96,8 +96,14 @@ pub async fn flight_info(shared: &Arc<Shared>, asker: Asker, descriptor: FlightD
     Ok(info.with_descriptor(descriptor))
 }
 
+/// Returns the effort of writing a schema, in columns. Metadata counts like columns.
 fn columns_of(schema: &SchemaRef) -> usize {
-    schema.flattened_fields().len()
+    /// Size of a column that takes as long as this many bytes of metadata.
+    const COLUMN_BYTES: usize = 256;
+    let fields = schema.flattened_fields();
+    let all = fields.iter().map(|field| field.metadata()).chain([schema.metadata()]);
+    let bytes = all.flatten().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+    fields.len() + bytes / COLUMN_BYTES
 }
 
 /// Returns the progress of a join, and the endpoints that can be read. A command submits the join

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,21 @@ impl WriteTime {
     }
 }
 
+/// True while a stream's message is encoded on another thread. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Encoding(Arc<AtomicBool>);
+
+impl Encoding {
+    /// Records that another thread begins or ends to encode.
+    pub fn set(&self, is_encoding: bool) {
+        self.0.store(is_encoding, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Transfers of all jobs that have been read.
 #[derive(Debug, Default)]
 pub struct Transfers {
@@ -56,13 +71,14 @@ pub struct Transfers {
 
 impl Transfers {
     /// Measures a stream of messages that sends a part of the result of a job. `writing` is of the
-    /// stream's connection, if known.
-    pub fn measure<S>(&self, job: JobId, writing: Option<WriteTime>, messages: S) -> Measured<S> {
+    /// stream's connection, if known. The stream sets `encoding` while another thread encodes.
+    pub fn measure<S>(&self, job: JobId, writing: Option<WriteTime>, encoding: Encoding, messages: S) -> Measured<S> {
         let state = self.by_job.entry(job).or_default().clone();
         state.lock().stream_opened(Instant::now());
         let writing = writing.unwrap_or_default();
         let written = writing.get();
-        Measured { messages: Box::pin(messages), state, writing, written, phase: Phase::Encode, since: Instant::now() }
+        let (phase, since) = (Phase::Encode, Instant::now());
+        Measured { messages: Box::pin(messages), state, writing, written, encoding, phase, since }
     }
 
     /// Returns the transfer of a job's result so far; `None` if no client has read it.
@@ -197,6 +213,7 @@ pub struct Measured<S> {
     writing: WriteTime,
     /// Part of `writing` that was counted.
     written: Duration,
+    encoding: Encoding,
     phase: Phase,
     /// Start of the phase.
     since: Instant,
@@ -231,6 +248,7 @@ impl<S: Stream<Item = Result<Message>>> Stream for Measured<S> {
         self.begin(Phase::Encode, 0);
         let polled = self.messages.as_mut().poll_next(cx);
         match &polled {
+            Poll::Pending if self.encoding.get() => self.begin(Phase::Encode, 0),
             Poll::Pending => self.begin(Phase::Join, 0),
             Poll::Ready(Some(Ok(message))) => self.begin(Phase::Send, message.bytes() as u64),
             Poll::Ready(_) => self.begin(Phase::Encode, 0),
