@@ -121,7 +121,7 @@ impl Catalog {
     pub fn replace(&self, table: Table, editor: &Editor) -> Result<Arc<Table>> {
         check_name(&table.name)?;
         let mut names = self.names.write();
-        names.check_unreserved(&table.name)?;
+        names.check_unreserved(&table.name, editor)?;
         let Inserted { table, _replaced } = self.insert(&mut names, table, editor)?;
         drop(names);
         Ok(table)
@@ -140,7 +140,7 @@ impl Catalog {
     ) -> Result<Option<Arc<Table>>> {
         check_name(&table.name)?;
         let mut names = self.names.write();
-        names.check_unreserved(&table.name)?;
+        names.check_unreserved(&table.name, editor)?;
         let unchanged = match (names.tables.get(&table.name), expected) {
             (Some(found), Some(expected)) => Arc::ptr_eq(found, expected),
             (None, None) => true,
@@ -197,7 +197,7 @@ impl Catalog {
     ) -> Result<NameReservation> {
         check_name(name)?;
         let mut names = self.names.write();
-        names.check_unreserved(name)?;
+        names.check_unreserved(name, editor)?;
         match names.tables.get(name) {
             Some(found) => in_the_way(found)?,
             None => self.check_tables(&names, &editor.tenant)?,
@@ -210,9 +210,9 @@ impl Catalog {
     ///
     /// # Errors
     /// [`Error::AlreadyExists`], [`Error::Invalid`] for the name.
-    pub(super) fn check_unreserved(&self, name: &str) -> Result<()> {
+    pub(super) fn check_unreserved(&self, name: &str, editor: &Editor) -> Result<()> {
         check_name(name)?;
-        self.names.read().check_unreserved(name)
+        self.names.read().check_unreserved(name, editor)
     }
 
     /// Removes a table. Current readers keep it until they are done.
@@ -331,14 +331,14 @@ struct Inserted {
 }
 
 impl Names {
-    fn check_unreserved(&self, name: &str) -> Result<()> {
-        match self.reserved.get(name) {
-            None => Ok(()),
-            Some(reserved) => Err(Error::AlreadyExists(format!(
-                "the name {name:?} is taken: it is {}; wait for that to end, or pick another name",
-                reserved.purpose
-            ))),
-        }
+    fn check_unreserved(&self, name: &str, editor: &Editor) -> Result<()> {
+        let Some(reserved) = self.reserved.get(name) else { return Ok(()) };
+        // The purpose may name a job, of which other tenants must not learn.
+        let is_told = editor.is_admin || editor.tenant == reserved.owner;
+        let purpose = if is_told { &reserved.purpose } else { "being made by another tenant" };
+        Err(Error::AlreadyExists(format!(
+            "the name {name:?} is taken: it is {purpose}; wait for that to end, or pick another name"
+        )))
     }
 }
 

@@ -135,7 +135,7 @@ impl Target {
         schema: SchemaRef,
         options: &UploadOptions,
     ) -> Result<Self> {
-        catalog.check_unreserved(name)?;
+        catalog.check_unreserved(name, &editor)?;
         let of = format!("the schema of {name:?}");
         check_columns(&schema, &of)?;
         let fields = schema.fields().iter().enumerate();

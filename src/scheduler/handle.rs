@@ -161,7 +161,7 @@ impl Scheduler {
         let state = self.shared().state.lock();
         let remembered = || state.history.iter().rev().find(|job| job.id == id);
         let found = state.live.get(&id).or_else(remembered).cloned();
-        found.ok_or_else(|| Error::NotFound(format!("there is no job {id}, or it was forgotten")))
+        found.ok_or_else(|| no_job(id))
     }
 
     /// Returns all jobs that wait, run, or have a result that is not released yet, oldest first.
@@ -259,6 +259,12 @@ impl Scheduler {
         });
         SchedulerStats { queued: state.queue.len(), running, devices: devices.collect(), ..state.totals.clone() }
     }
+}
+
+/// Returns the error for a job that does not exist. Callers also get it for the jobs of other
+/// tenants, of which they must not learn.
+pub fn no_job(id: JobId) -> Error {
+    Error::NotFound(format!("there is no job {id}, or it was forgotten"))
 }
 
 impl Drop for Handle {

@@ -75,7 +75,7 @@ mod work;
 
 pub use clock::{Clock, SystemClock};
 pub(crate) use feeds::TURN_ROWS;
-pub use handle::{Scheduler, Submission};
+pub use handle::{Scheduler, Submission, no_job};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use job_options::{DeviceRequest, JobOptions};
 pub use options::SchedulerOptions;

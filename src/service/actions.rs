@@ -26,7 +26,7 @@ use super::{commands, describe};
 use crate::human::asked;
 use crate::memory::{Interrupt, human_bytes};
 use crate::planner;
-use crate::scheduler::{Job, JobId};
+use crate::scheduler::{Job, JobId, no_job};
 use crate::{Context, Error, Result};
 
 /// Every action, with its purpose.
@@ -250,9 +250,7 @@ fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
     let job = shared.scheduler.job(id)?;
     match asker.caller.may_touch(&job.owner) {
         true => Ok(job),
-        // The error is the same as for a missing job, because callers must not learn of the jobs of
-        // others.
-        false => Err(Error::NotFound(format!("there is no job {id}"))),
+        false => Err(no_job(id)),
     }
 }
 

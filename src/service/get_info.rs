@@ -41,7 +41,7 @@ use crate::catalog::{Editor, SpoolState, Table};
 use crate::human;
 use crate::memory::Interrupt;
 use crate::planner::{self, BoundJoin, JoinSpec};
-use crate::scheduler::{Job, JobId, JobState, Submission};
+use crate::scheduler::{Job, JobId, JobState, Submission, no_job};
 use crate::{Context, Error, Result};
 
 /// Longest time that a poll waits for another part or the end of its job before it answers. It is
@@ -353,7 +353,7 @@ enum Listing {
 
 fn job_info(shared: &Shared, caller: &Caller, job: &Job, listing: Listing) -> Result<FlightInfo> {
     if !caller.may_touch(&job.owner) {
-        return Err(Error::NotFound(format!("there is no job {} of yours", job.id)));
+        return Err(no_job(job.id));
     }
     let is_complete = job.result.progress().1 == SpoolState::Complete;
     // A result that is consumed as it is read has the same endpoints for every client.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use super::auth::Caller;
-use crate::scheduler::JobId;
+use crate::scheduler::{JobId, no_job};
 use crate::{Error, Result};
 
 /// First bytes of every ticket. No protobuf message and no JSON object starts like this. So a
@@ -105,8 +105,9 @@ impl Tickets {
     /// Returns the data that a ticket lets this caller read.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when this server did not make the ticket, [`Error::Denied`] when it was
-    /// made for another tenant, [`Error::NotFound`] when it has expired.
+    /// [`Error::Invalid`] when this server did not make the ticket, [`Error::NotFound`] when it has
+    /// expired. If it was made for another tenant: [`Error::Denied`] for a table, and the same as
+    /// for a missing job for a job.
     pub fn open(&self, ticket: &[u8], caller: &Caller) -> Result<Target> {
         let body = self.verify(ticket).ok_or_else(|| {
             Error::Invalid(
@@ -115,8 +116,9 @@ impl Tickets {
             )
         })?;
         if body.tenant != caller.tenant {
-            return Err(Error::Denied(
-                "this ticket was made for another tenant; get your own from GetFlightInfo".into(),
+            return Err(body.target.job().map_or_else(
+                || Error::Denied("this ticket was made for another tenant; get your own from GetFlightInfo".into()),
+                no_job,
             ));
         }
         if body.expires <= millis(SystemTime::now()) {
@@ -174,7 +176,10 @@ mod tests {
         let tickets = Tickets::default();
         let ticket = tickets.issue(target(), "ann", soon()).ticket;
         assert_eq!(tickets.open(&ticket, &Caller::of_tenant("ann")).unwrap(), target());
-        assert!(matches!(tickets.open(&ticket, &Caller::of_tenant("bob")), Err(Error::Denied(_))));
+        assert_eq!(tickets.open(&ticket, &Caller::of_tenant("bob")), Err(no_job(JobId(7))));
+        let table = Target::Table { name: "t".into(), version: 1, first: 0, end: 1 };
+        let of_table = tickets.issue(table, "ann", soon()).ticket;
+        assert!(matches!(tickets.open(&of_table, &Caller::of_tenant("bob")), Err(Error::Denied(_))));
         assert!(matches!(Tickets::default().open(&ticket, &Caller::of_tenant("ann")), Err(Error::Invalid(_))));
     }
 

@@ -1,11 +1,14 @@
-//! Tenants that share a server: none can take all.
+//! Tenants that share a server: none can take all, and none learns of the jobs of others.
 
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_flight::encode::FlightDataEncoderBuilder;
-use arrow_flight::{FlightDescriptor, PutResult};
+use arrow_flight::{
+    Action, CancelFlightInfoRequest, FlightDescriptor, FlightInfo, PutResult, RenewFlightEndpointRequest,
+};
 use futures::{StreamExt, TryStreamExt, stream};
+use prost::Message;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status, Streaming};
 
@@ -36,6 +39,10 @@ async fn put_by(client: &mut Client, tenant: &str, name: &str, batches: Vec<Reco
     let messages: Vec<_> = messages.try_collect().await.unwrap();
     let acks = client.do_put(by(tenant, stream::iter(messages))).await?.into_inner();
     acks.try_collect::<Vec<_>>().await.map(drop)
+}
+
+async fn act_by(client: &mut Client, tenant: &str, action: Action) -> Result<Vec<arrow_flight::Result>, Status> {
+    client.do_action(by(tenant, action)).await?.into_inner().try_collect().await
 }
 
 /// Begins an upload that stays open while its client lives. Returns its error if it is refused.
@@ -149,4 +156,51 @@ async fn a_stalled_read_of_a_replaced_table_is_charged_to_its_reader() {
     assert_eq!(bytes("bob"), of_table);
     drop(reads);
     eventually("the memory of the replaced table is free", async || bytes("bob") == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_of_another_tenant_cannot_be_told_from_none() {
+    let (server, mut client) = server(&[]).await;
+    put_by(&mut client, "ann", "t", vec![few_keys(30)]).await.unwrap();
+    let info = client.get_flight_info(by("ann", join_kept_for(1000))).await.unwrap().into_inner();
+    let job = server.shared.scheduler.jobs()[0].id;
+    let missing = |id: &str| format!("there is no job {id}, or it was forgotten");
+    for (action, more) in [("job", ""), ("job", ", \"wait_seconds\": 1"), ("cancel_job", ""), ("explain", "")] {
+        for id in [job.to_string(), "4711".to_owned()] {
+            let action = Action::new(action, format!("{{\"job\": {id}{more}}}"));
+            let status = act_by(&mut client, "bob", action).await.unwrap_err();
+            assert_eq!((status.code(), status.message()), (Code::NotFound, &*missing(&id)));
+        }
+    }
+    // Tokens and tickets of the job that have come to another tenant.
+    let poll = client.poll_flight_info(by("ann", join_kept_for(1000))).await.unwrap().into_inner();
+    let poll_info: FlightInfo = poll.info.unwrap();
+    let descriptor = poll_info.flight_descriptor.clone().unwrap();
+    let (ticket, endpoint) = (info.endpoint[0].ticket.clone().unwrap(), info.endpoint[0].clone());
+    let cancel = Action::new("CancelFlightInfo", CancelFlightInfoRequest::new(info).encode_to_vec());
+    let renew = Action::new("RenewFlightEndpoint", RenewFlightEndpointRequest::new(endpoint).encode_to_vec());
+    let answers = [
+        client.get_flight_info(by("bob", descriptor.clone())).await.map(drop),
+        client.poll_flight_info(by("bob", descriptor.clone())).await.map(drop),
+        client.get_schema(by("bob", descriptor)).await.map(drop),
+        client.do_get(by("bob", ticket)).await.map(drop),
+        act_by(&mut client, "bob", cancel).await.map(drop),
+        act_by(&mut client, "bob", renew).await.map(drop),
+    ];
+    for (at, answer) in answers.into_iter().enumerate() {
+        let said = answer.unwrap_err();
+        assert_eq!(said.code(), Code::NotFound, "{at}: {said}");
+        assert!(
+            said.message().contains("there is no job ") && said.message().ends_with(", or it was forgotten"),
+            "{said}"
+        );
+    }
+    assert_eq!(act_by(&mut client, "bob", Action::new("list_jobs", "")).await.unwrap().len(), 0);
+    // The name of a table that a job makes.
+    let name = server.shared.catalog.reserve("made", "ann", &format!("the result of job {job}")).unwrap();
+    let upload = keep_open(&mut client, "bob", "made").await.map(drop);
+    refused(upload, Code::AlreadyExists, "it is being made by another tenant");
+    let upload = keep_open(&mut client, "ann", "made").await.map(drop);
+    refused(upload, Code::AlreadyExists, "it is the result of job");
+    drop(name);
 }

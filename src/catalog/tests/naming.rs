@@ -17,8 +17,14 @@ fn upload(catalog: &Catalog, editor: impl Into<Editor>, name: &str, mode: Upload
 fn a_reserved_name_is_taken_until_the_reservation_is_used_or_dropped() {
     let catalog = catalog();
     let mut reservation = catalog.reserve("t", "ada", "the result of job 7").unwrap();
-    assert_refused(catalog.reserve("t", "eve", "x"), is!(AlreadyExists), &["\"t\"", "the result of job 7"]);
-    assert_refused(catalog.create(table("t", "")), is!(AlreadyExists), &["job 7"]);
+    assert_refused(catalog.reserve("t", "ada", "x"), is!(AlreadyExists), &["\"t\"", "the result of job 7"]);
+    // Other tenants must not learn of the job.
+    assert_refused(
+        catalog.reserve("t", "eve", "x"),
+        is!(AlreadyExists),
+        &["\"t\"", "it is being made by another tenant"],
+    );
+    assert_refused(catalog.create(table("t", "")), is!(AlreadyExists), &["another tenant"]);
     assert_refused(catalog.replace(table("t", ""), &Editor::admin("")), is!(AlreadyExists), &["job 7"]);
     assert!(catalog.table("t").is_err());
     reservation.publish(table("another name", "ada")).unwrap();
@@ -27,7 +33,7 @@ fn a_reserved_name_is_taken_until_the_reservation_is_used_or_dropped() {
     catalog.drop_table("t", &Editor::admin("")).unwrap();
     let second = catalog.reserve("t", "ada", "job 8").unwrap();
     drop(reservation);
-    assert_refused(catalog.reserve("t", "eve", "x"), is!(AlreadyExists), &["job 8"]);
+    assert_refused(catalog.reserve("t", "ada", "x"), is!(AlreadyExists), &["job 8"]);
     drop(second);
     catalog.create(table("t", "")).unwrap();
 }

@@ -160,7 +160,7 @@ fn a_released_result_stops_its_statistics() {
 fn a_complete_result_becomes_a_table_that_outlives_it() {
     let catalog = limited(Some(1 << 20), None);
     let reservation = catalog.reserve("kept", "ada", "the result of job 1").unwrap();
-    let begun = Upload::begin(&catalog, "kept", schema(), UploadOptions::default());
+    let begun = Upload::begin_for(&catalog, "ada", "kept", schema(), UploadOptions::default());
     assert_refused(begun, is!(AlreadyExists), &["the result of job 1"]);
     let options = SpoolOptions { charge: Some(catalog.charge("ada")), ..into(&catalog) };
     let spool = ResultSpool::with_options(schema(), options);
