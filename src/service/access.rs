@@ -76,6 +76,13 @@ const STREAMED: [&str; 2] = ["DoPut", "DoExchange"];
 /// million bytes if the schema is large.
 const REQUEST_BYTES_MAX: u64 = 16 << 20;
 
+/// Starts of tonic's messages for requests that it cannot read, and what they mean.
+const UNREADABLE: [(&str, &str); 3] = [
+    ("Unexpected EOF decoding stream", "ends inside a message; send all bytes of the message that its prefix declares"),
+    ("Missing request message", "has no message; send one"),
+    ("protocol error: received message with", "does not begin with a message of gRPC"),
+];
+
 /// Puts [`CallService`] around a service.
 #[derive(Clone, Debug)]
 pub struct CallLayer {
@@ -240,6 +247,11 @@ impl Call {
 
     /// Rewords an error of tonic that is the caller's mistake but does not say so.
     fn reworded(&self, code: Code, message: &str) -> Option<Status> {
+        if code == Code::Internal
+            && let Some((_, why)) = UNREADABLE.iter().find(|(said, _)| message.starts_with(said))
+        {
+            return Some(Error::Invalid(format!("the request of {} {why}", self.rpc)).into());
+        }
         match (code, message.strip_prefix("failed to decode Protobuf message: ")) {
             (Code::Internal, Some(why)) => {
                 Some(Error::Invalid(format!("the request is not a message of {}: {why}", self.rpc)).into())

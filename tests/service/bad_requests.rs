@@ -198,3 +198,49 @@ async fn requests_other_than_uploads_are_limited_in_size() {
     refused(client.do_action(action).await.map(|_| ()), Code::ResourceExhausted, "16.0 MiB");
     put(&mut client, "t", keyed(10, 10)).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_are_cut_off_are_invalid_arguments() {
+    use http_body_util::{BodyExt, Full};
+    use hyper_util::client::legacy::Client as HttpClient;
+
+    let (server, mut client, used) = server().await;
+    let calls = HttpClient::builder(hyper_util::rt::TokioExecutor::new()).http2_only(true).build_http();
+    // A field of bytes that declares more than there is.
+    let cut_field = [0, 0, 0, 0, 3, 0x0a, 9, b'x'];
+    let cut_body = [&[0, 0, 0, 0, 99][..], &[0x0a; 20]].concat();
+    let cuts = [&cut_field[..], &cut_body, &cut_body[..5], &[0, 0, 0], &[7, 0, 0, 0, 0]];
+    let methods = [
+        "arrow.flight.protocol.FlightService/Handshake",
+        "arrow.flight.protocol.FlightService/ListFlights",
+        "arrow.flight.protocol.FlightService/GetFlightInfo",
+        "arrow.flight.protocol.FlightService/PollFlightInfo",
+        "arrow.flight.protocol.FlightService/GetSchema",
+        "arrow.flight.protocol.FlightService/DoGet",
+        "arrow.flight.protocol.FlightService/DoPut",
+        "arrow.flight.protocol.FlightService/DoAction",
+        "arrow.flight.protocol.FlightService/ListActions",
+        "grpc.health.v1.Health/Check",
+    ];
+    for method in methods {
+        for cut in cuts {
+            // tonic takes a prefix alone for the end of the stream, and a handshake may have no
+            // message.
+            if method.ends_with("Handshake") && cut.len() == 5 && cut[0] == 0 {
+                continue;
+            }
+            // An empty message skips fields that it does not know, and checks them all the same.
+            let request = http::Request::post(format!("{}/{method}", server.address))
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .body(tonic::body::Body::new(Full::new(bytes::Bytes::copy_from_slice(cut))))
+                .unwrap();
+            let response = calls.request(request).await.unwrap();
+            let at_once = tonic::Status::from_header_map(response.headers());
+            let body = response.into_body().collect().await.unwrap();
+            let status = at_once.or_else(|| tonic::Status::from_header_map(body.trailers()?)).unwrap();
+            assert_eq!(status.code(), Code::InvalidArgument, "{method} with {cut:?}: {status}");
+        }
+    }
+    still_serves(&server, &mut client, used).await;
+}
