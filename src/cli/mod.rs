@@ -19,6 +19,7 @@ mod describe;
 mod device_process;
 mod files;
 mod get;
+mod heap;
 mod interrupt;
 mod jobs;
 mod join;

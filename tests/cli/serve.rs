@@ -8,7 +8,7 @@ use std::process::Command;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 
-use super::harness::{Server, command, json_lines, names_in, run, stderr, stdout};
+use super::harness::{Server, command, json_lines, names_in, run, stderr, stdout, wait_until};
 
 #[test]
 fn settings_come_from_flags_then_environment_then_file_then_defaults() {
@@ -552,4 +552,36 @@ fn tls_and_mutual_tls_serve_only_clients_with_the_right_certificates() {
         // The message names the remedy before it says how the connection ended.
         assert!(said.find("broke").is_none_or(|broke| said.find(words) < Some(broke)), "{said}");
     }
+}
+
+/// Returns a number of KiB from the status of a process.
+fn memory_kib(server: &Server, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Regression test: the heap of a burst of calls stayed with an idle server.
+#[test]
+fn freed_heap_returns_to_the_system() {
+    use arrow_flight::Action;
+    use arrow_flight::flight_service_client::FlightServiceClient;
+    use tonic::transport::Endpoint;
+
+    const BURST_KIB: u64 = 150 << 10;
+    let server = Server::start(&["--devices", "host:1", "--host-memory", "64MiB"]);
+    let before = memory_kib(&server, "VmRSS");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let calls = (0..16).map(|_| async {
+            let endpoint = Endpoint::from_shared(server.flight.clone()).unwrap();
+            let mut client = FlightServiceClient::new(endpoint.connect().await.unwrap());
+            let refused = client.do_action(Action::new("no action", vec![b'x'; 15 << 20])).await;
+            assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+        });
+        futures::future::join_all(calls).await;
+    });
+    let peak = memory_kib(&server, "VmHWM");
+    assert!(peak > before + BURST_KIB, "the burst took no memory: {before} KiB before it, {peak} KiB at most");
+    wait_until("the heap to be returned", || memory_kib(&server, "VmRSS") < before + BURST_KIB / 3);
 }
