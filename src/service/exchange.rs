@@ -22,7 +22,7 @@ use super::commands::{self, JoinCommand};
 use super::encode::Message;
 use super::get_data;
 use super::get_info::Asker;
-use super::ingest::{Content, Received, StreamDecoder, from_transport};
+use super::ingest::{Content, Received, StreamDecoder, Working, from_transport};
 use super::shared::Shared;
 use crate::catalog::Table;
 use crate::columns::fixed_width;
@@ -45,7 +45,7 @@ pub async fn join(
     messages: Streaming<FlightData>,
 ) -> Result<impl Stream<Item = Result<Message>> + use<>> {
     let decoder = StreamDecoder::new(shared.catalog.arena().clone(), shared.limits.of_uploads());
-    let mut rows = Rows { messages, decoder };
+    let mut rows = Rows { messages, decoder: Working::new(decoder, shared.cpu_work.clone()) };
     let (descriptor, schema) = rows.begin().await?;
     let (record, of_feeder) = (asker.record.clone(), shared.clone());
     // If the call ends meanwhile, the feeder is dropped, which cancels its job.
@@ -114,7 +114,7 @@ fn submit(
 /// Messages of the call.
 struct Rows {
     messages: Streaming<FlightData>,
-    decoder: StreamDecoder,
+    decoder: Working<StreamDecoder>,
 }
 
 impl Rows {
@@ -135,7 +135,12 @@ impl Rows {
     async fn next(&mut self) -> Result<Option<Received>> {
         match self.messages.next().await {
             None => Ok(None),
-            Some(message) => self.decoder.decode(message.map_err(from_transport)?).map(Some),
+            Some(message) => {
+                let message = message.map_err(from_transport)?;
+                let effort = self.decoder.get()?.effort_of(&message);
+                let decoded = self.decoder.work(effort, |decoder, interrupt| decoder.decode(message, interrupt));
+                decoded.await.map(Some)
+            }
         }
     }
 }

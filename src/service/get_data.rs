@@ -95,8 +95,9 @@ pub fn of_job(
     let source = open_result(&shared, id, Share::Endpoint { part: 0, parts: 1 });
     async move {
         let writing = record.writing();
-        let messages = messages(shared.clone(), source?, record).await?;
-        Ok(shared.transfers.measure(id, writing, messages))
+        let encoding = Encoding::default();
+        let messages = messages(shared.clone(), source?, record, encoding.clone()).await?;
+        Ok(shared.transfers.measure(id, writing, encoding, messages))
     }
 }
 

@@ -129,13 +129,13 @@ fn viewed_bytes_max<T: ByteViewType>(views: &GenericByteViewArray<T>) -> usize {
 
 /// Value that long work takes along to another thread. If the work fails or is given up, the value
 /// is dropped where the work ends.
-struct Working<T> {
+pub(in crate::service) struct Working<T> {
     value: Option<T>,
     cpu_work: CpuWork,
 }
 
 impl<T: Send + 'static> Working<T> {
-    fn new(value: T, cpu_work: CpuWork) -> Self {
+    pub(in crate::service) fn new(value: T, cpu_work: CpuWork) -> Self {
         Self { value: Some(value), cpu_work }
     }
 
@@ -143,7 +143,7 @@ impl<T: Send + 'static> Working<T> {
     ///
     /// # Errors
     /// The work's. The value is gone then.
-    async fn work<R, W>(&mut self, effort_bytes: usize, work: W) -> Result<R>
+    pub(in crate::service) async fn work<R, W>(&mut self, effort_bytes: usize, work: W) -> Result<R>
     where
         R: Send + 'static,
         W: FnOnce(&mut T, &Interrupt) -> Result<R> + Send + 'static,
@@ -155,7 +155,7 @@ impl<T: Send + 'static> Working<T> {
         Ok(result)
     }
 
-    fn get(&mut self) -> Result<&mut T> {
+    pub(in crate::service) fn get(&mut self) -> Result<&mut T> {
         self.value.as_mut().ok_or_else(gone)
     }
 
@@ -165,7 +165,7 @@ impl<T: Send + 'static> Working<T> {
 }
 
 fn gone() -> Error {
-    Error::Internal("an upload went on after an error".into())
+    Error::Internal("a call went on after an error".into())
 }
 
 /// Upload whose schema has arrived.
