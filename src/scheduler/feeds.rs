@@ -6,10 +6,11 @@
 //!                        └─ evicted: the device's memory goes to another job ─► queue ─► prepare
 //! ```
 //!
-//! The table is the build side. It stays on its device, in memory of its own. The *feed* is the other
-//! side: rows that a caller adds. The job takes a slot of the device only for a *turn*, which joins the
-//! rows that have arrived. Between turns the job is *open*: it waits for rows, or for its reader, and
-//! holds no slot. So a slow client never holds a device, and small batches share the cost of a turn.
+//! The table is the build side. It stays on its device, in memory of its own. The *feed* is the
+//! other side: rows that a caller adds. The job takes a slot of the device only for a *turn*, which
+//! joins the rows that have arrived. Between turns the job is *open*: it waits for rows, or for its
+//! reader, and holds no slot. So a slow client never holds a device, and small batches share the
+//! cost of a turn.
 //!
 //! # Memory
 //! Rows that wait for a turn are bounded in bytes, and their sender waits for room. A turn begins
@@ -41,8 +42,8 @@ use crate::memory::{Budget, human_bytes};
 use crate::planner::{BoundJoin, Plan};
 use crate::{Error, Result};
 
-/// Number of rows that a turn is planned for. A million rows keep a GPU busy for longer than it takes
-/// to launch work on them.
+/// Number of rows that a turn is planned for. A million rows keep a GPU busy for longer than it
+/// takes to launch work on them.
 pub(crate) const TURN_ROWS: u64 = 1 << 20;
 
 /// Bytes of rows that may wait for a turn. A batch of any size is taken while none waits.
@@ -187,8 +188,8 @@ fn is_evictable(join: &BoundJoin, streamed: Side) -> bool {
     join.how.build_rows_kept(streamed.other()).is_none() && !join.how.keeps_unmatched(streamed.other())
 }
 
-/// Adjusts the places of a join whose rows of one side arrive: it has a part of its device's memory,
-/// and runs in parallel with other jobs.
+/// Adjusts the places of a join whose rows of one side arrive: it has a part of its device's
+/// memory, and runs in parallel with other jobs.
 ///
 /// # Errors
 /// [`Error::Exhausted`] for a join that takes too much of every device, and

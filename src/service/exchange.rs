@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   client ─► schema + command ─► submit, with a feed
-//!             batches ─► decoder ─► arena ─► feed ─► turns of the job ─► result ─► batches ─► client
-//!             end ─────────────────► end of rows ──► rows that the kind of join keeps ─┘
+//!             batches ─► decoder ─► arena ─► feed ─► turns of the job ─► result ─► client
+//!             end ─────────────────► end of rows ──► rows that the kind keeps ─┘
 //! ```
 //!
 //! Both directions hold each other back. The server reads the next batch when the job has room for
