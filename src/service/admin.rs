@@ -18,10 +18,10 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::gauges;
@@ -56,13 +56,43 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>, head_limit
             oldest.abort();
             shared.metrics.connections_closed.with_label_values(&["admin_limit"]).inc();
         }
-        let served = builder.serve_connection(TokioIo::new(stream), service.clone());
+        let (service, http1) = (service.clone(), builder.clone());
         by_age.push_back(connections.spawn(async move {
-            if let Err(error) = served.await {
+            let served = match speaks_http2(&stream, head_limit).await {
+                // A client that takes this port for the Flight port learns of its mistake.
+                true => {
+                    let http2 = http2::Builder::new(TokioExecutor::new());
+                    let served = http2.serve_connection(TokioIo::new(stream), service);
+                    tokio::time::timeout(head_limit, served).await.unwrap_or(Ok(()))
+                }
+                false => http1.serve_connection(TokioIo::new(stream), service).await,
+            };
+            if let Err(error) = served {
                 tracing::debug!(%error, "a connection to the admin port broke off");
             }
         }));
     }
+}
+
+/// True if a client begins with HTTP/2. Waits for its first bytes, up to the limit.
+async fn speaks_http2(stream: &TcpStream, limit: Duration) -> bool {
+    /// Start of the preface of HTTP/2. No method of HTTP/1.1 begins like this.
+    const START: &[u8] = b"PRI";
+    /// Time until the rest of a start that came in parts is looked for.
+    const PAUSE: Duration = Duration::from_millis(10);
+    let compared = async {
+        let mut begun = [0; START.len()];
+        loop {
+            match stream.peek(&mut begun).await {
+                Ok(count) if count > 0 && count < START.len() && START.starts_with(&begun[..count]) => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Ok(count) => return begun[..count] == *START,
+                Err(_) => return false,
+            }
+        }
+    };
+    tokio::time::timeout(limit, compared).await.unwrap_or(false)
 }
 
 /// Returns the routes: `/metrics`, `/healthz` (the process is alive), `/readyz` (traffic should

@@ -366,8 +366,9 @@ fn may_join(one: &RecordBatch, other: &RecordBatch) -> bool {
         other.as_any_dictionary_opt(),
     ) {
         (Some(one), Some(other)) => one.values().to_data().ptr_eq(&other.values().to_data()),
-        // Nested dictionaries are not compared.
-        _ => !any_part(one.data_type(), &|part| matches!(part, DataType::Dictionary(..))),
+        // Nested dictionaries are not compared. The ends of runs may have 16 bits, which are too
+        // few for the rows of several batches.
+        _ => !any_part(one.data_type(), &|part| matches!(part, DataType::Dictionary(..) | DataType::RunEndEncoded(..))),
     };
     one.columns().iter().zip(other.columns()).all(same_dictionary)
 }

@@ -329,6 +329,10 @@ def test_fresh_memory_measures_memory_that_is_not_there_prepared_and_used(tmp_pa
     ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "fresh_memory.jsonl").read_text().splitlines()]
+    # There may be no time for joins while so little memory is prepared.
+    preparing = [line for line in lines if line["memory"] == "preparing"]
+    assert all(line["prefault"] == "128MiB" and line["engine_seconds"] for line in preparing)
+    lines = [line for line in lines if line not in preparing]
     measured = [(line["prefault"], line["memory"], line["kind"]) for line in lines]
     of = [("none", "fresh"), ("none", "used"), ("128MiB", "prepared"), ("128MiB", "used")]
     assert measured == [(*memory, kind) for memory in of for kind in ("result", "table")]
