@@ -21,15 +21,15 @@ use tonic::Streaming;
 use super::commands::{self, JoinCommand};
 use super::encode::Message;
 use super::get_data;
-use super::get_info::Asker;
-use super::ingest::{Content, Received, StreamDecoder, Working, from_transport};
+use super::get_info::{self, Asker};
+use super::ingest::{Content, Received, StreamDecoder, Working};
 use super::shared::Shared;
 use crate::catalog::Table;
 use crate::columns::fixed_width;
 use crate::human::asked;
 use crate::memory::Interrupt;
-use crate::planner::{self, Side};
-use crate::scheduler::{Job, Submission, TURN_ROWS};
+use crate::planner::Side;
+use crate::scheduler::{Job, TURN_ROWS};
 use crate::{Error, Result};
 
 /// Assumed bytes of a value of variable length, for the plan.
@@ -101,14 +101,8 @@ fn submit(
         .iter()
         .map(|field| fixed_width(field.data_type()).map_or(VARIABLE_BYTES, |width| width.bytes() as u64));
     *input = Arc::new(Table::to_arrive(input.name(), schema.clone(), TURN_ROWS, row_bytes.sum())).into();
-    let owner = asker.caller.editor().tenant;
-    let submission = Submission { owner, is_admin: false, interrupt: interrupt.clone() };
-    shared.scheduler.check_room(&submission.owner)?;
-    let bound = planner::bind_interruptible(&spec, &shared.catalog, interrupt);
-    shared.scheduler.count_refusal(&bound, interrupt);
-    let job = shared.scheduler.submit(bound?, options, submission)?;
-    asker.record.set_command(format!("{in_words}, {streamed} side streamed: job {}", job.id));
-    Ok(job)
+    let in_words = format!("{in_words}, {streamed} side streamed");
+    get_info::submit_join(shared, asker, &in_words, JoinCommand { spec, options }, interrupt)
 }
 
 /// Messages of the call.
@@ -135,12 +129,7 @@ impl Rows {
     async fn next(&mut self) -> Result<Option<Received>> {
         match self.messages.next().await {
             None => Ok(None),
-            Some(message) => {
-                let message = message.map_err(from_transport)?;
-                let effort = self.decoder.get()?.effort_of(&message);
-                let decoded = self.decoder.work(effort, |decoder, interrupt| decoder.decode(message, interrupt));
-                decoded.await.map(Some)
-            }
+            Some(message) => self.decoder.decode(message).await.map(Some),
         }
     }
 }

@@ -302,10 +302,25 @@ fn read_command(shared: &Shared, asker: &Asker, command: &[u8]) -> Result<JoinCo
 fn submit(shared: &Shared, asker: &Asker, command: &[u8], interrupt: &Interrupt) -> Result<Arc<Job>> {
     let command = read_command(shared, asker, command)?;
     let in_words = command.to_string();
-    let JoinCommand { spec, options } = command;
-    if let Some(into) = &options.into {
+    if let Some(into) = &command.options.into {
         asker.caller.require(Role::Writer, &format!("keeping the result as table {}", human::asked(into)))?;
     }
+    submit_join(shared, asker, &in_words, command, interrupt)
+}
+
+/// Binds and submits a join, and adds its job to the record of the call. `in_words` describes the
+/// join there.
+///
+/// # Errors
+/// Faults of the join, and refusals of the scheduler.
+pub(super) fn submit_join(
+    shared: &Shared,
+    asker: &Asker,
+    in_words: &str,
+    join: JoinCommand,
+    interrupt: &Interrupt,
+) -> Result<Arc<Job>> {
+    let JoinCommand { spec, options } = join;
     let Editor { tenant, is_admin } = asker.caller.editor();
     let submission = Submission { owner: tenant, is_admin, interrupt: interrupt.clone() };
     let bound = bind(shared, &spec, &submission);

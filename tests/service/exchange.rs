@@ -82,9 +82,20 @@ async fn exchange(client: &mut Client, messages: Vec<FlightData>) -> Result<Vec<
     received(client.do_exchange(stream::iter(messages)).await?.into_inner()).await
 }
 
+/// Begins a call with its first message. Returns the sender of the others, and the answers.
+async fn begin(client: &mut Client, first: &FlightData) -> (mpsc::Sender<FlightData>, tonic::Streaming<FlightData>) {
+    let (send, receive) = mpsc::channel(1);
+    send.send(first.clone()).await.unwrap();
+    let answers = client.do_exchange(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    (send, answers)
+}
+
+fn batches_of(answers: tonic::Streaming<FlightData>) -> FlightRecordBatchStream {
+    FlightRecordBatchStream::new_from_flight_data(answers.map_err(FlightError::from))
+}
+
 async fn received(messages: tonic::Streaming<FlightData>) -> Result<Vec<RecordBatch>, Status> {
-    let batches = FlightRecordBatchStream::new_from_flight_data(messages.map_err(FlightError::from));
-    batches.try_collect().await.map_err(|error| match error {
+    batches_of(messages).try_collect().await.map_err(|error| match error {
         FlightError::Tonic(status) => *status,
         other => panic!("the server sent what cannot be decoded: {other}"),
     })
@@ -146,10 +157,8 @@ async fn rows_come_back_before_the_next_are_sent() {
     put(&mut client, "names", keyed(100, 100)).await.unwrap();
     let used = server.used_bytes().await;
     let sent = messages(&join("names", "facts", r#", "stream": "right""#), &keyed(100, 10)).await;
-    let (send, receive) = mpsc::channel(1);
-    send.send(sent[0].clone()).await.unwrap();
-    let answers = client.do_exchange(ReceiverStream::new(receive)).await.unwrap().into_inner();
-    let mut batches = FlightRecordBatchStream::new_from_flight_data(answers.map_err(FlightError::from));
+    let (send, answers) = begin(&mut client, &sent[0]).await;
+    let mut batches = batches_of(answers);
     for message in &sent[1..] {
         send.send(message.clone()).await.unwrap();
         let mut found = 0;
@@ -174,10 +183,7 @@ async fn many_streams_share_a_device_with_other_joins() {
     let sent = messages(&join("names", "facts", r#", "stream": "right""#), &keyed(1000, 100)).await;
     let mut open = Vec::new();
     for _ in 0..STREAMS {
-        let (send, receive) = mpsc::channel(1);
-        send.send(sent[0].clone()).await.unwrap();
-        let mut client = server.client().await;
-        let answers = client.do_exchange(ReceiverStream::new(receive)).await.unwrap().into_inner();
+        let (send, answers) = begin(&mut server.client().await, &sent[0]).await;
         open.push((send, tokio::spawn(received(answers))));
     }
     // Quiet streams hold no slot.
@@ -203,10 +209,8 @@ async fn a_quiet_stream_leaves_its_device_memory_to_other_joins() {
     put(&mut client, "large", keyed(150_000, 50_000)).await.unwrap();
     let used = server.used_bytes().await;
     let sent = messages(&join("names", "facts", r#", "stream": "right""#), &keyed(100, 50)).await;
-    let (send, receive) = mpsc::channel(1);
-    send.send(sent[0].clone()).await.unwrap();
-    let answers = client.do_exchange(ReceiverStream::new(receive)).await.unwrap().into_inner();
-    let mut batches = FlightRecordBatchStream::new_from_flight_data(answers.map_err(FlightError::from));
+    let (send, answers) = begin(&mut client, &sent[0]).await;
+    let mut batches = batches_of(answers);
     send.send(sent[1].clone()).await.unwrap();
     while batches.next().await.unwrap().unwrap().num_rows() == 0 {}
     let memory = server.shared.devices[0].memory();
@@ -231,9 +235,7 @@ async fn a_client_that_reads_nothing_is_held_back_and_holds_no_device() {
     let rows_sent: Vec<RecordBatch> = keyed(1000, 1000).iter().cycle().take(50).cloned().collect();
     let batch = arrow::compute::concat_batches(rows_sent[0].schema_ref(), &rows_sent).unwrap();
     let sent = messages(&join("names", "facts", r#", "stream": "right""#), &[batch]).await;
-    let (send, receive) = mpsc::channel(1);
-    send.send(sent[0].clone()).await.unwrap();
-    let answers = client.do_exchange(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    let (send, answers) = begin(&mut client, &sent[0]).await;
     // Until the server takes no more for a second.
     let mut taken = 0;
     while tokio::time::timeout(Duration::from_secs(1), send.send(sent[1].clone())).await.is_ok() {

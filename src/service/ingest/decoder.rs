@@ -237,7 +237,7 @@ impl StreamDecoder {
     }
 
     /// Returns the effort of decoding a message, in bytes.
-    pub(in crate::service) fn effort_of(&self, message: &FlightData) -> usize {
+    pub(super) fn effort_of(&self, message: &FlightData) -> usize {
         match message.data_body.len() {
             0 => message.data_header.len().saturating_mul(HEADER_EFFORT),
             // The header is not read yet, so nothing is known about the rows.

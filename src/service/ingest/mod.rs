@@ -54,7 +54,7 @@ pub use decoder::{Content, Received, StreamDecoder};
 pub use layer::{DoPut, DoPutLayer};
 pub use respond::Acks;
 pub use upload::upload_messages;
-pub(super) use upload::{Working, from_transport, timeout};
+pub(super) use upload::{Working, timeout};
 
 use crate::Result;
 use crate::memory::Interrupt;

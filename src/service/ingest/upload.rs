@@ -143,7 +143,7 @@ impl<T: Send + 'static> Working<T> {
     ///
     /// # Errors
     /// The work's. The value is gone then.
-    pub(in crate::service) async fn work<R, W>(&mut self, effort_bytes: usize, work: W) -> Result<R>
+    async fn work<R, W>(&mut self, effort_bytes: usize, work: W) -> Result<R>
     where
         R: Send + 'static,
         W: FnOnce(&mut T, &Interrupt) -> Result<R> + Send + 'static,
@@ -155,12 +155,24 @@ impl<T: Send + 'static> Working<T> {
         Ok(result)
     }
 
-    pub(in crate::service) fn get(&mut self) -> Result<&mut T> {
+    fn get(&mut self) -> Result<&mut T> {
         self.value.as_mut().ok_or_else(gone)
     }
 
     fn into_inner(self) -> Result<T> {
         self.value.ok_or_else(gone)
+    }
+}
+
+impl Working<StreamDecoder> {
+    /// Decodes a message that tonic has received, on a thread that fits its effort.
+    ///
+    /// # Errors
+    /// As [`from_transport`] and [`StreamDecoder::decode`].
+    pub(in crate::service) async fn decode(&mut self, message: Result<FlightData, Status>) -> Result<Received> {
+        let message = message.map_err(from_transport)?;
+        let effort = self.get()?.effort_of(&message);
+        self.work(effort, |decoder, interrupt| decoder.decode(message, interrupt)).await
     }
 }
 
@@ -326,9 +338,7 @@ where
 {
     async fn next(&mut self) -> Result<Option<Received>> {
         let Some(message) = self.idle.arriving(self.messages.next()).await? else { return Ok(None) };
-        let message = message.map_err(from_transport)?;
-        let effort = self.decoder.get()?.effort_of(&message);
-        let received = self.decoder.work(effort, |decoder, interrupt| decoder.decode(message, interrupt)).await?;
+        let received = self.decoder.decode(message).await?;
         if received.has_rows {
             self.idle.rows_arrived();
         }
@@ -337,7 +347,7 @@ where
 }
 
 /// Converts a status that the transport made while it read a request.
-pub(in crate::service) fn from_transport(status: Status) -> Error {
+fn from_transport(status: Status) -> Error {
     let message = status.message();
     match status.code() {
         // tonic reports a message above its size limit with this code.
