@@ -265,10 +265,14 @@ pub fn gpus_used(settings: &DeviceSettings, devices: &[Box<dyn Engine>]) -> Stri
 /// little memory. The window comes in addition to the memory for joins.
 ///
 /// Sender and receiver divide a window alike, so all windows have the same size.
-fn window_bytes(kind: DeviceKind, memory_bytes: impl Iterator<Item = u64>) -> usize {
+///
+/// # Errors
+/// The errors of `memory_bytes`.
+fn window_bytes(kind: DeviceKind, mut memory_bytes: impl Iterator<Item = Result<u64>>) -> Result<usize> {
     const MEMORY_SHARE: u64 = 16;
     let most = if kind == DeviceKind::Cuda { 256 << 20 } else { 16 << 20 };
-    memory_bytes.fold(most, |window, bytes| window.min(bytes / MEMORY_SHARE)) as usize
+    let window = memory_bytes.try_fold(most, |window: u64, bytes| Ok(window.min(bytes? / MEMORY_SHARE)));
+    window.map(|bytes| bytes as usize)
 }
 
 /// Opens the devices of a topology. The settings fill in what the topology omits. A device gets an
@@ -315,8 +319,10 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         let own_process = has_own_process(settings, topology, node.kind)?;
         let exchanges = like(node.kind) > 1 && (kind == DeviceKind::Host || own_process);
         let of_kind = topology.devices.iter().filter(|other| other.kind == node.kind);
-        let memories = of_kind.filter_map(|node| memory_of(node).transpose()).collect::<Result<Vec<_>>>()?;
-        let window_bytes = if exchanges { window_bytes(kind, memories.into_iter()) } else { 0 };
+        let window_bytes = match exchanges {
+            true => window_bytes(kind, of_kind.filter_map(|node| memory_of(node).transpose()))?,
+            false => 0,
+        };
         let opening =
             Opening { id, threads, memory_bytes, memory_name, memory_setting, window_bytes, stall_limit, test_options };
         if own_process {

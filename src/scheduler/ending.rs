@@ -64,7 +64,7 @@ impl Shared {
                 self.dispatch(&mut state, &mut leftovers);
                 self.ended.notify_all();
                 drop(state);
-                drop(leftovers);
+                self.free_leftovers(leftovers);
             }
             JobState::Queued | JobState::Running => {
                 let reason = life.stop.get_or_insert(reason).clone();

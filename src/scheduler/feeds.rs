@@ -37,7 +37,7 @@ use super::placing::{HostNeed, Place, Waiting};
 use super::state::{Leftovers, Shared, State, Taken};
 use crate::columns::Role;
 use crate::engine::{Engine, Grant, Prepared};
-use crate::join::{IncomingBatches, Monitor, RowSource, Side, TableRows};
+use crate::join::{IncomingBatches, Monitor, Side, TableRows};
 use crate::memory::{Budget, human_bytes};
 use crate::planner::{BoundJoin, Plan};
 use crate::{Error, Result};
@@ -224,8 +224,8 @@ pub(super) fn place_feed(
     });
     match nearest {
         Some((need, limit)) if admitted.places.is_empty() => Err(Error::Exhausted(format!(
-            "the build side takes {} of device memory as long as rows arrive, and such a join may take {} of {}; feed the \
-             larger side, ask for fewer columns, or raise the server's --device-memory",
+            "the build side takes {} of device memory as long as rows arrive, and such a join may take {} of {}; stream \
+             the larger side, ask for fewer columns, or raise the server's --device-memory",
             human_bytes(need),
             human_bytes(limit / part),
             human_bytes(limit),
@@ -244,7 +244,7 @@ impl Scheduler {
         let feed = feed_of(job)?;
         if batch.schema_ref().fields() != feed.schema.fields() {
             return Err(Error::Invalid(format!(
-                "a batch of the feed has other columns than its schema message: {:?} instead of {:?}",
+                "a batch of the stream has other columns than its schema message: {:?} instead of {:?}",
                 batch.schema_ref().fields(),
                 feed.schema.fields()
             )));
@@ -355,8 +355,7 @@ impl Shared {
             let rows = IncomingBatches::new(&feed.name, feed.schema.clone(), usize::MAX);
             batches.into_iter().try_for_each(|batch| rows.push(batch, monitor.cancel()))?;
             rows.finish();
-            let rows: &dyn RowSource = &rows;
-            prepared.probe(rows, &job.host_memory, &job.result, monitor)?;
+            prepared.probe(&rows, &job.host_memory, &job.result, monitor)?;
         }
         if !has_ended {
             return Ok(Turn::Open);

@@ -261,8 +261,8 @@ impl Scheduler {
     }
 }
 
-/// Returns the error for a job that does not exist. Callers also get it for the jobs of other
-/// tenants, of which they must not learn.
+/// Returns the error for a job that does not exist. Callers get the same error for a job of another
+/// tenant, so that they do not learn of it.
 pub fn no_job(id: JobId) -> Error {
     Error::NotFound(format!("there is no job {id}, or it was forgotten"))
 }

@@ -83,7 +83,7 @@ impl Shared {
             self.dispatch(&mut state, &mut leftovers);
         }
         drop(state);
-        drop(leftovers);
+        self.free_leftovers(leftovers);
         Ok(parts.into_iter().map(|part| grant(Some(Budget::within(part)))).collect())
     }
 
