@@ -333,7 +333,7 @@ struct Inserted {
 impl Names {
     fn check_unreserved(&self, name: &str, editor: &Editor) -> Result<()> {
         let Some(reserved) = self.reserved.get(name) else { return Ok(()) };
-        // The purpose may name a job, of which other tenants must not learn.
+        // The purpose may name a job, and other tenants must not learn of jobs.
         let is_told = editor.is_admin || editor.tenant == reserved.owner;
         let purpose = if is_told { &reserved.purpose } else { "being made by another tenant" };
         Err(Error::AlreadyExists(format!(

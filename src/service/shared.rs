@@ -210,8 +210,8 @@ impl Limits {
 /// no tenant can take all, and a busy tenant among idle ones still has much.
 const TENANT_SHARE: usize = 2;
 
-/// Returns the limit of each tenant on something of which all tenants together have at most `all`;
-/// `None` for no limit.
+/// Returns the limit of each tenant, where all tenants together have at most `all`; `None` for no
+/// limit.
 pub(super) fn tenant_share(settings: &Settings, set: Option<usize>, all: usize) -> Option<usize> {
     match set {
         Some(limit) => (limit > 0).then_some(limit),

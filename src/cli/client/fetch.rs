@@ -43,7 +43,7 @@ impl BatchStream {
         self.streams
     }
 
-    /// Reads the answers of one call, of which the first has the schema. If `failed` completes, its
+    /// Reads the answers of one call. The first answer has the schema. If `failed` completes, its
     /// error ends the batches.
     ///
     /// # Errors
