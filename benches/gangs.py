@@ -13,9 +13,13 @@ The workloads:
 * wide: four columns beside the key on both sides.
 * text: keys of 24 characters, which are too wide to be exchanged.
 * zipf-0.5, zipf-1.0, zipf-1.5: narrow, where keys of the probe side follow Zipf's law. (narrow is zipf-0.0.)
+* match-0.0, match-0.1, match-0.5: narrow, where this share of the probe rows finds a match. (narrow is match-1.0.)
 * hmg-a, hmg-b: workloads A and B of the HMG sort-merge join, for each factor f of `--factors`. A
   joins f/10 with f billion rows of a 4-byte key and a 4-byte column, B joins f with f billion rows of 8 and 8 bytes.
   Keys spread over the whole range of their type, and every probe row finds one.
+
+The tables of HMG are made and uploaded by several processes (`--processes`). A join that does not fit has a line with
+the server's reason.
 
 The floor of a join is the time of the slowest boundary: its bytes on the way in, out, or to other devices, as the
 server counted them, at the rate of plain copies of as many devices at once. `peers.rs` measures these rates in the same
@@ -26,13 +30,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import subprocess
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.flight as flight
 
 import dovetail
 from common import ROOT, USED_BEFORE, Dovetail, Recorder, median
@@ -40,7 +47,7 @@ from common import ROOT, USED_BEFORE, Dovetail, Recorder, median
 # Base-2 logarithms of the rows of the build side and of the probe side.
 SIZES = [(16, 24), (22, 22), (24, 24), (16, 27), (25, 27), (27, 27)]
 
-WORKLOADS = ["narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5"]
+WORKLOADS = ["narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5", "match-0.0", "match-0.1", "match-0.5"]
 
 # Rows of each side for a factor of 1, and bytes of a key.
 HMG = {"hmg-a": (100_000_000, 1_000_000_000, 4), "hmg-b": (1_000_000_000, 1_000_000_000, 8)}
@@ -49,8 +56,6 @@ HMG = {"hmg-a": (100_000_000, 1_000_000_000, 4), "hmg-b": (1_000_000_000, 1_000_
 CHUNK_ROWS = 1 << 22
 
 DISTRIBUTIONS = ["broadcast", "hash"]
-
-Rows = pa.Table | pa.RecordBatchReader
 
 # What is recorded of each phase.
 PHASE = ("name", "predicted_seconds", "measured_seconds", "measured_bytes")
@@ -92,38 +97,60 @@ def scattered(values: np.ndarray, key_bytes: int) -> np.ndarray:
     return values.view(np.int32 if key_bytes == 4 else np.int64)
 
 
-def hmg_side(name: str, rows: int, distinct: int, key_bytes: int, seed: int) -> pa.RecordBatchReader:
-    """One side of an HMG workload, made while it is read. With as many rows as distinct keys, each key comes once."""
+def hmg_batch(name: str, start: int, rows: int, distinct: int, key_bytes: int, seed: int) -> pa.RecordBatch:
+    """Rows of one side of an HMG workload, from row `start` on. With as many rows as distinct keys, each comes once."""
     of = np.int32 if key_bytes == 4 else np.int64
-    schema = pa.schema({"k": pa.from_numpy_dtype(of), f"{name}0": pa.from_numpy_dtype(of)})
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for chunk, start in enumerate(range(0, rows, CHUNK_ROWS)):
-            numbers = np.arange(start, min(rows, start + CHUNK_ROWS))
-            drawn = numbers
-            if name == "b":
-                drawn = np.random.default_rng([seed, chunk]).integers(0, distinct, len(numbers))
-            yield pa.record_batch([scattered(drawn, key_bytes), numbers.astype(of)], schema=schema)
-
-    return pa.RecordBatchReader.from_batches(schema, batches())
+    numbers = np.arange(start, start + rows)
+    drawn = np.random.default_rng([seed, start]).integers(0, distinct, rows) if name == "b" else numbers
+    return pa.record_batch([scattered(drawn, key_bytes), numbers.astype(of)], names=["k", f"{name}0"])
 
 
-def tables(workload: str, build: int, probe: int, seed: int) -> tuple[Rows, Rows]:
-    """Both sides. Build keys are distinct, and every probe row finds one."""
-    if workload in HMG:
-        key_bytes = HMG[workload][2]
-        return hmg_side("a", build, build, key_bytes, seed), hmg_side("b", probe, build, key_bytes, seed)
+def put_share(uri: str, table: str, upload: str, share: int, shares: int, rows: int, side: tuple[object, ...]) -> None:
+    """Makes and uploads each `shares`-th chunk of one side as one stream of an upload."""
+    name, distinct, key_bytes, seed = side
+    options = json.dumps({"mode": "replace", "upload": upload}).encode()
+    with flight.connect(uri) as client:
+        headers = flight.FlightCallOptions(headers=[(b"dovetail-upload-options", options)])
+        schema = hmg_batch(name, 0, 0, distinct, key_bytes, seed).schema
+        writer, _ = client.do_put(flight.FlightDescriptor.for_path(table), schema, headers)
+        for start in range(share * CHUNK_ROWS, rows, shares * CHUNK_ROWS):
+            writer.write_batch(hmg_batch(name, start, min(CHUNK_ROWS, rows - start), distinct, key_bytes, seed))
+        writer.close()
+
+
+def put_hmg(uri: str, workload: str, build: int, probe: int, seed: int, processes: int) -> None:
+    """Uploads both sides of an HMG workload, by half of the processes each."""
+    key_bytes, shares = HMG[workload][2], max(processes // 2, 1)
+    sides = {"left": (build, ("a", build, key_bytes, seed)), "right": (probe, ("b", build, key_bytes, seed))}
+    uploads = {table: uuid.uuid4().hex for table in sides}
+    work = [
+        (uri, table, uploads[table], share, shares, rows, side)
+        for share in range(shares)
+        for table, (rows, side) in sides.items()
+    ]
+    with multiprocessing.get_context("spawn").Pool(len(work)) as pool:
+        pool.starmap(put_share, work, chunksize=1)
+    with flight.connect(uri) as client:
+        for upload in uploads.values():
+            list(client.do_action(flight.Action("commit_upload", json.dumps({"upload": upload}).encode())))
+
+
+def tables(workload: str, build: int, probe: int, seed: int) -> tuple[pa.Table, pa.Table, int]:
+    """Both sides, and the rows of the probe side that find a match. Build keys are distinct."""
     generator = np.random.default_rng(seed)
     columns = 4 if workload == "wide" else 1
     exponent = float(workload.removeprefix("zipf-")) if workload.startswith("zipf-") else 0.0
+    share = float(workload.removeprefix("match-")) if workload.startswith("match-") else 1.0
     drawn = zipf(generator, build, probe, exponent) if exponent else generator.integers(0, build, probe)
+    missed = generator.random(probe) >= share
+    drawn = np.where(missed, drawn + build, drawn)
     made = text_of if workload == "text" else pa.array
 
     def side(keys: np.ndarray, name: str) -> pa.Table:
         payload = {f"{name}{at}": np.arange(len(keys)) * (2 * at + 1) for at in range(columns)}
         return pa.table({"k": made(keys), **payload})
 
-    return side(generator.permutation(build), "a"), side(drawn, "b")
+    return side(generator.permutation(build), "a"), side(drawn, "b"), probe - int(missed.sum())
 
 
 def checksum(result: dovetail.Result) -> int:
@@ -215,6 +242,8 @@ def main() -> None:
     parser.add_argument("--rows-max-log2", type=int, default=22, help="sizes with more rows are left out")
     parser.add_argument("--check-rows-max-log2", type=int, default=24, help="larger results are only counted")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each join, after one that is not timed")
+    parser.add_argument("--counted-only", action="store_true", help="leave out the joins with all columns")
+    parser.add_argument("--processes", type=int, default=4, help="that make and upload the tables of HMG")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--link", default="1GiB", help="bytes of each copy that measures a link")
     parser.add_argument("--no-floors", action="store_true", help="measure no rates of plain copies")
@@ -231,11 +260,12 @@ def main() -> None:
         client = dovetail.connect(server.uri)
         for workload in options.workloads:
             for size in rows_of(workload, options):
-                measure(client, recorder, options, rate, workload, size)
+                measure(server.uri, client, recorder, options, rate, workload, size)
         client.close()
 
 
 def measure(
+    uri: str,
     client: dovetail.Client,
     recorder: Recorder,
     options: argparse.Namespace,
@@ -245,26 +275,43 @@ def measure(
 ) -> None:
     """Joins one pair of tables in all ways, counted and with all columns."""
     named, build, probe = size
-    sides = tables(workload, build, probe, options.seed)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda name, side: client.put(name, side, mode="replace"), ("left", "right"), sides))
-    for count in (True, False):
+    if workload in HMG:
+        put_hmg(uri, workload, build, probe, options.seed, options.processes)
+        matched = probe
+    else:
+        *sides, matched = tables(workload, build, probe, options.seed)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda name, side: client.put(name, side, mode="replace"), ("left", "right"), sides))
+    for count in [True] if options.counted_only else [True, False]:
         expected: tuple[int, int] | None = None
         times: dict[tuple[int, str], list[float]] = {}
         told: dict[tuple[int, str], dict[str, object]] = {}
+        refused: dict[tuple[int, str], str] = {}
         for timed in range(options.runs + 1):
             check = timed == 0 and probe <= 1 << options.check_rows_max_log2
             for ranks, distribution in ways(len(rate)):
+                if (ranks, distribution) in refused:
+                    continue
                 # Wide keys cannot be exchanged.
                 with suppress(dovetail.InvalidRequest):
-                    seconds, found, explained = run(client, count, ranks, distribution, check)
+                    try:
+                        seconds, found, explained = run(client, count, ranks, distribution, check)
+                    except dovetail.Exhausted as error:
+                        refused[ranks, distribution] = str(error)
+                        continue
                     expected = expected or found
-                    assert found[0] == probe, f"{found[0]} rows, not {probe}"
+                    assert found[0] == matched, f"{found[0]} rows, not {matched}"
                     assert found[0] == expected[0] and (not check or found == expected), f"{found}, not {expected}"
                     told[ranks, distribution] = explained
                     if timed:
                         times.setdefault((ranks, distribution), []).append(seconds)
-        assert expected is not None and (1, "alone") in times
+        what = "counted" if count else "all columns"
+        joined = {"devices": options.devices, "workload": workload, "build_rows": build, "probe_rows": probe}
+        for (ranks, distribution), why in refused.items():
+            recorder.write(
+                benchmark="gangs", **joined, ranks=ranks, distribution=distribution, count=count, refused=why
+            )
+            print(f"{workload} {named}, {what}, {ranks} ranks ({distribution}): {why}", flush=True)
         for (ranks, distribution), seconds_of in times.items():
             explained = told[ranks, distribution]
             floors = floor_seconds(explained, rate[ranks])
@@ -273,15 +320,12 @@ def measure(
             recorder.write(
                 benchmark="gangs",
                 memory=USED_BEFORE,
-                devices=options.devices,
+                **joined,
                 ranks=ranks,
                 distribution=explained["device"]["distribution"],
                 strategy=explained["strategy"],
-                workload=workload,
-                build_rows=build,
-                probe_rows=probe,
                 count=count,
-                result_rows=expected[0],
+                result_rows=matched,
                 runs=options.runs,
                 seconds=median(seconds_of),
                 seconds_min=min(seconds_of),
@@ -295,7 +339,6 @@ def measure(
                 skew=explained["skew"],
                 phases=[{key: phase[key] for key in PHASE} for phase in explained["phases"]],
             )
-            what = "counted" if count else "all columns"
             milliseconds = median(seconds_of) * 1e3
             beside = f", floor {floor * 1e3:.2f} ms ({floor * 1e5 / milliseconds:.0f} %)" if floor else ""
             how = f"{ranks} ranks ({explained['strategy']}, {distribution})"
