@@ -48,6 +48,7 @@ struct Piece {
 
 // Streams keep the number of the last operation that the host waited for.
 struct Stream {
+    Gpu* gpu;
     std::atomic<std::uint64_t> waited_for{0};
 };
 
@@ -143,7 +144,12 @@ bool is_known(const std::unordered_set<void*>& all, T* handle) {
     return all.count(handle) > 0;
 }
 
-bool is_stream(void* stream) { return !stream || is_known(streams, stream); }
+// True if work may be queued on the stream: it is one of the current context.
+bool is_stream(void* stream) {
+    if (!stream) return true;
+    const std::lock_guard<std::mutex> guard(lock);
+    return streams.count(stream) > 0 && static_cast<Stream*>(stream)->gpu == current;
+}
 
 }  // namespace
 
@@ -409,7 +415,7 @@ int cuMemsetD8Async(void* to, unsigned char byte, size_t bytes, void* stream) {
 int cuStreamCreate(void** stream, unsigned) {
     if (const int code = ready()) return code;
     const std::lock_guard<std::mutex> guard(lock);
-    *stream = new Stream;
+    *stream = new Stream{current};
     streams.insert(*stream);
     return SUCCESS;
 }

@@ -133,7 +133,7 @@ impl Drop for CudaBuffer {
         }
         // A lost device has nothing to free.
         let queue = self.queue.get_mut();
-        if queue.gpu.bind().is_ok() {
+        if let (Ok(()), Ok(_visit)) = (queue.gpu.check_not_lost(), queue.gpu.visit()) {
             // SAFETY: work that uses the memory is done, or was queued before, on this stream or on
             // one that this stream waits for.
             let _ = unsafe { result::free_async(self.pointer, queue.raw()) };

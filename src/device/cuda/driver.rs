@@ -218,6 +218,15 @@ impl Gpu {
         self.check(self.context.bind_to_thread(), "binding a thread to the GPU")
     }
 
+    /// Makes this GPU's context current on the calling thread until the result is dropped, and then
+    /// the one before. For calls that other GPUs' work may contain: pinning memory, and freeing what
+    /// is dropped. Works on a lost GPU if the driver lets it.
+    pub(super) fn visit(&self) -> Result<Visit, DriverError> {
+        let before = result::ctx::get_current()?;
+        self.context.bind_to_thread()?;
+        Ok(Visit { before: before.filter(|before| *before != self.context.cu_ctx()) })
+    }
+
     /// Turns adding up the times of work on or off.
     pub(super) fn add_up_times(&self, on: bool) -> Result<()> {
         self.bind()?;
@@ -306,6 +315,22 @@ impl Gpu {
     }
 }
 
+/// A thread's stay with another GPU. Dropping it makes the context from before current again.
+#[must_use]
+pub(super) struct Visit {
+    /// `None` if the thread had no context, or this GPU's.
+    before: Option<sys::CUcontext>,
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: contexts of GPUs live as long as the process.
+            let _ = unsafe { result::ctx::set_current(before) };
+        }
+    }
+}
+
 /// Pins the arena's slabs for the copies of all GPUs.
 #[derive(Debug)]
 pub(super) struct PinForGpus {
@@ -316,9 +341,8 @@ impl Pin for PinForGpus {
     fn pin(&self, start: *mut u8, len: usize, _file: Option<&Arc<OwnedFd>>) -> bool {
         /// Pins for the contexts of all GPUs, not only of this one.
         const PORTABLE: u32 = 1;
-        if self.gpu.bind().is_err() {
-            return false;
-        }
+        // The arena maps slabs in the middle of another GPU's work too.
+        let Some(_visit) = self.gpu.check_not_lost().ok().and_then(|()| self.gpu.visit().ok()) else { return false };
         // SAFETY: the slab is mapped, and is unpinned before it is unmapped.
         let pinned = unsafe { sys::cuMemHostRegister_v2(start.cast(), len, PORTABLE) }.result();
         if let Err(error) = pinned {
@@ -328,7 +352,7 @@ impl Pin for PinForGpus {
     }
 
     fn unpin(&self, start: *mut u8) {
-        if self.gpu.context.bind_to_thread().is_ok() {
+        if let Ok(_visit) = self.gpu.visit() {
             // SAFETY: the slab was pinned. Pending copies hold their pieces of the arena, so no
             // pending copy uses this slab.
             let _ = unsafe { sys::cuMemHostUnregister(start.cast()) };
@@ -339,7 +363,7 @@ impl Pin for PinForGpus {
 impl Drop for Gpu {
     fn drop(&mut self) {
         // A lost GPU has nothing to release.
-        if self.context.bind_to_thread().is_ok() {
+        if let Ok(_visit) = self.visit() {
             self.idle.get_mut().drain(..).for_each(Lane::unmake);
         }
     }
@@ -535,7 +559,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         // A lost device has stopped all work; its answers no longer matter.
-        let _ = self.gpu.context.bind_to_thread();
+        let _visit = self.gpu.visit();
         // SAFETY: no more work can be queued. Memory is released only once no work is pending.
         let settled = unsafe { result::stream::synchronize(self.raw) };
         self.gpu.observer.settle(self);
@@ -625,7 +649,7 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        let _ = self.gpu.context.bind_to_thread();
+        let _visit = self.gpu.visit();
         // SAFETY: the driver keeps an event until all work that waits for it has passed it.
         let _ = unsafe { result::event::destroy(self.raw) };
     }

@@ -875,6 +875,29 @@ fn hold(stream: &Stream) -> mpsc::Sender<()> {
     sender
 }
 
+/// A thread that works for one GPU may pin memory by another, and free what another has.
+#[test]
+fn work_of_a_gpu_goes_on_after_calls_for_another() {
+    let Some(first) = gpu_with(8 << 30) else { return };
+    if device_count().unwrap() < 2 {
+        println!("one GPU: nothing was tested");
+        return;
+    }
+    first.arena.pin_by(first.device.pin());
+    let of_first = first.put(&[1_u32; 1000]);
+    let budget = |_| Budget::new("memory of device cuda:1", "--device-memory", 8 << 30);
+    let second = Side::of(Arc::new(CudaDevice::open(1, 2, budget).unwrap()));
+    let numbers: Vec<u32> = (0..1_000_000).collect();
+    let of_second = second.put(&numbers);
+    let bytes = numbers.len() * size_of::<u32>();
+    drop(of_first);
+    for _ in 0..3 {
+        // The arena maps and pins a slab for the copy.
+        let copied = second.device.copy_out(&of_second, bytes, &first.arena, &second.stream).unwrap();
+        assert_eq!(copied.as_slice(), bytemuck::cast_slice::<u32, u8>(&numbers));
+    }
+}
+
 /// Tests keys that still cross the link: they are entered piece by piece, and pieces end within
 /// batches and within keys.
 #[test]
