@@ -3,9 +3,9 @@
     python benches/gangs.py --devices host:2
 
 One server has all devices. The same join runs on one of them and on gangs of two, three, ... in turn, divided by each
-distribution that can divide it, once counted and once with all its columns. What is taken is the time of the run in the
-server, as `explain` tells it, without queue and client. Every result must be that of one device: as many rows, and the
-same sums up to `--check-rows-max-log2`.
+distribution that can divide it, and on the devices that the server chooses, once counted and once with all its columns.
+What is taken is the time of the run in the server, as `explain` tells it, without queue and client. Every result must
+be that of one device: as many rows, and the same sums up to `--check-rows-max-log2`.
 
 The workloads:
 
@@ -169,7 +169,9 @@ def run(
     client: dovetail.Client, count: bool, ranks: int, distribution: str, check: bool
 ) -> tuple[float, tuple[int, int], dict[str, object]]:
     """One join: its time, its rows with their sum, and what the server says of it."""
-    command = {"left": "left", "right": "right", "on": [{"left": "k", "right": "k"}], "devices": ranks, "count": count}
+    command = {"left": "left", "right": "right", "on": [{"left": "k", "right": "k"}], "count": count}
+    if ranks > 0:
+        command["devices"] = ranks
     if ranks > 1:
         command["distribution"] = distribution
     with client.command({"join": command}) as result:
@@ -209,11 +211,16 @@ def peers_program() -> list[str]:
     return [str(archived)] if archived.exists() else cargo
 
 
+# Devices and distribution of a join for which the server chooses both.
+CHOSEN = (0, "chosen")
+
+
 def ways(devices: int) -> Iterator[tuple[int, str]]:
-    """One device, then gangs of all sizes by each distribution."""
+    """One device, then gangs of all sizes by each distribution, then the server's choice."""
     yield 1, "alone"
     for ranks in range(2, devices + 1):
         yield from ((ranks, distribution) for distribution in DISTRIBUTIONS)
+    yield CHOSEN
 
 
 def sizes(text: str) -> list[tuple[int, int]]:
@@ -312,8 +319,11 @@ def measure(
                 benchmark="gangs", **joined, ranks=ranks, distribution=distribution, count=count, refused=why
             )
             print(f"{workload} {named}, {what}, {ranks} ranks ({distribution}): {why}", flush=True)
+        best = min((median(seconds_of) for way, seconds_of in times.items() if way != CHOSEN), default=None)
         for (ranks, distribution), seconds_of in times.items():
             explained = told[ranks, distribution]
+            is_chosen = (ranks, distribution) == CHOSEN
+            ranks = explained["device"]["ranks"]
             floors = floor_seconds(explained, rate[ranks])
             # A join on host devices that exchanges nothing crosses no boundary.
             floor = max(floors.values(), default=0.0) or None
@@ -323,6 +333,8 @@ def measure(
                 **joined,
                 ranks=ranks,
                 distribution=explained["device"]["distribution"],
+                is_chosen=is_chosen,
+                best_seconds=best,
                 strategy=explained["strategy"],
                 count=count,
                 result_rows=matched,
@@ -342,6 +354,8 @@ def measure(
             milliseconds = median(seconds_of) * 1e3
             beside = f", floor {floor * 1e3:.2f} ms ({floor * 1e5 / milliseconds:.0f} %)" if floor else ""
             how = f"{ranks} ranks ({explained['strategy']}, {distribution})"
+            if is_chosen and best:
+                beside += f", {median(seconds_of) / best:.2f} of the best"
             print(f"{workload} {named}, {what}, {how}: {milliseconds:.2f} ms{beside}", flush=True)
 
 
