@@ -22,18 +22,26 @@ pub struct DeviceRates {
     pub kept_in: Option<PathBuf>,
     /// Rates of the device and others of its kind at the same time; `None`: they are assumed.
     pub(super) links: Option<Arc<Links>>,
+    /// Links that devices share; `None`: they are not described.
+    pub(super) topology: Option<Arc<Topology>>,
 }
 
 impl DeviceRates {
     /// Returns the rates that are assumed for a device of the given description.
     pub(super) fn assumed(id: DeviceId, info: &DeviceInfo) -> Self {
         let values = Rates::defaults(id.kind, info.facts.parallelism);
-        Self { values, measured: None, kept_in: None, links: None }
+        Self { values, measured: None, kept_in: None, links: None, topology: None }
     }
 
     /// Returns measured rates, of this start.
     pub fn measured_now(values: Rates) -> Self {
-        Self { values, measured: Some(SystemTime::now()), kept_in: None, links: None }
+        Self { values, measured: Some(SystemTime::now()), kept_in: None, links: None, topology: None }
+    }
+
+    /// Adds the links that devices share.
+    #[must_use]
+    pub fn linked_by(self, topology: Arc<Topology>) -> Self {
+        Self { topology: Some(topology), ..self }
     }
 
     /// Returns the measured bytes per second from one device to another of its kind while all write
@@ -42,10 +50,25 @@ impl DeviceRates {
         self.links.as_ref()?.of_pair(from, to)
     }
 
-    /// Returns the rates of a set of devices together, measured or assumed.
-    pub fn of_gang(&self, devices: impl Iterator<Item = DeviceId>) -> GangRates {
-        let measured = self.links.as_ref().and_then(|links| links.of_set(devices));
-        measured.unwrap_or_else(|| GangRates::assumed(&self.values))
+    /// Returns the rates of each of a set of equal devices while all of them work, and of the
+    /// devices together. The links that devices share bound both. Rates that were not measured
+    /// follow from these links, or are assumed.
+    pub fn of_set(&self, devices: &[DeviceId]) -> (Rates, GangRates) {
+        let mut values = self.values.clone();
+        let measured = self.links.as_ref().and_then(|links| links.of_set(devices.iter().copied()));
+        let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
+        let Some(shared) = self.topology.as_ref().and_then(|topology| topology.together(&names)) else {
+            return (values, measured.unwrap_or_else(|| GangRates::assumed(&self.values)));
+        };
+        values.copy_in = values.copy_in.min(shared.into_each);
+        values.copy_out = values.copy_out.min(shared.out_of_each);
+        let of_links = shared.both_of_each * devices.len() as f64;
+        let assumed = GangRates::assumed(&self.values);
+        let gang = match measured {
+            Some(measured) => GangRates { host_memory: measured.host_memory.min(of_links), ..measured },
+            None => GangRates { peers: shared.to_others.unwrap_or(assumed.peers), host_memory: of_links },
+        };
+        (values, gang)
     }
 }
 
@@ -73,6 +96,12 @@ pub fn set_rates(settings: &DeviceSettings, topology: &Topology, devices: &mut [
         known.push((model, rates));
     }
     is_new |= set_link_rates(file.as_mut(), settings.recalibrate, topology, devices);
+    if !topology.links.is_empty() {
+        let topology = Arc::new(topology.clone());
+        for device in devices.iter_mut() {
+            device.set_rates(device.rates().clone().linked_by(topology.clone()));
+        }
+    }
     if let Some(file) = file.filter(|_| is_new)
         && let Err(error) = file.save()
     {
@@ -89,7 +118,7 @@ pub(super) fn model_of(device: &dyn Engine, topology: &Topology) -> DeviceModel 
 fn kept_rates(file: &RatesFile, model: &DeviceModel) -> Option<DeviceRates> {
     let kept = file.find(model)?;
     let (values, measured) = (kept.rates.clone(), Some(kept.measured));
-    Some(DeviceRates { values, measured, kept_in: Some(file.path().into()), links: None })
+    Some(DeviceRates { values, measured, kept_in: Some(file.path().into()), links: None, topology: None })
 }
 
 /// Measures the rates of a device, or returns assumed ones if it cannot be measured.

@@ -667,9 +667,8 @@ mod tests {
         // JSON may round the last digit.
         let apart = second[0].values.copy_in / first[0].values.copy_in - 1.0;
         assert!(apart.abs() < 1e-12, "{:?} was kept as {:?}", first[0].values, second[0].values);
-        let of_gang = |rates: &DeviceRates| {
-            rates.of_gang([0, 1].map(|index| DeviceId { kind: DeviceKind::Host, index }).into_iter())
-        };
+        let of_gang =
+            |rates: &DeviceRates| rates.of_set(&[0, 1].map(|index| DeviceId { kind: DeviceKind::Host, index })).1;
         assert_ne!(of_gang(&first[0]), GangRates::assumed(&first[0].values));
         assert!((of_gang(&second[1]).peers / of_gang(&first[0]).peers - 1.0).abs() < 1e-12, "{first:?}, {second:?}");
         assert!(start(&["--devices=host:2", "--device-memory=64MiB"])[0].kept_in.is_none(), "another model");

@@ -24,8 +24,9 @@ impl DeviceClass {
         let least = devices.iter().min_by_key(|&device| engines[device].memory().limit_bytes());
         let least = &engines[least.expect("a set has a device")];
         let kept = cached_by_all(devices, engines, join);
-        let target = Target::new(least.id(), least.info(), least.memory(), least.rates().values.clone());
-        let gang = least.rates().of_gang(devices.iter().map(|device| engines[device].id()));
+        let ids: Vec<_> = devices.iter().map(|device| engines[device].id()).collect();
+        let (rates, gang) = least.rates().of_set(&ids);
+        let target = Target::new(least.id(), least.info(), least.memory(), rates);
         let target = Target { ranks: devices.len(), gang, kept, ..target };
         let cached_on = (!target.kept.is_empty()).then(|| devices.clone());
         Self { target, cached_on }

@@ -21,12 +21,14 @@
 mod file;
 mod render;
 mod route;
+mod together;
 
 use std::fmt;
 
 use serde::Serialize;
 
 pub use route::Route;
+pub use together::Together;
 
 /// The nodes and links of one host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -187,18 +189,24 @@ impl Topology {
     /// link in common share its rates. `None` as for [`host_link`](Self::host_link).
     pub fn host_route(&self, device: &DeviceNode) -> Option<HostRoute> {
         let socket = self.socket_of(device)?;
-        let hops = |from: &str, to: &str| {
-            let mut node = from;
-            let route = self.route(from, to)?;
-            let hop = |link: usize| {
-                let [first, second] = &self.links[link].between;
-                let forward = first == node;
-                node = if forward { second } else { first };
-                Hop { link, forward }
-            };
-            Some(route.links.into_iter().map(hop).collect())
+        Some(HostRoute {
+            to_device: self.hops(&socket.name, &device.name)?,
+            from_device: self.hops(&device.name, &socket.name)?,
+        })
+    }
+
+    /// Returns the links from one node to another, with the direction of travel. `None` if there is
+    /// no route.
+    fn hops(&self, from: &str, to: &str) -> Option<Vec<Hop>> {
+        let mut node = from;
+        let route = self.route(from, to)?;
+        let hop = |link: usize| {
+            let [first, second] = &self.links[link].between;
+            let forward = first == node;
+            node = if forward { second } else { first };
+            Hop { link, forward }
         };
-        Some(HostRoute { to_device: hops(&socket.name, &device.name)?, from_device: hops(&device.name, &socket.name)? })
+        Some(route.links.into_iter().map(hop).collect())
     }
 }
 
