@@ -129,7 +129,7 @@ struct SpecArgs {
     nulls_equal: bool,
 
     /// Devices that run the join together: a number, names such as host:0,host:1, or "all". By
-    /// default, the server chooses one
+    /// default, the server chooses one, or several that end the join sooner
     #[arg(long)]
     devices: Vec<Names>,
 }

@@ -27,6 +27,9 @@ pub struct Explanation {
     /// Steps of the plan, the last one first, indented as a tree.
     pub tree: Vec<String>,
     pub device: ExplainedDevice,
+    /// Sets of devices that were candidates when the join was planned, small sets first. Empty if
+    /// the request allowed only one.
+    pub sets: Vec<ExplainedSet>,
     pub left: ExplainedSide,
     pub right: ExplainedSide,
     pub result: ExplainedResult,
@@ -59,6 +62,42 @@ pub struct ExplainedDevice {
     pub ranks: usize,
     /// Division of the join among the ranks: `alone`, `broadcast` or `hash`.
     pub distribution: &'static str,
+}
+
+/// Sets of devices with one plan, as candidates for a join.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedSet {
+    /// Names of the devices of one of the sets, separated by commas.
+    pub devices: String,
+    /// Number of devices of each set.
+    pub ranks: usize,
+    /// Number of sets.
+    pub sets: usize,
+    pub strategy: &'static str,
+    /// Division of the join among the devices: `alone`, `broadcast` or `hash`.
+    pub distribution: &'static str,
+    /// Seconds if the devices run nothing else.
+    pub predicted_seconds: f64,
+    /// Resource that is busy for longest.
+    pub bound: Resource,
+    /// Reason why the join does not run there. `None`: the queue decides.
+    pub rejected: Option<String>,
+}
+
+impl ExplainedSet {
+    /// Describes `sets` sets of the plan's number of devices.
+    pub fn new(plan: &Plan, devices: String, sets: usize, rejected: Option<String>) -> Self {
+        Self {
+            devices,
+            ranks: plan.target.ranks,
+            sets,
+            strategy: plan.strategy().name(),
+            distribution: plan.composition.distribution.name(),
+            predicted_seconds: plan.seconds,
+            bound: plan.bound,
+            rejected,
+        }
+    }
 }
 
 /// A side of the join.
@@ -237,6 +276,7 @@ impl Explanation {
                 ranks: plan.target.ranks,
                 distribution: plan.composition.distribution.name(),
             },
+            sets: Vec::new(),
             left: side(Side::Left),
             right: side(Side::Right),
             result,
@@ -250,6 +290,12 @@ impl Explanation {
             measured_seconds: measured.map(|measured| measured.seconds),
             alternatives: alternatives.collect(),
         }
+    }
+
+    /// Adds the sets of devices that were candidates.
+    #[must_use]
+    pub fn among(self, sets: Vec<ExplainedSet>) -> Self {
+        Self { sets: if sets.len() > 1 { sets } else { Vec::new() }, ..self }
     }
 
     /// Adds the reason why the join is refused, if there is one.
@@ -514,6 +560,27 @@ fn write_ranks(f: &mut fmt::Formatter<'_>, ranks: &[RankReport], skew: &Skew) ->
     )
 }
 
+/// Prints the candidate sets as a table.
+fn write_sets(f: &mut fmt::Formatter<'_>, sets: &[ExplainedSet]) -> fmt::Result {
+    writeln!(f, "devices that could run it: predicted time, what bounds it")?;
+    for set in sets {
+        let how = match set.ranks {
+            1 => set.strategy.to_string(),
+            _ => format!("{}, {}", set.strategy, set.distribution),
+        };
+        let more = if set.sets > 1 { format!(" ({} such sets)", set.sets) } else { String::new() };
+        let rejected = set.rejected.as_ref().map_or_else(String::new, |why| format!("; {why}"));
+        writeln!(
+            f,
+            "  {:>9}  {}{more}: {how}; {}{rejected}",
+            human::seconds(set.predicted_seconds),
+            set.devices,
+            set.bound
+        )?;
+    }
+    Ok(())
+}
+
 /// Prints the plan, the phases as a table, the parts of ranks, and the alternatives.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -582,6 +649,10 @@ impl fmt::Display for Explanation {
         if let Some(skew) = &self.skew {
             writeln!(f)?;
             write_ranks(f, &self.ranks, skew)?;
+        }
+        if !self.sets.is_empty() {
+            writeln!(f)?;
+            write_sets(f, &self.sets)?;
         }
         if !self.alternatives.is_empty() {
             writeln!(f)?;

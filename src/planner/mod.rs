@@ -45,7 +45,7 @@ pub(crate) use divide::needs_several_devices;
 pub use estimate::Estimates;
 pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedExchange, ExplainedHeavyKey, ExplainedPhase, ExplainedResult,
-    ExplainedSide, Explanation, Skew, deviation_from,
+    ExplainedSet, ExplainedSide, Explanation, Skew, deviation_from,
 };
 pub use gang_rates::{GangRates, LinkRates};
 pub use overrides::PlanOverrides;

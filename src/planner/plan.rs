@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
+use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question, Resource};
 use super::divide;
 use super::inputs::{Input, Inputs, TextWork};
 use super::value_sizes::result_row_bytes;
@@ -37,6 +37,8 @@ pub struct Plan {
     /// Predicted phases, in the order of their first run.
     pub phases: Vec<PredictedPhase>,
     pub seconds: f64,
+    /// Resource that is busy for longest.
+    pub bound: Resource,
     /// The device of the plan. Its name is of one of the devices that the plan serves.
     pub target: Target,
     pub reason: String,
@@ -198,6 +200,7 @@ pub(super) fn propose_estimated(
         sent_bytes: chosen.costed.sent_bytes as u64,
         phases: chosen.costed.phases,
         seconds: chosen.costed.seconds,
+        bound: chosen.costed.bound,
         target: Target { ranks, ..target.clone() },
         reason,
         undivided,

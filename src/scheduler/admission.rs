@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use super::device_class::DeviceClass;
-use super::device_set::DeviceSet;
+use super::device_set::{DeviceSet, sets_of_several};
 use super::job_options::{DeviceRequest, JobOptions};
 use super::placing::{HostNeed, Place};
 use crate::catalog::Catalog;
 use crate::device::DeviceId;
 use crate::engine::Engine;
 use crate::memory::{Interrupt, human_bytes};
-use crate::planner::{self, BoundJoin, Plan, Side};
+use crate::planner::{self, BoundJoin, ExplainedSet, Plan, Side};
 use crate::{Error, Result};
 
 /// Plans and places of a join that was admitted.
@@ -22,6 +22,8 @@ pub(super) struct Admitted {
     /// Index of the plan with the shortest predicted time.
     pub(super) fastest: usize,
     pub(super) places: Vec<Place>,
+    /// Sets of devices that were considered.
+    pub(super) sets: Vec<ExplainedSet>,
 }
 
 /// Limits of jobs and results, and the interrupt of an admission.
@@ -50,6 +52,8 @@ impl Admitted {
 pub(super) struct Proposed {
     pub(super) plan: Plan,
     pub(super) device_reason: String,
+    /// Sets of devices that were considered.
+    pub(super) sets: Vec<ExplainedSet>,
     /// Reason why the join would be refused now; `None` if it would not be.
     pub(super) refusal: Option<Error>,
 }
@@ -68,7 +72,9 @@ pub(super) fn propose(
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Proposed> {
-    let Planned { mut fitting, refused } = plan_classes(join, options, engines, terms.interrupt, in_service)?;
+    let planned = plan_classes(join, options, engines, terms.interrupt, in_service)?;
+    let candidates = planned.explained(engines);
+    let Planned { mut fitting, refused, .. } = planned;
     // Like `admit`, prefer devices whose plan fits in host memory.
     let has_room = |(_, plan): &(usize, &Plan)| host_need(plan, options, catalog, terms).is_ok();
     let plans = || fitting.iter().map(|class| &class.plan).enumerate();
@@ -78,6 +84,11 @@ pub(super) fn propose(
         let device_reason = match device_count(&fitting) {
             1 if fitting[chosen].plan.target.ranks > 1 => "the only devices that may run it together".into(),
             1 => "the only device that may run it".into(),
+            count if fitting.iter().any(|class| class.plan.target.ranks > 1) => {
+                format!(
+                    "predicted to run it fastest, of {count} sets of devices; when it is submitted, queues count as well"
+                )
+            }
             count => format!("predicted to run it fastest, of {count}; when it is submitted, queues count as well"),
         };
         let ClassPlan { mut plan, sets } = fitting.swap_remove(chosen);
@@ -86,7 +97,7 @@ pub(super) fn propose(
             let names: Vec<String> = sets[0].iter().map(|member| engines[member].id().to_string()).collect();
             plan.target.name = names.join(", ");
         }
-        return Ok(Proposed { plan, device_reason, refusal });
+        return Ok(Proposed { plan, device_reason, sets: candidates, refusal });
     }
     let device_reason = match device_count(refused.iter().map(|(class, _)| class)) {
         1 => "the only device that could run it, with more memory".into(),
@@ -97,7 +108,7 @@ pub(super) fn propose(
     };
     let nearest = refused.into_iter().min_by_key(lacking);
     let (ClassPlan { plan, .. }, refusal) = nearest.expect("every candidate was planned or refused");
-    Ok(Proposed { plan, device_reason, refusal: Some(refusal) })
+    Ok(Proposed { plan, device_reason, sets: candidates, refusal: Some(refusal) })
 }
 
 /// Plan of a class of devices, with the sets of the class.
@@ -123,7 +134,85 @@ impl ClassPlan {
 struct Planned {
     fitting: Vec<ClassPlan>,
     refused: Vec<(ClassPlan, Error)>,
+    /// Sets of several devices that end the join hardly sooner than fewer devices do, and why they
+    /// are left out.
+    left_out: Vec<(ClassPlan, String)>,
 }
+
+impl Planned {
+    /// Adds sets of several devices that end the join sooner than fewer devices do.
+    ///
+    /// # Errors
+    /// The errors of planning, except those of sets that cannot divide the join.
+    fn add_sets_of_several(
+        &mut self,
+        join: &BoundJoin,
+        options: &JobOptions,
+        engines: &[Arc<dyn Engine>],
+        interrupt: &Interrupt,
+        in_service: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let alone = fastest(self.fitting.iter().map(|class| &class.plan).enumerate());
+        let alone = alone.map(|class| self.fitting[class].plan.seconds);
+        if alone.is_some_and(|seconds| seconds < SEVERAL_SECONDS_MIN) {
+            return Ok(());
+        }
+        let ids: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
+        let may = |device: usize| in_service(device) && engines[device].info().capabilities.forms_gangs;
+        // The least seconds of sets smaller than those at hand, and of those at hand.
+        let (mut ranks, mut of_fewer, mut least) = (1, alone, alone);
+        for (class, sets) in DeviceClass::group(sets_of_several(&ids, may), engines, join) {
+            let planned = match planner::propose(join.clone(), &options.overrides(), class.target(), interrupt) {
+                // Other devices may be able to divide the join.
+                Err(Error::Invalid(_) | Error::Unsupported(_)) => continue,
+                planned => planned?,
+            };
+            let (plan, refusal) = planned;
+            if plan.target.ranks == 1 {
+                continue;
+            }
+            if plan.target.ranks > ranks {
+                (ranks, of_fewer) = (plan.target.ranks, least);
+            }
+            let seconds = plan.seconds;
+            let class = ClassPlan::new(plan, sets);
+            match (refusal, of_fewer) {
+                (Some(refusal), _) => self.refused.push((class, refusal)),
+                (None, Some(of_fewer)) if seconds * WORTH_MORE_DEVICES > of_fewer => {
+                    self.left_out.push((class, "fewer devices take about as long".into()));
+                }
+                (None, _) => {
+                    least = Some(least.map_or(seconds, |least| least.min(seconds)));
+                    self.fitting.push(class);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Describes all sets, small sets first.
+    fn explained(&self, engines: &[Arc<dyn Engine>]) -> Vec<ExplainedSet> {
+        let explained = |ClassPlan { plan, sets }: &ClassPlan, rejected| {
+            let names: Vec<String> = sets[0].iter().map(|device| engines[device].id().to_string()).collect();
+            ExplainedSet::new(plan, names.join(", "), sets.len(), rejected)
+        };
+        let lacking = |plan: &Plan| format!("needs {} of memory on each", human_bytes(plan.memory.minimum_bytes));
+        let fitting = self.fitting.iter().map(|class| explained(class, None));
+        let refused = self.refused.iter().map(|(class, _)| explained(class, Some(lacking(&class.plan))));
+        let left_out = self.left_out.iter().map(|(class, why)| explained(class, Some(why.clone())));
+        let mut all: Vec<ExplainedSet> = fitting.chain(refused).chain(left_out).collect();
+        all.sort_by_key(|set| set.ranks);
+        all
+    }
+}
+
+/// Least predicted seconds, on one device, of a join that may take several devices. Ranks take one
+/// to three milliseconds to begin and end together, whatever they join.
+const SEVERAL_SECONDS_MIN: f64 = 5e-3;
+
+/// How much longer a join has to take on fewer devices for more of them to be worth it. Other jobs
+/// can use the devices, and predictions err by more.
+pub(super) const WORTH_MORE_DEVICES: f64 = 1.05;
 
 fn device_count<'a>(classes: impl IntoIterator<Item = &'a ClassPlan>) -> usize {
     classes.into_iter().map(|class| class.sets.len()).sum()
@@ -167,17 +256,20 @@ fn plan_classes(
         return Err(Error::Unavailable(format!("{missing}; see the topology, and the server's log")));
     }
     let join = BoundJoin { result_is_stored: options.into.is_some(), ..join };
-    let (mut planned, mut undivided) = (Planned::default(), None);
+    let (mut planned, mut impossible) = (Planned::default(), None);
     for (class, sets) in DeviceClass::group(sets, engines, &join) {
         match planner::propose(join.clone(), &options.overrides(), class.target(), interrupt) {
             Ok((plan, None)) => planned.fitting.push(ClassPlan::new(plan, sets)),
             Ok((plan, Some(refusal))) => planned.refused.push((ClassPlan::new(plan, sets), refusal)),
-            // Other devices may be able to divide the join as asked.
-            Err(error @ Error::Invalid(_)) => undivided = Some(error),
+            // Other devices may be able to divide the join as asked, or to index a side together.
+            Err(error @ (Error::Invalid(_) | Error::Unsupported(_))) => impossible = Some(error),
             Err(error) => return Err(error),
         }
     }
-    match undivided {
+    if options.devices == DeviceRequest::Any && options.streamed.is_none() {
+        planned.add_sets_of_several(&join, options, engines, interrupt, &in_service)?;
+    }
+    match impossible {
         Some(error) if planned.fitting.is_empty() && planned.refused.is_empty() => Err(error),
         _ => Ok(planned),
     }
@@ -196,7 +288,9 @@ pub(super) fn admit(
     terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let Planned { fitting, refused } = plan_classes(join, options, engines, terms.interrupt, in_service)?;
+    let planned = plan_classes(join, options, engines, terms.interrupt, in_service)?;
+    let candidates = planned.explained(engines);
+    let Planned { fitting, refused, .. } = planned;
     let Some(fastest_of_all) = fastest(fitting.iter().map(|class| &class.plan).enumerate()) else {
         let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
         return Err(refusal);
@@ -218,7 +312,7 @@ pub(super) fn admit(
     places.sort_by_key(|place: &Place| place.devices.leader());
     terms.interrupt.check()?;
     match (fastest(plans.iter().enumerate()), refusal) {
-        (Some(fastest), _) => Ok(Admitted { plans, fastest, places }),
+        (Some(fastest), _) => Ok(Admitted { plans, fastest, places, sets: candidates }),
         (None, refusal) => Err(refusal.expect("the fastest device has room, or was refused")),
     }
 }

@@ -48,9 +48,20 @@ impl DeviceSet {
     }
 }
 
+/// Returns all sets of two and more devices of one kind that a condition holds for, small sets
+/// first.
+pub(super) fn sets_of_several(devices: &[DeviceId], holds: impl Fn(usize) -> bool) -> Vec<DeviceSet> {
+    let of_kind = |kind| (0..devices.len()).filter(|&at| devices[at].kind == kind && holds(at)).collect::<Vec<_>>();
+    let kinds = [of_kind(DeviceKind::Cuda), of_kind(DeviceKind::Host)];
+    let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
+    (2..=most)
+        .flat_map(|count| kinds.iter().flat_map(move |of_kind| sets_of(of_kind, count)).collect::<Vec<_>>())
+        .collect()
+}
+
 impl DeviceRequest {
     /// Returns the sets of devices that a job with this request may run on, by index into
-    /// `devices`.
+    /// `devices`. Those of [`Self::Any`] are the single devices.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a request that these devices can never serve.
@@ -150,6 +161,19 @@ mod tests {
         assert!(matches!(&refused, Error::Invalid(message) if message.contains("has 3 devices of one kind")));
         let many: Vec<_> = (0..16).map(|index| (Host, index)).collect();
         assert_eq!(DeviceRequest::Count(8).sets(&ids(&many)).unwrap().len(), 9);
+    }
+
+    #[test]
+    fn sets_of_several_have_one_kind_and_only_devices_in_service() {
+        use DeviceKind::{Cuda, Host};
+        let mixed = ids(&[(Cuda, 0), (Host, 0), (Cuda, 1), (Cuda, 2), (Host, 1)]);
+        let sets = |holds: &dyn Fn(usize) -> bool| -> Vec<Vec<usize>> {
+            sets_of_several(&mixed, holds).iter().map(|set| set.iter().collect()).collect()
+        };
+        let all: [&[usize]; 5] = [&[0, 2], &[0, 3], &[2, 3], &[1, 4], &[0, 2, 3]];
+        assert_eq!(sets(&|_| true), all);
+        assert_eq!(sets(&|device| device != 2), [[0, 3], [1, 4]]);
+        assert_eq!(sets(&|device| device < 2).len(), 0);
     }
 
     #[test]

@@ -283,16 +283,17 @@ impl Shared {
     }
 
     pub(super) fn loads(&self, state: &mut State, now: Duration) -> Vec<Load> {
-        let running_job = |running: &Running, beside: usize| {
+        let running_job = |device: usize, running: &Running, beside: usize| {
             let left = running.predicted_seconds - running.device_seconds;
             // A late job is expected to stay for another tenth of its time so far. The later it is,
             // the worse was its prediction, and waiting clients must not be told "now" repeatedly.
             let late = 0.1 * now.saturating_sub(running.started).as_secs_f64();
             let ahead = if left > 0.0 { left * beside as f64 } else { late };
             let ahead = Duration::try_from_secs_f64(ahead).unwrap_or(Duration::MAX);
-            RunningJob { until: now.saturating_add(ahead), alone: running.shared_bytes.is_none() }
+            let (alone, is_leader) = (running.shared_bytes.is_none(), running.devices.leader() == device);
+            RunningJob { until: now.saturating_add(ahead), alone, is_leader }
         };
-        let load = |(device_state, engine): (&mut DeviceState, &Arc<dyn Engine>)| {
+        let load = |(device, (device_state, engine)): (usize, (&mut DeviceState, &Arc<dyn Engine>))| {
             device_state.count_time(now);
             // Bytes promised to jobs that are about to reserve them are not free.
             let promised_bytes = device_state.running.iter().map(|running| running.promised_bytes).sum();
@@ -304,12 +305,12 @@ impl Shared {
                     running: device_state
                         .running
                         .iter()
-                        .map(|running| running_job(running, device_state.running.len()))
+                        .map(|running| running_job(device, running, device_state.running.len()))
                         .collect(),
                 },
             }
         };
-        state.devices.iter_mut().zip(&self.engines).map(load).collect()
+        state.devices.iter_mut().zip(&self.engines).enumerate().map(load).collect()
     }
 
     /// Returns the free host memory. If a job may have to wait for more, also returns when memory
@@ -361,7 +362,7 @@ impl Shared {
             let held = held_behind(&self.holders(state));
             Error::Exhausted(format!("{needed} of host memory for its result, and {free} are free{held}"))
         })?;
-        let Some(entry) = state.queue.start(scheduled.id, seconds) else { return Ok(()) };
+        let Some(entry) = state.queue.start(scheduled.id, scheduled.place.device_seconds()) else { return Ok(()) };
         job.host_memory.open(reserved);
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
         devices.iter().for_each(|device| state.devices[device].count_time(now));
@@ -376,6 +377,9 @@ impl Shared {
             life.device_reason = match entry.places.len() {
                 1 if devices.len() > 1 => "the only devices that may run it together".into(),
                 1 => "the only device that may run it".into(),
+                count if entry.places.iter().any(|place| place.devices.len() > 1) => {
+                    format!("predicted to finish it first, of the {count} sets of devices that may run it")
+                }
                 count => format!("predicted to finish it first, of the {count} that may run it"),
             };
             if beside > 0 {

@@ -149,8 +149,8 @@ impl Scheduler {
     /// # Errors
     /// Returns the error in the request, as at submission, or the error of the interrupt.
     pub fn explain(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Explanation> {
-        let Proposed { plan, device_reason, refusal } = self.shared().propose(join, options, interrupt)?;
-        Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).refused(refusal.as_ref()))
+        let Proposed { plan, device_reason, sets, refusal } = self.shared().propose(join, options, interrupt)?;
+        Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).among(sets).refused(refusal.as_ref()))
     }
 
     /// Returns the job with the given number, while it is remembered.

@@ -15,7 +15,7 @@ use crate::catalog::{ChargeHold, NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord, RankReport};
 use crate::memory::ReservedPool;
-use crate::planner::{BoundJoin, Explanation, Measured, Plan};
+use crate::planner::{BoundJoin, ExplainedSet, Explanation, Measured, Plan};
 use crate::{Error, Result};
 
 /// Number of a job, unique in the life of a server.
@@ -99,6 +99,8 @@ pub struct Job {
     /// Plan at admission, on the device with the shortest predicted time. [`Job::planned`] returns
     /// the plan that runs. Tables have no rows here, so that a remembered job keeps no table alive.
     pub plan: Arc<Plan>,
+    /// Sets of devices that were considered at admission.
+    sets: Vec<ExplainedSet>,
     pub result: ResultSpool,
     pub submitted: SystemTime,
     /// Host memory for the result and intermediate data. Open while the job runs.
@@ -170,6 +172,7 @@ pub(super) struct JobPlans {
     /// Plan of each class of devices that may run the job, without rows.
     plans: Vec<Arc<Plan>>,
     fastest: usize,
+    sets: Vec<ExplainedSet>,
     tables: Tables,
 }
 
@@ -177,8 +180,9 @@ impl JobPlans {
     pub(super) fn of(admitted: Admitted) -> Self {
         let tables = Tables::of(&admitted.plan().join);
         let rowless = tables.without_rows();
-        let plans = admitted.plans.into_iter().map(|plan| Arc::new(rowless.planned(plan)));
-        Self { plans: plans.collect(), fastest: admitted.fastest, tables }
+        let Admitted { plans, fastest, sets, .. } = admitted;
+        let plans = plans.into_iter().map(|plan| Arc::new(rowless.planned(plan)));
+        Self { plans: plans.collect(), fastest, sets, tables }
     }
 
     /// Returns the plan on the device with the shortest predicted time.
@@ -231,7 +235,7 @@ impl Job {
     ) -> Self {
         let plan = planned.plan().clone();
         let table_holds = planned.tables().into_iter().flat_map(|table| table.hold(&owner)).collect();
-        let JobPlans { plans, tables, .. } = planned;
+        let JobPlans { plans, sets, tables, .. } = planned;
         let life = Life {
             state: JobState::Queued,
             plans,
@@ -258,6 +262,7 @@ impl Job {
             owner,
             options,
             plan,
+            sets,
             result,
             submitted,
             host_memory,
@@ -324,7 +329,7 @@ impl Job {
             let name = if names.is_empty() { life.planned.target.name.clone() } else { names.join(", ") };
             (life.planned.clone(), name, life.device_reason.clone())
         };
-        Explanation::new(&plan, &device, reason, status.measured().as_ref())
+        Explanation::new(&plan, &device, reason, status.measured().as_ref()).among(self.sets.clone())
     }
 
     /// Settles the outcome of the job's work. If the job was stopped, the reason is the outcome,

@@ -59,7 +59,7 @@ impl JobOptions {
 /// Devices that a job may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceRequest {
-    /// Any device, as many as serve the job best.
+    /// Any device, or several of one kind if they end the job sooner.
     #[default]
     Any,
     /// A gang of this many devices of one kind.

@@ -10,7 +10,8 @@
 //! A short job whose device memory fits next to that of others takes one slot. Jobs on the other
 //! slots stretch its time. Any other job takes all slots of its device. Slots are used in the order
 //! of booking, so that later short jobs do not delay a large one. The short jobs are booked after
-//! the large one, or elsewhere.
+//! the large one, or elsewhere. A slot that is idle until a large job starts runs a job meanwhile
+//! that is predicted to end well before that (backfilling).
 //!
 //! Host memory is shared by all jobs, and may be held for as long as a lease. So a job that lacks
 //! only host memory books no slot, and others run meanwhile. That does not go on forever: after
@@ -19,6 +20,7 @@
 use std::time::Duration;
 
 use super::JobId;
+use super::admission::WORTH_MORE_DEVICES;
 use super::device_set::DeviceSet;
 
 /// Time after which a job that has a slot, but lacks memory, is tried again.
@@ -73,6 +75,11 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Returns the predicted seconds of all devices.
+    pub(super) fn device_seconds(&self) -> f64 {
+        self.seconds * self.devices.len() as f64
+    }
+
     fn needed_bytes(&self) -> u64 {
         self.shared_bytes.unwrap_or(self.memory_bytes)
     }
@@ -85,11 +92,23 @@ pub(super) enum Load {
     Lost,
 }
 
+impl Load {
+    /// Returns the number of jobs that the device runs alone or leads.
+    fn led(&self) -> usize {
+        match self {
+            Self::Lost => 0,
+            Self::InService { running, .. } => running.iter().filter(|job| job.is_leader).count(),
+        }
+    }
+}
+
 /// Job on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RunningJob {
     pub(super) until: Duration,
     pub(super) alone: bool,
+    /// True on the device that leads the job's others, or runs it alone.
+    pub(super) is_leader: bool,
 }
 
 /// Host memory, now and as predicted.
@@ -139,7 +158,7 @@ impl ScheduledStart {
     /// Returns the seconds of device time that the job is about to take; 0 if only host memory
     /// keeps it from starting.
     pub(super) fn seconds(&self) -> f64 {
-        if matches!(self.wait, Some(Wait::HostMemory { .. })) { 0.0 } else { self.place.seconds }
+        if matches!(self.wait, Some(Wait::HostMemory { .. })) { 0.0 } else { self.place.device_seconds() }
     }
 }
 
@@ -165,15 +184,20 @@ pub(super) struct Timeline {
     now: Duration,
     /// Time at which each slot of each device is free. A lost device has no slots.
     slots: Vec<Vec<Duration>>,
+    /// Time until which a slot that is idle now stays idle, and `None` for one that is not. A job
+    /// that waits for other slots, or for other devices, has booked the slot from then on.
+    idle_until: Vec<Vec<Option<Duration>>>,
     device_free_bytes: Vec<u64>,
+    /// Jobs that wait or run.
+    jobs: usize,
     host: HostMemory,
     /// Host memory that is free once all running jobs and leases have ended.
     host_bytes_ever: u64,
 }
 
 impl Timeline {
-    /// Creates the timeline of the running jobs.
-    pub(super) fn new(now: Duration, loads: &[Load], host: HostMemory) -> Self {
+    /// Creates the timeline of the running jobs. `waiting` jobs will be placed.
+    pub(super) fn new(now: Duration, loads: &[Load], waiting: usize, host: HostMemory) -> Self {
         let slots_of = |load: &Load| match load {
             Load::Lost => Vec::new(),
             Load::InService { slots, running, .. } => {
@@ -191,21 +215,35 @@ impl Timeline {
             Load::Lost => 0,
             Load::InService { free_bytes, .. } => *free_bytes,
         };
+        let slots: Vec<Vec<Duration>> = loads.iter().map(slots_of).collect();
+        let idle = |free_at: &Duration| (*free_at <= now).then_some(Duration::MAX);
         Self {
             now,
-            slots: loads.iter().map(slots_of).collect(),
+            idle_until: slots.iter().map(|slots| slots.iter().map(idle).collect()).collect(),
+            slots,
             device_free_bytes: loads.iter().map(free_bytes_of).collect(),
+            jobs: waiting + loads.iter().map(Load::led).sum::<usize>(),
             host_bytes_ever: host.bytes_ever(),
             host,
         }
     }
 
-    /// Finds the place where a job is predicted to finish first, and books a slot there. `None` if
-    /// all its devices are lost.
+    /// Finds the place where a job is predicted to finish first, with the fewest devices if that
+    /// takes about as long, and books a slot there. `None` if all its devices are lost.
     pub(super) fn place(&mut self, job: &Waiting) -> Option<ScheduledStart> {
-        let starts = job.places.iter().filter_map(|place| Some((place, self.start_on(place)?)));
-        let finish = |(place, start): &(&Place, Duration)| start.as_secs_f64() + self.run_seconds(place, *start);
-        let (place, start) = starts.min_by(|a, b| finish(a).total_cmp(&finish(b)))?;
+        let alone = job.places.iter().filter(|place| place.devices.len() == 1);
+        let alone_seconds = alone.map(|place| place.seconds).reduce(f64::min);
+        let may_take = |place: &&Place| self.leaves_others_their_share(place, alone_seconds);
+        let starts = job.places.iter().filter(may_take).filter_map(|place| Some((place, self.start_on(place)?)));
+        let left = |(place, start): &(&Place, Duration)| {
+            start.saturating_sub(self.now).as_secs_f64() + self.run_seconds(place, *start)
+        };
+        let starts: Vec<(&Place, Duration)> = starts.collect();
+        let least = starts.iter().map(left).reduce(f64::min)?;
+        let (place, start) = starts
+            .into_iter()
+            .filter(|start| left(start) <= least * WORTH_MORE_DEVICES)
+            .min_by(|a, b| a.0.devices.len().cmp(&b.0.devices.len()).then(left(a).total_cmp(&left(b))))?;
         let run = self.run_seconds(place, start);
 
         let device_free_bytes = self.device_free_bytes(place);
@@ -213,7 +251,8 @@ impl Timeline {
         let scheduled = |start, wait| {
             Some(ScheduledStart { id: job.id, place: place.clone(), host_bytes: needed_bytes, start, wait })
         };
-        let wait = if self.slot_free_at(place)? > self.now {
+        let is_short = self.is_short_of_memory(place);
+        let wait = if start > self.now && !is_short {
             Some(Wait::Device)
         } else if device_free_bytes < place.needed_bytes() {
             Some(Wait::DeviceMemory { needed_bytes: place.needed_bytes(), free_bytes: device_free_bytes })
@@ -231,8 +270,20 @@ impl Timeline {
             None
         };
         let run = Duration::try_from_secs_f64(run.max(1e-6)).unwrap_or(Duration::from_secs(u32::MAX.into()));
-        self.book(place, start.saturating_add(run));
+        self.book(place, start, start.saturating_add(run), is_short);
         scheduled(start, wait)
+    }
+
+    /// True unless the place has so many devices that other jobs would get less than an equal share
+    /// of all devices, and the job wastes a part of theirs. `alone_seconds`: its time on one
+    /// device, if it fits there.
+    fn leaves_others_their_share(&self, place: &Place, alone_seconds: Option<f64>) -> bool {
+        /// Device time over that of one device, up to which several devices waste little.
+        const WASTE_MAX: f64 = 1.25;
+        let ranks = place.devices.len();
+        let devices = self.slots.iter().filter(|slots| !slots.is_empty()).count();
+        let is_share = ranks == 1 || ranks * self.jobs <= devices;
+        is_share || alone_seconds.is_none_or(|alone| place.seconds * ranks as f64 <= alone * WASTE_MAX)
     }
 
     /// Returns when one slot of each device is free for the job, or all slots if it runs alone.
@@ -254,8 +305,31 @@ impl Timeline {
     /// for the job.
     fn start_on(&self, place: &Place) -> Option<Duration> {
         let free_at = self.slot_free_at(place)?.max(self.now);
-        let is_short = free_at <= self.now && self.device_free_bytes(place) < place.needed_bytes();
-        Some(if is_short { self.now + RETRY } else { free_at })
+        Some(match () {
+            () if self.is_short_of_memory(place) => self.now + RETRY,
+            () if free_at > self.now && self.ends_before_bookings(place) => self.now,
+            () => free_at,
+        })
+    }
+
+    /// True if the devices have a free slot for the job, but not the memory.
+    fn is_short_of_memory(&self, place: &Place) -> bool {
+        let is_free = self.slot_free_at(place).is_some_and(|free_at| free_at <= self.now);
+        is_free && self.device_free_bytes(place) < place.needed_bytes()
+    }
+
+    /// True if the job can run now in slots that are idle until others start, and is predicted to
+    /// end well before that.
+    fn ends_before_bookings(&self, place: &Place) -> bool {
+        /// Predicted times that have to pass before the slots are needed. Most joins take less.
+        const MARGIN: f64 = 1.5;
+        let idle = |device: usize| {
+            let slots = self.idle_until[device].iter().map(|until| until.unwrap_or(Duration::ZERO));
+            if place.shared_bytes.is_some() { slots.max() } else { slots.min() }.unwrap_or(Duration::ZERO)
+        };
+        let until = place.devices.iter().map(idle).min().unwrap_or(Duration::ZERO);
+        let left = until.saturating_sub(self.now).as_secs_f64();
+        self.device_free_bytes(place) >= place.needed_bytes() && self.run_seconds(place, self.now) * MARGIN <= left
     }
 
     /// Returns the run time of a job, stretched by the jobs on other slots when it starts. The
@@ -266,15 +340,28 @@ impl Timeline {
         if place.shared_bytes.is_some() { place.seconds * (1 + most) as f64 } else { place.seconds }
     }
 
-    fn book(&mut self, place: &Place, end: Duration) {
+    /// Books slots for a job. `keeps_idle`: slots that are idle stay so until the job starts.
+    fn book(&mut self, place: &Place, start: Duration, end: Duration, keeps_idle: bool) {
+        let idles_until = (start > self.now && !keeps_idle).then_some(start);
+        let is_backfill = start <= self.now && self.slot_free_at(place).is_some_and(|free_at| free_at > self.now);
         for device in place.devices.iter() {
-            let slots = &mut self.slots[device];
-            match place.shared_bytes {
-                Some(_) => {
-                    let first = slots.iter_mut().min();
-                    *first.expect("a device in service has a slot") = end;
+            let (slots, idle_until) = (&mut self.slots[device], &mut self.idle_until[device]);
+            let booked = match (place.shared_bytes, is_backfill) {
+                (None, _) => 0..slots.len(),
+                (Some(_), false) => {
+                    let first =
+                        (0..slots.len()).min_by_key(|&slot| slots[slot]).expect("a device in service has a slot");
+                    first..first + 1
                 }
-                None => slots.fill(end),
+                (Some(_), true) => {
+                    let longest = (0..slots.len()).max_by_key(|&slot| idle_until[slot]);
+                    let longest = longest.expect("a device in service has a slot");
+                    longest..longest + 1
+                }
+            };
+            for slot in booked {
+                slots[slot] = slots[slot].max(end);
+                idle_until[slot] = idle_until[slot].and_then(|until| Some(until.min(idles_until?)));
             }
         }
     }

@@ -8,7 +8,7 @@
 //! of waiting. So every job's turn comes. Priority orders the jobs of one tenant; weight orders
 //! tenants.
 //!
-//! In that order, each job is placed on the device where it is predicted to finish first. Running
+//! In that order, each job is placed on the devices where it is predicted to finish first. Running
 //! jobs and jobs placed earlier count (list scheduling by earliest finish; see
 //! [`placing`](super::placing)). If that device is busy, the job waits for it. Later jobs may use
 //! another device meanwhile, but cannot overtake on this one. So small jobs do not starve a large
@@ -126,7 +126,7 @@ impl Queue {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Removes a job that starts, and charges its tenant for the predicted time.
+    /// Removes a job that starts, and charges its tenant for the predicted time of all its devices.
     pub(super) fn start(&mut self, id: JobId, seconds: f64) -> Option<Waiting> {
         let at = self.waiting.iter().position(|job| job.id == id)?;
         let job = self.waiting.swap_remove(at);
@@ -144,7 +144,7 @@ impl Queue {
     /// Returns every waiting job's scheduled start, in order. Jobs with no reason to wait should
     /// start.
     pub(super) fn schedule(&self, now: Duration, loads: &[Load], host: HostMemory) -> Vec<ScheduledStart> {
-        let mut timeline = Timeline::new(now, loads, host);
+        let mut timeline = Timeline::new(now, loads, self.waiting.len(), host);
         let mut lines = self.lines(now);
         let mut schedule = Vec::with_capacity(self.waiting.len());
         while let Some(line) = lines.iter_mut().min_by(|a, b| a.compare(b)) {

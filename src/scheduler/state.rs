@@ -129,3 +129,10 @@ pub(super) struct Taken {
     pub(super) predicted_seconds: f64,
     pub(super) shared_bytes: Option<u64>,
 }
+
+impl Taken {
+    /// Returns the seconds of device time that the job's tenant was charged at its start.
+    pub(super) fn charged_seconds(&self) -> f64 {
+        self.predicted_seconds * self.devices.len() as f64
+    }
+}

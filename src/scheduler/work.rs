@@ -103,7 +103,7 @@ impl Shared {
         }
         self.take_off(&mut state, taken);
         state.totals.waited_seconds_total -= taken.started.saturating_sub(taken.entry.submitted).as_secs_f64();
-        state.queue.push_back(taken.entry.clone(), taken.predicted_seconds);
+        state.queue.push_back(taken.entry.clone(), taken.charged_seconds());
         self.fail_unplaceable(&mut state, &mut leftovers);
         self.ended.notify_all();
         drop(state);
@@ -169,7 +169,7 @@ impl Shared {
     /// Takes a job off its devices for good, and charges its tenant.
     pub(super) fn release_devices(&self, state: &mut State, taken: &Taken) {
         let seconds = self.free(state, taken);
-        state.queue.end(&taken.entry.tenant, taken.predicted_seconds, seconds);
+        state.queue.end(&taken.entry.tenant, taken.charged_seconds(), seconds);
     }
 
     /// Ends a job, counts it, and gives turns to others. `leave` takes the job from its place in
@@ -266,7 +266,7 @@ impl Shared {
             life.monitor = Arc::new(Monitor::new(job.cancel.clone()));
         }
         self.free(state, taken);
-        state.queue.push_back(taken.entry.clone(), taken.predicted_seconds);
+        state.queue.push_back(taken.entry.clone(), taken.charged_seconds());
         self.fail_unplaceable(state, leftovers);
         self.dispatch(state, leftovers);
         self.ended.notify_all();

@@ -182,9 +182,11 @@ impl Choice<'_> {
             distribution: inputs.distribution,
             shares_build_read: inputs.shares_build_read,
         };
+        let (seconds, bound) = total_seconds(&steps, chunks, rates, host_share);
         Costed {
             composition,
-            seconds: total_seconds(&steps, chunks, rates, host_share),
+            seconds,
+            bound,
             phases: phases_of(&steps),
             memory,
             filtered_rows: self.filtered_rows,

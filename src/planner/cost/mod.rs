@@ -42,6 +42,8 @@ pub(super) struct Costed {
     pub(super) phases: Vec<PredictedPhase>,
     /// Seconds of all phases. Time in which copies run in parallel with primitives counts once.
     pub(super) seconds: f64,
+    /// Resource that is busy for longest.
+    pub(super) bound: Resource,
     pub(super) memory: MemoryNeed,
     /// Probe rows predicted to pass the filter of the build keys; `None` without a filter.
     pub(super) filtered_rows: Option<f64>,

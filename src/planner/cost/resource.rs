@@ -39,6 +39,8 @@ resources! {
     LinkOut = "device to host",
     /// The links to the other devices of a gang.
     Peers = "device to device",
+    /// The memory of the host, which the links of all devices of a gang share.
+    HostMemory = "host memory",
 }
 
 impl fmt::Display for Resource {
@@ -67,6 +69,12 @@ impl Demand {
     pub(super) fn with(mut self, resource: Resource, seconds: f64) -> Self {
         self.0[resource as usize] = seconds;
         self
+    }
+
+    /// Returns the resource that is busy for longest.
+    pub(super) fn bound(self) -> Resource {
+        let busier = |a: &&Resource, b: &&Resource| self[**a].total_cmp(&self[**b]);
+        *Resource::ALL.iter().rev().max_by(busier).expect("there are resources")
     }
 
     /// Seconds if the resources take turns.

@@ -108,7 +108,7 @@ pub(super) fn phases_of(steps: &[Step]) -> Vec<PredictedPhase> {
 /// e736af3.)
 const JOB_CALLS: f64 = 20.0;
 
-/// Total seconds of all steps.
+/// Total seconds of all steps, and the resource that is busy for longest.
 ///
 /// Without overlap, that is their sum. With overlap, the steps of each role add up by resource, and
 /// copies run in parallel with primitives.
@@ -122,9 +122,10 @@ const JOB_CALLS: f64 = 20.0;
 ///
 /// The links of all devices of a gang share the memory of the host. Each device has `host_share`
 /// bytes per second of it.
-pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_share: f64) -> f64 {
+pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_share: f64) -> (f64, Resource) {
+    let busy: Demand = steps.iter().map(|step| step.busy()).sum();
     if !rates.copies_overlap {
-        return steps.iter().map(Step::seconds).sum();
+        return (steps.iter().map(Step::seconds).sum(), busy.bound());
     }
     let of = |role: Role| steps.iter().filter(move |step| step.role == role);
     let demand = |role: Role| -> Demand { of(role).map(|step| step.demand).sum() };
@@ -144,5 +145,6 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_
         |demand: Demand| demand[Resource::LinkIn] * rates.copy_in + demand[Resource::LinkOut] * rates.copy_out;
     let of_host = |demand: Demand| crossing(demand) / host_share;
     let build = build.max(of_host(of_build + meanwhile));
-    JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver).max(of_host(probe))
+    let seconds = JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver).max(of_host(probe));
+    (seconds, busy.with(Resource::HostMemory, of_host(busy)).bound())
 }

@@ -14,7 +14,11 @@ fn idle(free_bytes: u64) -> Load {
 
 /// Device of one slot that is taken.
 fn busy(until: f64) -> Load {
-    Load::InService { slots: 1, free_bytes: 1 << 30, running: vec![RunningJob { until: seconds(until), alone: true }] }
+    Load::InService {
+        slots: 1,
+        free_bytes: 1 << 30,
+        running: vec![RunningJob { until: seconds(until), alone: true, is_leader: true }],
+    }
 }
 
 /// More than any job asks for.
@@ -209,6 +213,113 @@ fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
     assert_eq!((schedule[0].place.devices.leader(), schedule[0].wait.is_none()), (0, true));
 }
 
+/// Job that takes 1 s on any of the devices, and the given seconds on the given numbers of the
+/// first devices.
+fn divisible(id: u64, devices: usize, of_several: &[(usize, f64)]) -> Waiting {
+    let alone = job(id, "a", 0, 1.0, devices);
+    let several = of_several
+        .iter()
+        .map(|&(count, seconds)| Place { devices: DeviceSet::new(0..count), ..place(0, seconds, None) });
+    Waiting { places: alone.places.iter().cloned().chain(several).collect(), ..alone }
+}
+
+/// Returns the number of devices of each waiting job, and its start.
+fn devices_and_starts(queue: &Queue, loads: &[Load]) -> Vec<(usize, f64)> {
+    let schedule = queue.schedule(Duration::ZERO, loads, ample());
+    schedule.iter().map(|scheduled| (scheduled.place.devices.len(), scheduled.start.as_secs_f64())).collect()
+}
+
+#[test]
+fn a_job_takes_the_fewest_devices_that_finish_it_about_as_soon_as_any() {
+    let of_one_job = |of_several: &[(usize, f64)]| {
+        let mut queue = Queue::default();
+        queue.push(divisible(1, 4, of_several));
+        devices_and_starts(&queue, &[IDLE, IDLE, IDLE, IDLE])[0].0
+    };
+    assert_eq!(of_one_job(&[(2, 0.55), (3, 0.42), (4, 0.4)]), 3);
+    assert_eq!(of_one_job(&[(2, 0.55), (3, 0.43), (4, 0.4)]), 4);
+    assert_eq!(of_one_job(&[(2, 0.97), (4, 0.96)]), 1);
+}
+
+#[test]
+fn jobs_that_several_devices_speed_up_little_take_a_device_each_while_there_are_others() {
+    let four = [IDLE, IDLE, IDLE, IDLE];
+    let wasteful = &[(2, 0.8), (4, 0.6)];
+    let mut queue = Queue::default();
+    queue.push(divisible(1, 4, wasteful));
+    assert_eq!(devices_and_starts(&queue, &four), [(4, 0.0)]);
+    queue.push(divisible(2, 4, wasteful));
+    assert_eq!(devices_and_starts(&queue, &four)[0], (2, 0.0), "half of the devices each");
+    queue.push(divisible(3, 4, wasteful));
+    assert_eq!(devices_and_starts(&queue, &four), [(1, 0.0), (1, 0.0), (1, 0.0)]);
+    // A running job counts as well.
+    let mut queue = Queue::default();
+    queue.push(divisible(1, 2, &[(2, 0.8)]));
+    assert_eq!(devices_and_starts(&queue, &[busy(0.1), IDLE]), [(1, 0.0)]);
+}
+
+#[test]
+fn jobs_that_several_devices_divide_well_take_all_in_turn() {
+    let mut queue = Queue::default();
+    for id in 1..=3 {
+        queue.push(divisible(id, 4, &[(4, 0.3)]));
+    }
+    assert_eq!(devices_and_starts(&queue, &[IDLE, IDLE, IDLE, IDLE]), [(4, 0.0), (4, 0.3), (4, 0.6)]);
+}
+
+#[test]
+fn devices_that_wait_for_a_large_job_run_short_ones_that_end_before_it() {
+    let on_both = |id: u64, run: f64| Waiting {
+        places: vec![Place { devices: DeviceSet::new([0, 1]), ..place(0, run, None) }],
+        ..job(id, "a", 0, run, 0)
+    };
+    let first_only = |id: u64, run: f64| job(id, "a", 0, run, 1);
+    let mut queue = Queue::default();
+    queue.push(on_both(1, 4.0));
+    queue.push(first_only(2, 7.0));
+    queue.push(first_only(3, 6.0));
+    queue.push(first_only(4, 1.0));
+    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(10.0)], ample());
+    let starts: Vec<(u64, f64)> =
+        schedule.iter().map(|scheduled| (scheduled.id.0, scheduled.start.as_secs_f64())).collect();
+    // Job 2 would end too close to the start of job 1. Job 3 takes the slot, so that job 4 cannot.
+    assert_eq!(starts, [(1, 10.0), (2, 14.0), (3, 0.0), (4, 21.0)]);
+    assert_eq!(schedule[2].wait, None);
+
+    // A job that lacks only memory keeps its idle slots for itself.
+    let mut queue = Queue::default();
+    let mut large = on_both(1, 4.0);
+    large.places[0].memory_bytes = 100;
+    queue.push(large);
+    queue.push(first_only(2, 0.01));
+    let schedule = queue.schedule(Duration::ZERO, &[idle(50), IDLE], ample());
+    assert!(schedule[1].wait.is_some(), "a job overtook one that waits for memory");
+}
+
+#[test]
+fn short_jobs_share_a_device_that_waits_for_a_large_job() {
+    // One of two slots is taken, and the large job needs both.
+    let mut queue = Queue::default();
+    queue.push(job(1, "a", 0, 4.0, 1));
+    for id in 2..=3 {
+        queue.push(Waiting { places: vec![place(0, 1.0, Some(1))], ..job(id, "a", 0, 1.0, 1) });
+    }
+    let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[(10.0, false)])], ample());
+    let starts: Vec<f64> = schedule.iter().map(|scheduled| scheduled.start.as_secs_f64()).collect();
+    assert_eq!(starts, [10.0, 0.0, 14.0], "there is one idle slot");
+}
+
+#[test]
+fn a_job_that_fits_on_no_single_device_takes_several_whatever_waits() {
+    let mut queue = Queue::default();
+    for id in 1..=2 {
+        let mut large = divisible(id, 2, &[(2, 5.0)]);
+        large.places.retain(|place| place.devices.len() > 1);
+        queue.push(large);
+    }
+    assert_eq!(devices_and_starts(&queue, &[IDLE, IDLE]), [(2, 0.0), (2, 5.0)]);
+}
+
 #[test]
 fn a_large_job_is_not_overtaken_on_its_device_while_it_waits_for_memory() {
     let mut queue = Queue::default();
@@ -258,7 +369,8 @@ fn tenants_are_forgotten_once_they_owe_nothing() {
 
 /// Device of two slots, with the given jobs on it.
 fn two_slots(running: &[(f64, bool)]) -> Load {
-    let running = running.iter().map(|&(until, alone)| RunningJob { until: seconds(until), alone }).collect();
+    let running =
+        running.iter().map(|&(until, alone)| RunningJob { until: seconds(until), alone, is_leader: true }).collect();
     Load::InService { slots: 2, free_bytes: 100, running }
 }
 
@@ -394,7 +506,8 @@ fn on_both(id: u64, shared_bytes: Option<u64>) -> Waiting {
 fn a_job_on_several_devices_starts_when_all_are_free_and_books_them_all() {
     let mut queue = Queue::default();
     queue.push(on_both(1, None));
-    queue.push(job(2, "a", 0, 1.0, 3));
+    // Too long to end before the first job starts.
+    queue.push(job(2, "a", 0, 4.0, 3));
     let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(5.0), busy(9.0)], ample());
     assert_eq!((schedule[0].start, schedule[0].wait), (seconds(5.0), Some(Wait::Device)));
     // Device 0 is kept for the first job until it starts there, and until it ends.

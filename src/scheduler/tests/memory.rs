@@ -20,6 +20,11 @@ fn over_half(label: &str) -> JoinSpec {
     JoinSpec { columns, ..JoinSpec::inner("d", "d", vec![KeyPair::new("k", "k")]) }
 }
 
+/// Options of a job on one device.
+fn alone() -> JobOptions {
+    JobOptions { devices: DeviceRequest::Count(1), ..JobOptions::default() }
+}
+
 fn budget(stage: &Stage) -> Budget {
     stage.catalog.arena().budget().clone()
 }
@@ -33,7 +38,7 @@ fn later(stage: &Stage, by: Duration) {
 fn the_memory_of_a_result_is_reserved_before_the_job_runs_and_drawn_on_as_it_is_written() {
     let stage = stage(1);
     let host = budget(&stage);
-    let job = stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
+    let job = stage.submit_join(&over_half("d0"), alone(), "").unwrap();
     stage.next();
     let reserved = host.used_bytes();
     assert!((30 * MIB..40 * MIB).contains(&reserved), "{reserved} B are reserved for a result of 35 MB");
@@ -54,13 +59,13 @@ fn the_memory_of_a_result_is_reserved_before_the_job_runs_and_drawn_on_as_it_is_
 fn the_arena_is_told_the_needs_of_the_jobs_that_run_next() {
     let stage = stage(1);
     let expected = || stage.catalog.arena().expected().0;
-    stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
+    stage.submit_join(&over_half("d0"), alone(), "").unwrap();
     let (device, _) = stage.next();
     assert_eq!(expected(), 0, "a job that runs has reserved its memory");
-    let second = stage.submit_join(&over_half("d1"), JobOptions::default(), "").unwrap();
+    let second = stage.submit_join(&over_half("d1"), alone(), "").unwrap();
     let need = expected();
     assert!((30 * MIB..40 * MIB).contains(&need), "{need} B are expected for a result of 35 MB");
-    let third = stage.submit_join(&over_half("d2"), JobOptions::default(), "").unwrap();
+    let third = stage.submit_join(&over_half("d2"), alone(), "").unwrap();
     assert_eq!(expected(), need, "the device runs one job at a time");
     stage.scheduler.cancel(second.id).unwrap();
     assert_eq!(expected(), need, "of the third job");
@@ -123,9 +128,9 @@ fn a_job_that_finds_no_memory_is_told_what_uses_it() {
 fn a_job_waits_for_host_memory_and_reports_it_while_others_overtake_it() {
     let stage = stage(3);
     let host = budget(&stage);
-    let first = stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
+    let first = stage.submit_join(&over_half("d0"), alone(), "").unwrap();
     let (device, _) = stage.next();
-    let second = stage.submit_join(&over_half("d1"), JobOptions::default(), "").unwrap();
+    let second = stage.submit_join(&over_half("d1"), alone(), "").unwrap();
     assert_eq!(second.status().state, JobState::Queued);
     let waiting_for = second.status().waiting_for.unwrap();
     assert!(waiting_for.contains("of host memory for its result, and"), "{waiting_for}");
@@ -153,7 +158,7 @@ fn freed_memory_is_reserved_for_a_job_that_has_waited_long() {
     let stage = stage(2);
     let host = budget(&stage);
     let half_of_host = host.reserve(host.limit_bytes() / 2 + MIB, "a test").unwrap();
-    let large = stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
+    let large = stage.submit_join(&over_half("d0"), alone(), "").unwrap();
     later(&stage, CLAIM_AFTER - Duration::from_secs(26));
     let early = stage.submit("r0");
     let (device, _) = stage.next();
@@ -188,7 +193,7 @@ fn a_job_does_not_wait_for_memory_that_will_not_be_freed() {
     let stage = stage(1);
     let host = budget(&stage);
     let held = host.reserve(host.limit_bytes() / 2 + MIB, "a table created meanwhile").unwrap();
-    let job = stage.submit_join(&over_half("d0"), JobOptions::default(), "").unwrap();
+    let job = stage.submit_join(&over_half("d0"), alone(), "").unwrap();
     later(&stage, Duration::from_secs(4));
     assert_eq!(job.status().state, JobState::Queued);
     later(&stage, Duration::from_secs(2));
@@ -208,7 +213,7 @@ fn an_unread_result_is_released_for_a_waiting_job_when_its_lease_ends() {
     stage.ask(0, |sink, _| (sink.push(batch_of("d0", 4_400_000)), Ok(()))).unwrap();
     assert_eq!(stage.ended(&unread), JobState::Complete);
     stage.idle();
-    let waiting = stage.submit_join(&over_half("d1"), JobOptions::default(), "").unwrap();
+    let waiting = stage.submit_join(&over_half("d1"), alone(), "").unwrap();
     later(&stage, Duration::from_secs(20));
     assert_eq!(waiting.status().state, JobState::Queued, "the lease ends by itself, so there is something to wait for");
     let predicted = waiting.status().predicted_start.unwrap();
@@ -238,7 +243,7 @@ fn a_result_that_was_read_is_evicted_at_once_unless_its_lease_was_requested() {
     let asked_for = run("d1", Some(100));
     assert_eq!(read.result.progress().1, SpoolState::Released);
     asked_for.result.was_read();
-    let waiting = stage.submit_join(&over_half("d2"), JobOptions::default(), "").unwrap();
+    let waiting = stage.submit_join(&over_half("d2"), alone(), "").unwrap();
     let waiting_for = waiting.status().waiting_for.unwrap();
     let held = format!("; the result of job {} holds 33.", asked_for.id);
     assert!(waiting_for.contains(&held), "{waiting_for}");
@@ -260,7 +265,7 @@ fn the_wait_for_memory_ends_at_a_limit() {
     stage.ask(0, |sink, _| (sink.push(batch_of("d0", 4_400_000)), Ok(()))).unwrap();
     stage.ended(&unread);
     stage.idle();
-    let waiting = stage.submit_join(&over_half("d1"), JobOptions::default(), "").unwrap();
+    let waiting = stage.submit_join(&over_half("d1"), alone(), "").unwrap();
     later(&stage, Duration::from_secs(59));
     assert_eq!(waiting.status().state, JobState::Queued);
     later(&stage, Duration::from_secs(1));

@@ -10,6 +10,7 @@ mod results;
 mod sets;
 mod sharing;
 mod stopping;
+mod topologies;
 mod turns;
 mod unlike;
 
@@ -177,6 +178,17 @@ impl Stage {
 
     /// Creates devices with the given bytes of memory and rates.
     fn of_sizes(devices: Vec<(DeviceId, u64, Rates)>, jobs_max: usize, options: SchedulerOptions) -> Self {
+        let measured = |(id, memory_bytes, rates)| (id, memory_bytes, DeviceRates::measured_now(rates));
+        Self::of_rates(devices.into_iter().map(measured).collect(), &|_| (), jobs_max, options)
+    }
+
+    /// Creates devices with the given bytes of memory and rates. `change` changes their description.
+    fn of_rates(
+        devices: Vec<(DeviceId, u64, DeviceRates)>,
+        change: &dyn Fn(&mut DeviceInfo),
+        jobs_max: usize,
+        options: SchedulerOptions,
+    ) -> Self {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
         for name in ["r", "s"] {
             catalog.create(table(name)).unwrap();
@@ -189,6 +201,8 @@ impl Stage {
         for (device, (id, memory_bytes, rates)) in (0..).zip(devices) {
             let (order, receive) = channel();
             let budget = Budget::new(format!("memory of {id}"), "--device-memory", memory_bytes);
+            let mut info = DeviceInfo::of(&HostDevice::new(0, 1, budget.clone(), None).unwrap());
+            change(&mut info);
             memory.push(budget.clone());
             orders.push(order);
             lost.push(Arc::new(AtomicBool::default()));
@@ -201,10 +215,10 @@ impl Stage {
                 own_orders: own_orders.clone(),
                 lost: lost[device as usize].clone(),
                 id,
-                info: DeviceInfo::of(&HostDevice::new(0, 1, budget.clone(), None).unwrap()),
+                info,
                 memory: budget,
                 jobs_max,
-                rates: DeviceRates::measured_now(rates),
+                rates,
                 cached: cached[device as usize].clone(),
                 unmapped: unmapped[device as usize].clone(),
             }));

@@ -101,6 +101,50 @@ fn a_count_of_devices_makes_a_gang_of_the_first_devices_that_are_free() {
     stage.idle();
 }
 
+/// Devices whose rows take long, and which exchange rows.
+fn slow_devices(count: u16) -> Stage {
+    const ROWS: f64 = 1e6;
+    let rates = || Rates { build_repeated_rows: [ROWS; 3], probe_rows: ROWS, dense_rows: ROWS, ..Rates::host(1) };
+    let device = |index| (DeviceId { kind: DeviceKind::Host, index }, 1 << 20, DeviceRates::measured_now(rates()));
+    let exchanging = |info: &mut DeviceInfo| info.capabilities.exchanges = true;
+    let stage = Stage::of_rates((0..count).map(device).collect(), &exchanging, 1, SchedulerOptions::default());
+    stage.catalog.create(rows_of("large", 160_000)).unwrap();
+    stage
+}
+
+#[test]
+fn a_long_join_takes_as_many_devices_as_end_it_soonest() {
+    let stage = slow_devices(3);
+    let large = JoinSpec {
+        columns: vec!["k".into(), "large0".into()],
+        ..JoinSpec::inner("r", "large", vec![KeyPair::new("k", "k")])
+    };
+    let explained = stage.explain(&large, &JobOptions::default());
+    let sets: Vec<(usize, usize)> = explained.sets.iter().map(|set| (set.ranks, set.sets)).collect();
+    assert_eq!(sets, [(1, 3), (2, 3), (3, 1)]);
+    assert_eq!((explained.device.ranks, explained.sets[2].devices.as_str()), (3, "host:0, host:1, host:2"));
+    let seconds: Vec<f64> = explained.sets.iter().map(|set| set.predicted_seconds).collect();
+    assert!(seconds[1] < 0.6 * seconds[0] && seconds[2] < 0.75 * seconds[1], "{seconds:?}");
+    let text = explained.to_string();
+    assert!(text.contains("  host:0, host:1 (3 such sets): hash, broadcast; "), "{text}");
+
+    let job = stage.submit_join(&large, JobOptions::default(), "").unwrap();
+    assert_eq!(stage.next_gang(3), ([0, 1, 2].into(), "large0".into()));
+    assert_eq!(
+        job.explanation().device.reason,
+        "predicted to finish it first, of the 7 sets of devices that may run it"
+    );
+    assert_eq!(job.explanation().sets.len(), 3);
+    (0..3).for_each(|device| stage.finish(device));
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    // A short join takes one, and is not told of others.
+    let short = stage.submit("r0");
+    let (device, _) = stage.next();
+    assert_eq!(short.explanation().sets, []);
+    stage.finish(device);
+    stage.idle();
+}
+
 #[test]
 fn a_distribution_is_only_for_joins_on_several_devices() {
     let stage = Stage::new(2);

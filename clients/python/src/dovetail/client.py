@@ -327,7 +327,7 @@ class Client:
             into_mode: Action if a table of that name exists: ``"create"``, the default, fails. ``"replace"`` replaces
                 it when the result is complete.
             devices: Devices that run the join together: their number, the name of one, a list of names, or ``"all"``.
-                By default, the server chooses one.
+                By default, the server chooses: one, or several that end the join sooner.
             distribution: Division of the join among several devices. With ``"broadcast"``, each has the whole build
                 side, and they share out the rows of the other side. With ``"hash"``, each joins all rows of its own
                 keys. With ``"auto"``, the default, the planner chooses.
