@@ -122,6 +122,25 @@ impl Rates {
         }
     }
 
+    /// Returns the rates of a device that is as many times as fast. Links and calls stay as they
+    /// are.
+    #[cfg(test)]
+    pub(crate) fn of_faster_device(self, times: f64) -> Self {
+        let all = |rates: [f64; 3]| rates.map(|rate| rate * times);
+        Self {
+            stream: self.stream * times,
+            partition: self.partition * times,
+            sort_rows: all(self.sort_rows),
+            sort_carry: self.sort_carry * times,
+            build_repeated_rows: all(self.build_repeated_rows),
+            probe_rows: self.probe_rows * times,
+            dense_rows: self.dense_rows * times,
+            join_rows: all(self.join_rows),
+            random_reads: self.random_reads * times,
+            ..self
+        }
+    }
+
     /// Returns the rates that calibration starts from, also used if it cannot run.
     pub fn defaults(kind: DeviceKind, parallelism: usize) -> Self {
         match kind {

@@ -274,9 +274,8 @@ impl Timeline {
         scheduled(start, wait)
     }
 
-    /// True unless the place has so many devices that other jobs would get less than an equal share
-    /// of all devices, and the job wastes a part of theirs. `alone_seconds`: its time on one
-    /// device, if it fits there.
+    /// False if the place leaves other jobs less than an equal share of all devices, and wastes a
+    /// part of what it takes. `alone_seconds`: the job's time on one device, if it fits there.
     fn leaves_others_their_share(&self, place: &Place, alone_seconds: Option<f64>) -> bool {
         /// Device time over that of one device, up to which several devices waste little.
         const WASTE_MAX: f64 = 1.25;
@@ -307,7 +306,7 @@ impl Timeline {
         let free_at = self.slot_free_at(place)?.max(self.now);
         Some(match () {
             () if self.is_short_of_memory(place) => self.now + RETRY,
-            () if free_at > self.now && self.ends_before_bookings(place) => self.now,
+            () if free_at > self.now && self.ends_while_slots_are_idle(place) => self.now,
             () => free_at,
         })
     }
@@ -320,7 +319,7 @@ impl Timeline {
 
     /// True if the job can run now in slots that are idle until others start, and is predicted to
     /// end well before that.
-    fn ends_before_bookings(&self, place: &Place) -> bool {
+    fn ends_while_slots_are_idle(&self, place: &Place) -> bool {
         /// Predicted times that have to pass before the slots are needed. Most joins take less.
         const MARGIN: f64 = 1.5;
         let idle = |device: usize| {

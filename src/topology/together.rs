@@ -149,7 +149,7 @@ mod tests {
         let topology = fixture("ac922");
         assert_close(of(&topology, &[0, 1]).to_others, 75e9);
         assert_close(of(&topology, &[0, 2]).to_others, 64e9);
-        // In two rounds of three, one device crosses the bus in each direction, and two in the other.
+        // In two rounds, one device crosses the bus in each direction. In the third, two do.
         assert_close(of(&topology, &[0, 1, 2, 3]).to_others, 48e9);
     }
 

@@ -219,8 +219,8 @@ impl Gpu {
     }
 
     /// Makes this GPU's context current on the calling thread until the result is dropped, and then
-    /// the one before. For calls that other GPUs' work may contain: pinning memory, and freeing what
-    /// is dropped. Works on a lost GPU if the driver lets it.
+    /// the one before. For calls that other GPUs' work may contain: pinning memory, and freeing
+    /// what is dropped. Works on a lost GPU if the driver lets it.
     pub(super) fn visit(&self) -> Result<Visit, DriverError> {
         let before = result::ctx::get_current()?;
         self.context.bind_to_thread()?;

@@ -182,7 +182,8 @@ impl Stage {
         Self::of_rates(devices.into_iter().map(measured).collect(), &|_| (), jobs_max, options)
     }
 
-    /// Creates devices with the given bytes of memory and rates. `change` changes their description.
+    /// Creates devices with the given bytes of memory and rates. `change` changes their
+    /// description.
     fn of_rates(
         devices: Vec<(DeviceId, u64, DeviceRates)>,
         change: &dyn Fn(&mut DeviceInfo),

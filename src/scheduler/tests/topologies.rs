@@ -12,23 +12,8 @@ use crate::topology::Topology;
 fn machine(fixture: &str, share: f64) -> Stage {
     let path = format!("{}/tests/fixtures/topology/{fixture}.toml", env!("CARGO_MANIFEST_DIR"));
     let topology = Arc::new(Topology::parse(&std::fs::read_to_string(path).unwrap()).unwrap());
-    let h200 = Rates::h200();
-    let parts = |rates: [f64; 3]| rates.map(|rate| rate * share);
-    let rates = Rates {
-        // The links of the file are the narrower ones.
-        copy_in: 1e12,
-        copy_out: 1e12,
-        stream: h200.stream * share,
-        partition: h200.partition * share,
-        sort_rows: parts(h200.sort_rows),
-        sort_carry: h200.sort_carry * share,
-        build_repeated_rows: parts(h200.build_repeated_rows),
-        probe_rows: h200.probe_rows * share,
-        dense_rows: h200.dense_rows * share,
-        join_rows: parts(h200.join_rows),
-        random_reads: h200.random_reads * share,
-        ..h200
-    };
+    // The links of the file are the narrower ones.
+    let rates = Rates { copy_in: 1e12, copy_out: 1e12, ..Rates::h200() }.of_faster_device(share);
     let tuning = Tuning {
         streams: 3,
         morsel_rows: 1,
@@ -170,13 +155,13 @@ fn all_gpus_of_a_board_join_a_large_table() {
 
 #[test]
 fn a_join_that_fits_on_no_device_takes_several() {
-    let stage = machine("h200-x4", 1.0);
+    let stage = machine("dgx-1v", 0.3);
     let alone = |spec: &JoinSpec| {
         let bound = bind(spec, &stage.catalog).unwrap();
         stage.scheduler.explain(bound, &exactly(1), &Interrupt::default()).map(|explained| explained.refusal)
     };
-    let spec = create(&stage, 3 * BILLION, 3 * BILLION);
-    assert!(matches!(alone(&spec), Ok(Some(_))), "its columns do not fit");
+    let spec = create(&stage, 2 * BILLION, 2 * BILLION);
+    assert!(matches!(alone(&spec), Ok(Some(_))), "a side does not fit");
     let any = stage.explain(&spec, &JobOptions::default());
     assert_eq!((any.device.ranks > 1, any.device.distribution), (true, "hash"), "{any}");
     assert!(any.sets[0].rejected.as_ref().is_some_and(|why| why.contains("of memory on each")), "{any}");
