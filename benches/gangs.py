@@ -42,7 +42,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import dovetail
-from common import ROOT, USED_BEFORE, Dovetail, Recorder, median
+from common import ROOT, USED_BEFORE, Dovetail, Recorder, median, wait_until_prepared
 
 # Base-2 logarithms of the rows of the build side and of the probe side.
 SIZES = [(16, 24), (22, 22), (24, 24), (16, 27), (25, 27), (27, 27)]
@@ -265,6 +265,8 @@ def main() -> None:
         print(f"bytes per second of each device: {rate}", flush=True)
     with Dovetail(devices=options.devices, host_memory=options.host_memory, device_cache="0") as server:
         client = dovetail.connect(server.uri)
+        # Pinning memory stops copies of joins.
+        wait_until_prepared(server)
         for workload in options.workloads:
             for size in rows_of(workload, options):
                 measure(server.uri, client, recorder, options, rate, workload, size)

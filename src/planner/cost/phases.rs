@@ -475,7 +475,8 @@ impl Model<'_> {
     }
 
     /// True if the result is expected to share the columns of the probe side with its table. Each
-    /// probe row must be in the result once, and stay in its place (`join/materialize.rs`).
+    /// probe row must be in the result once, and stay in its place (`join/materialize.rs`). Rows
+    /// that cross to another rank leave it.
     pub(super) fn is_probe_shared(&self) -> bool {
         /// Share of matched rows that counts as all of them. If a sketch finds all values of one
         /// side in the other, the share is 1. One unmatched row in a thousand would leave hardly a
@@ -488,6 +489,7 @@ impl Model<'_> {
             None => !build.repeats && (how.keeps_unmatched(probe.side) || probe.matched >= ALL * probe.rows),
         };
         let stays = match self.strategy {
+            _ if self.inputs.distribution == Distribution::Hash => false,
             Strategy::Hash => true,
             Strategy::RadixHash | Strategy::RadixHashGfur => false,
             Strategy::SortMerge | Strategy::SortMergeGfur => probe.sorted,

@@ -117,10 +117,15 @@ fn three_gpus_return_rows_to_the_host_about_as_fast_as_four() {
     let stage = machine("h200-x4", 1.0);
     let spec = create(&stage, BILLION, BILLION);
     let any = stage.explain(&spec, &JobOptions::default());
-    let [two, three, four] = [2, 3, 4].map(|ranks| any.sets.iter().find(|set| set.ranks == ranks).unwrap());
-    assert!(three.predicted_seconds < 0.75 * two.predicted_seconds, "{any}");
-    assert!(four.predicted_seconds > 0.92 * three.predicted_seconds, "{any}");
-    assert_eq!(four.bound, Resource::HostMemory, "{any}");
+    assert_eq!((any.device.ranks, any.device.distribution), (3, "broadcast"), "{any}");
+    let four = any.sets.iter().find(|set| set.ranks == 4).unwrap();
+    assert_eq!((four.bound, four.rejected.is_some()), (Resource::HostMemory, true), "{any}");
+    // By hash, rows leave their table, so that the result cannot share its columns.
+    let hash = JobOptions { distribution: Some(Distribution::Hash), ..exactly(4) };
+    let bytes = |explained: &Explanation| explained.result.predicted_bytes / explained.device.ranks as u64;
+    let hashed = stage.explain(&spec, &hash);
+    let gathered = hashed.phases.iter().find(|phase| phase.phase.name() == "gather").unwrap().predicted_bytes.unwrap();
+    assert!(gathered >= 2 * bytes(&hashed), "{hashed}");
     // Rows that are only counted come in faster with each.
     let count = stage.explain(&counted(&spec), &JobOptions::default());
     assert_eq!(count.device.ranks, 4, "{count}");
