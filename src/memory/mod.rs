@@ -18,21 +18,25 @@
 
 #[allow(unsafe_code)]
 mod arena;
+mod bounds;
 mod budget;
 mod free_list;
 mod interrupt;
 mod limits;
 mod pool;
+mod schema_bytes;
 
 pub(crate) use arena::of_whole_values;
 pub use arena::{
     ALIGNMENT, Arena, ArenaBuffer, ArenaReservation, ArrayParts, BackgroundGrowth, Backing, Borrower, Lender, Loans,
     Pin, Place, SharedCounters, SharedWindow, SlabViews, Span, describe, holding, mount_tmpfs_in_namespace, restore,
 };
+pub use bounds::{Bounds, CountedBytes, Held};
 pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;
 pub use limits::{parse_memory_setting, process_memory_limit};
 pub use pool::ReservedPool;
+pub use schema_bytes::schema_bytes;
 
 /// Formats bytes with the unit that a person would choose: `512 B`, `64.0 MiB`, `1.5 GiB`.
 pub fn human_bytes(bytes: u64) -> String {
