@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 use super::quota::{Charge, Ledger};
 use super::{Adopter, Editor, EvictableResults, IntoMode, Table, TenantLimits, TenantUsage};
 use crate::human;
-use crate::memory::Arena;
+use crate::memory::{Arena, schema_bytes};
 use crate::{Error, Result};
 
 /// Maximum length of a name, in bytes.
@@ -238,22 +238,20 @@ impl Catalog {
         self.ledger.charge(owner)
     }
 
-    /// Returns a charge of the metadata of a schema on the account of `owner`. Metadata is outside
-    /// the arena, and a schema may have megabytes of it.
+    /// Returns a charge of a schema on the account of `owner`. Schemas are outside the arena, and
+    /// may have megabytes of names and metadata.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the tenant or the server has too little memory for it.
-    pub fn charge_metadata(&self, owner: &str, schema: &Schema) -> Result<Charge> {
-        self.charge(owner).with_metadata(schema, self.arena.budget())
+    pub fn charge_schema(&self, owner: &str, schema: &Schema) -> Result<Charge> {
+        let mut charge = self.charge(owner);
+        charge.try_grow_heap(schema_bytes(schema), self.arena.budget(), "a schema")?;
+        Ok(charge)
     }
 
-    /// Returns the charge of a result on the account of `owner`, as [`Catalog::charge_metadata`]
-    /// does. The result's bytes also count towards the limit on the tenant's results.
-    ///
-    /// # Errors
-    /// As [`Catalog::charge_metadata`].
-    pub fn charge_result(&self, owner: &str, schema: &Schema) -> Result<Charge> {
-        Ok(self.charge_metadata(owner, schema)?.with_result_in(&self.results))
+    /// Counts the bytes of a charge towards the limit on its tenant's results, too.
+    pub fn count_as_result(&self, charge: Charge) -> Charge {
+        charge.with_result_in(&self.results)
     }
 
     /// Returns the bytes of results that a tenant may still add; `None` for no limit.

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use arrow::datatypes::{Field, Schema};
 use parking_lot::Mutex;
 
 use super::EvictableResults;
@@ -75,7 +74,7 @@ impl Ledger {
             payer: Mutex::new(Payer { name: owner.into(), tables: 0, holders: BTreeMap::new() }),
             bytes: 0,
             as_result: None,
-            _host_memory: None,
+            heap: None,
         }
     }
 
@@ -127,13 +126,14 @@ fn subtract(all: &mut HashMap<String, u64>, owner: &str, bytes: u64) {
     }
 }
 
-/// Returns the bytes of a schema's metadata: of the schema, and of its columns at any depth.
-fn metadata_bytes(schema: &Schema) -> u64 {
-    /// Memory of an entry in addition to its text, about.
-    const ENTRY_BYTES: usize = 64;
-    let of_fields = schema.flattened_fields().into_iter().flat_map(Field::metadata);
-    let entries = schema.metadata().iter().chain(of_fields);
-    entries.map(|(key, value)| (key.len() + value.len() + ENTRY_BYTES) as u64).sum()
+/// Returns about the memory outside the arena of a batch with that number of arrays, in bytes.
+/// Arrays inside of others count.
+pub(super) fn batch_heap_bytes(arrays: u64) -> u64 {
+    /// Memory of a batch and of its place in the arena.
+    const BATCH_BYTES: u64 = 512;
+    /// Memory of an array without its buffers.
+    const ARRAY_BYTES: u64 = 192;
+    BATCH_BYTES + arrays * ARRAY_BYTES
 }
 
 /// Refusal: the tenant's account has no room.
@@ -152,7 +152,7 @@ pub struct Charge {
     /// Same bytes in the ledger of results.
     as_result: Option<Box<Charge>>,
     /// Host memory outside the arena.
-    _host_memory: Option<Reservation>,
+    heap: Option<Reservation>,
 }
 
 /// Tenant that pays for a charge, and those that may have to.
@@ -166,17 +166,17 @@ struct Payer {
 }
 
 impl Charge {
-    /// Adds the metadata of a schema to the charge, and reserves host memory for it.
+    /// Adds memory outside the arena to the charge, and reserves it in the host memory.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the tenant's limit or the budget is exceeded.
-    pub(super) fn with_metadata(mut self, schema: &Schema, host_memory: &Budget) -> Result<Self> {
-        let bytes = metadata_bytes(schema);
-        if bytes > 0 {
-            self.try_grow(bytes)?;
-            self._host_memory = Some(host_memory.reserve(bytes, "the metadata of a schema")?);
-        }
-        Ok(self)
+    pub(super) fn try_grow_heap(&mut self, bytes: u64, host_memory: &Budget, purpose: &str) -> Result<()> {
+        self.try_grow(bytes)?;
+        let reserved = match &mut self.heap {
+            Some(heap) => heap.try_grow(bytes, purpose),
+            None => host_memory.reserve(bytes, purpose).map(|heap| self.heap = Some(heap)),
+        };
+        reserved.inspect_err(|_| self.shrink(bytes))
     }
 
     /// Counts later bytes in the ledger of results too.

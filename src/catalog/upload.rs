@@ -11,12 +11,12 @@ use serde::Deserialize;
 use super::adopt::{Adopter, Meter};
 use super::names::exists;
 use super::order::{check_order, is_seam_in_order};
-use super::quota::Charge;
+use super::quota::{Charge, batch_heap_bytes};
 use super::statistics::finished;
 use super::table::{Combinations, column_index, detected_order, no_lazy_facts};
 use super::{Catalog, ColumnStatistics, Editor, NameReservation, StatisticsCollector, Table};
 use crate::human::type_name;
-use crate::memory::Interrupt;
+use crate::memory::{Budget, Interrupt};
 use crate::{Context, Error, Result};
 
 /// Options of an upload, given as JSON in the first DoPut message.
@@ -123,8 +123,8 @@ pub(super) struct Target {
     pub(super) unique: Vec<Vec<usize>>,
     /// The reserved name, in [`UploadMode::Create`].
     reservation: Option<NameReservation>,
-    /// Charge for the metadata of the schema, shared with the table that keeps the schema.
-    metadata: Arc<Charge>,
+    /// Charge for the schema, shared with the table that keeps the schema.
+    schema_charge: Arc<Charge>,
 }
 
 impl Target {
@@ -165,13 +165,13 @@ impl Target {
             (UploadMode::Create | UploadMode::Replace, _) | (UploadMode::CreateIfMissing, Err(_)) => (),
             (UploadMode::Append | UploadMode::CreateIfMissing, existing) => check_appendable(&*existing?, &schema)?,
         }
-        let metadata = Arc::new(catalog.charge_metadata(&editor.tenant, &schema)?);
+        let schema_charge = Arc::new(catalog.charge_schema(&editor.tenant, &schema)?);
         let reservation = match options.mode {
             UploadMode::Create => Some(catalog.reserve(name, &editor.tenant, "being uploaded")?),
             _ => None,
         };
         let (catalog, name, mode) = (catalog.clone(), name.into(), options.mode);
-        Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, reservation, metadata })
+        Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, reservation, schema_charge })
     }
 
     /// Makes the rows appear, unless interrupted before. After a failure the caller can try again.
@@ -236,7 +236,7 @@ impl Target {
             collectors: rows.collectors.clone(),
             lazy: no_lazy_facts(rows.collectors.len()),
             combinations: Combinations::default(),
-            charges: [&self.metadata].into_iter().chain(&rows.charges).cloned().collect(),
+            charges: [&self.schema_charge].into_iter().chain(&rows.charges).cloned().collect(),
         })
     }
 
@@ -305,6 +305,38 @@ pub(super) struct Rows {
     pub(super) rows: u64,
     pub(super) bytes: u64,
     charge: Charge,
+    heap: Heap,
+}
+
+/// Memory outside the arena that rows take: structures of their arrays, and statistics.
+#[derive(Debug)]
+struct Heap {
+    host_memory: Budget,
+    /// Arrays of a batch, including those inside of others.
+    arrays: u64,
+    columns: u64,
+    batches: u64,
+    charged_bytes: u64,
+}
+
+impl Heap {
+    fn new(target: &Target) -> Self {
+        let arrays = target.schema.flattened_fields().len() as u64;
+        let host_memory = target.catalog.arena().budget().clone();
+        Self { host_memory, arrays, columns: target.schema.fields().len() as u64, batches: 0, charged_bytes: 0 }
+    }
+
+    /// Charges the memory of another batch, after which there are `rows` rows.
+    fn charge_batch(&mut self, rows: u64, charge: &mut Charge) -> Result<()> {
+        /// Memory of the statistics of a column without its sample, about.
+        const COLUMN_BYTES: u64 = 512;
+        self.batches += 1;
+        let of_column = COLUMN_BYTES + StatisticsCollector::sample_bytes(rows);
+        let bytes = self.batches * batch_heap_bytes(self.arrays) + self.columns * of_column;
+        charge.try_grow_heap(bytes - self.charged_bytes, &self.host_memory, "the structure of a table")?;
+        self.charged_bytes = bytes;
+        Ok(())
+    }
 }
 
 impl Rows {
@@ -320,6 +352,7 @@ impl Rows {
             rows: 0,
             bytes: 0,
             charge: target.catalog.charge(&target.editor.tenant),
+            heap: Heap::new(target),
         }
     }
 
@@ -343,6 +376,7 @@ impl Rows {
         };
         let bytes = self.meter.referenced_bytes(&batch);
         self.charge.try_grow(bytes)?;
+        self.heap.charge_batch(self.rows + batch.num_rows() as u64, &mut self.charge)?;
         for (collector, column) in self.collectors.iter_mut().zip(batch.columns()) {
             collector.update_interruptible(column, interrupt)?;
         }

@@ -20,13 +20,16 @@ use crate::device::CancelFlag;
 use crate::engine::Engine;
 use crate::human;
 use crate::join::MESSAGE_BYTES;
-use crate::memory::{Budget, Holders, Interrupt, ReservedPool, human_bytes};
+use crate::memory::{Budget, Holders, Interrupt, ReservedPool, human_bytes, schema_bytes};
 use crate::planner::BoundJoin;
 use crate::{Error, Result};
 
 /// Time that a job waits for host memory if no running job or lease is known to give it back. A
 /// client that still reads a dropped table or result may give it back.
 const UNSATISFIABLE_WAIT: Duration = Duration::from_secs(5);
+
+/// Maximum bytes of a schema that is not counted. Jobs that wait or run are few.
+const SMALL_SCHEMA_BYTES: u64 = 16 << 10;
 
 impl Shared {
     fn admit(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Admitted> {
@@ -74,10 +77,11 @@ impl Shared {
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
         let feed = options.streamed.map(|side| Feed::new(side, plan, places.clone()));
-        let charge = match options.into {
-            Some(_) => self.catalog.charge_metadata(&owner, &plan.join.schema)?,
-            None => self.catalog.charge_result(&owner, &plan.join.schema)?,
+        let charge = match schema_bytes(&plan.join.schema) {
+            small if small <= SMALL_SCHEMA_BYTES => self.catalog.charge(&owner),
+            _ => self.catalog.charge_schema(&owner, &plan.join.schema)?,
         };
+        let charge = if options.into.is_some() { charge } else { self.catalog.count_as_result(charge) };
         // The interrupt ends planning only. From here on the job exists.
         planning.check()?;
         let mut state = self.state.lock();

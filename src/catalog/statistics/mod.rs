@@ -159,6 +159,11 @@ impl StatisticsCollector {
         Ok(())
     }
 
+    /// Returns about the heap memory of the sample of a column of `rows` rows, in bytes.
+    pub(super) fn sample_bytes(rows: u64) -> u64 {
+        Sample::bytes(rows)
+    }
+
     /// Adds the next rows of the column.
     pub fn update(&mut self, array: &ArrayRef) {
         let nulls = null_count(array);

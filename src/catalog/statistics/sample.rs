@@ -79,6 +79,11 @@ impl Sample {
         sample
     }
 
+    /// Returns about the heap memory of a sample of `rows` rows, in bytes.
+    pub(super) fn bytes(rows: u64) -> u64 {
+        rows.next_power_of_two().min(ROWS_MAX as u64) * size_of::<Picked>() as u64
+    }
+
     /// Samples the next rows.
     pub(super) fn update(&mut self, array: &ArrayRef) {
         let end = self.rows + array.len() as u64;

@@ -102,12 +102,13 @@ fn shared_columns_are_charged_to_the_tables_owner_while_the_table_exists() {
     assert_eq!((spool.pushed_bytes(), spool.held_bytes()), (bytes_of(1000), bytes_of(1000) - 8000));
     assert_eq!(catalog.usage("ada").bytes, spool.held_bytes());
 
-    let table_bytes = table.bytes;
+    let of_table = catalog.usage("grace").bytes;
+    assert!(of_table > table.bytes);
     drop(table);
     catalog.drop_table("t", &"grace".into()).unwrap();
     let own_bytes = spool.held_bytes();
     let charged = (catalog.usage("grace").bytes, catalog.usage("ada").bytes);
-    assert_eq!(charged, (0, own_bytes + table_bytes), "only the result holds the rows");
+    assert_eq!(charged, (0, own_bytes + of_table), "only the result holds the rows");
     spool.finish(Ok(()));
     spool.release();
     assert_eq!((catalog.usage("grace").bytes, catalog.usage("ada").bytes), (0, 0));
@@ -437,16 +438,20 @@ async fn only_results_that_were_read_are_evicted_and_the_oldest_first() {
 
 #[tokio::test]
 async fn evicting_read_results_frees_the_memory_that_they_share_with_dropped_tables() {
-    let catalog = Catalog::new(arena_of(3 * KEPT_BYTES));
-    let budget = catalog.arena().budget().clone();
     let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1024));
     let rows = RecordBatch::try_from_iter([("k", keys)]).unwrap();
-    let put = |mode| {
+    let put_in = |catalog: &Catalog, mode| {
         let options = UploadOptions { mode, ..UploadOptions::default() };
-        let mut upload = Upload::begin(&catalog, "t", rows.schema(), options).unwrap();
+        let mut upload = Upload::begin(catalog, "t", rows.schema(), options).unwrap();
         upload.append(rows.clone()).unwrap();
         upload.commit().unwrap()
     };
+    let alone = Catalog::new(arena_of(1 << 20));
+    put_in(&alone, UploadMode::Create);
+    let table_bytes = alone.arena().budget().used_bytes();
+    let catalog = Catalog::new(arena_of(3 * table_bytes));
+    let budget = catalog.arena().budget().clone();
+    let put = |mode| put_in(&catalog, mode);
     let table = put(UploadMode::Create);
     // Two results that share all their memory with tables: they have no bytes of their own.
     let sharing = || {
@@ -465,14 +470,14 @@ async fn evicting_read_results_frees_the_memory_that_they_share_with_dropped_tab
     };
     let [first, second] = [sharing(), sharing()];
     assert_eq!((first.held_bytes(), first.returning_bytes()), (0, 0));
-    assert!(budget.reserve(2 * KEPT_BYTES + 1, "more").is_err());
+    assert!(budget.reserve(2 * table_bytes + 1, "more").is_err());
     assert!(first.is_evictable() && second.is_evictable(), "they free nothing: the table is there");
     drop(table);
     put(UploadMode::Replace);
-    assert_eq!(first.returning_bytes(), KEPT_BYTES);
-    assert_eq!((budget.free_bytes(), budget.unused_bytes()), (2 * KEPT_BYTES, KEPT_BYTES));
+    assert_eq!(first.returning_bytes(), table_bytes);
+    assert_eq!((budget.free_bytes(), budget.unused_bytes()), (2 * table_bytes, table_bytes));
     // The reservation takes the memory of both results.
-    let reserved = budget.reserve(2 * KEPT_BYTES, "two tables").unwrap();
+    let reserved = budget.reserve(2 * table_bytes, "two tables").unwrap();
     assert!(!first.is_evictable() && !second.is_evictable());
     assert_refused(second.batch(0).await, is!(NotFound), &["its memory was needed"]);
     drop(reserved);
