@@ -429,6 +429,14 @@ fn check_relations(settings: &Settings) -> Result<()> {
         return refuse("--host-memory as a percentage must be above 0% and at most 100%, such as 60%");
     }
     prefault_bytes(&settings.prefault, u64::MAX, 0)?;
+    match settings.call_memory.trim() {
+        "auto" => (),
+        share if share.ends_with('%') && share_is_sound(share) => (),
+        share if share.ends_with('%') => {
+            return refuse("--call-memory as a percentage must be above 0% and at most 100%, such as 6%");
+        }
+        text => size("call-memory", text)?,
+    }
     // Check the whole text, whichever kinds of devices exist.
     device_memory_bytes(&settings.device_memory, NodeKind::Host)?;
     cache_bytes(&settings.device_cache, u64::MAX)?;

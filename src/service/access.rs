@@ -11,23 +11,30 @@
 //! when they succeed. Their lines have a target of their own, so that a filter can drop them.
 
 mod body;
+mod messages;
 mod not_grpc;
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
+use http_body::{Body as _, Frame};
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-use body::{CallBody, CallLimits, CountedBody, deadline_passed, server_ended};
+use body::{CallBody, CallLimits, RequestBody, deadline_passed, server_ended};
+use messages::{Encoding, Messages, Owner};
 
 use super::auth::{Caller, presented_token};
+use super::call_memory::CallShare;
 use super::call_record::{CallRecord, printable};
+use super::commands::COMMAND_BYTES_MAX;
 use super::incoming::{CallUnderWay, ConnectionInfo};
 use super::ingest::timeout;
 use super::metrics::code_name;
@@ -68,13 +75,33 @@ const UNKNOWN_RPC: &str = "unknown";
 /// that do not begin new work are run.
 const SERVED_WHILE_DRAINING: [&str; 4] = ["PollFlightInfo", "DoGet", "DoPut", "DoAction"];
 
-/// RPCs whose requests are streams of data; the others send one message, or a few small ones.
-const STREAMED: [&str; 2] = ["DoPut", "DoExchange"];
+/// The RPC whose requests are streams of data. It counts what it holds itself.
+const DO_PUT: &str = "DoPut";
 
-/// Maximum size of the request of any other RPC, in bytes. A command, a criterion or an action is a
-/// few hundred bytes. CancelFlightInfo sends back a schema and its endpoints, which take a few
-/// million bytes if the schema is large.
-const REQUEST_BYTES_MAX: u64 = 16 << 20;
+/// RPC whose answers are rows. It counts what it holds itself.
+const DO_GET: &str = "DoGet";
+
+/// Maximum size of an action, in bytes. Most are a few hundred bytes. CancelFlightInfo sends back a
+/// schema and its endpoints, which take a few million bytes if the schema is large.
+pub(super) const REQUEST_BYTES_MAX: u64 = 16 << 20;
+
+/// Maximum size of requests that have a token, a ticket or a few words, in bytes.
+const SMALL_REQUEST_BYTES_MAX: u64 = 64 << 10;
+
+/// Returns the maximum size of a request, in bytes.
+fn request_bytes_max(rpc: &str) -> u64 {
+    match rpc {
+        "DoAction" | "DoExchange" => REQUEST_BYTES_MAX,
+        "GetFlightInfo" | "PollFlightInfo" | "GetSchema" => COMMAND_BYTES_MAX as u64 + SMALL_REQUEST_BYTES_MAX,
+        _ => SMALL_REQUEST_BYTES_MAX,
+    }
+}
+
+/// Ends the error for a message over the limit of an upload.
+const SMALLER_BATCHES: &str = "send smaller batches, or raise the server's --message-limit";
+
+/// Ends the error for a message over the limit of another call.
+const ONLY_DO_PUT: &str = "only DoPut takes more";
 
 /// Starts of tonic's messages for requests that it cannot read, and what they mean.
 const UNREADABLE: [(&str, &str); 3] = [
@@ -131,13 +158,15 @@ where
             call.outcome = Some((Code::Unimplemented, "the request is not gRPC over HTTP/2".into()));
             return Box::pin(std::future::ready(Ok(response)));
         }
-        let caller = match call.admit(&request) {
-            Ok(caller) => caller,
+        let admitted = call.admit(&request).and_then(|caller| Ok((call.share(&request, caller.as_ref())?, caller)));
+        let (share, caller) = match admitted {
+            Ok(admitted) => admitted,
             Err(error) => {
                 let response = call.wrap(Status::from(error).into_http());
                 return Box::pin(std::future::ready(Ok(response)));
             }
         };
+        call.memory = Some(share.clone());
         if let Some(caller) = caller {
             call.tenant.clone_from(&caller.tenant);
             request.extensions_mut().insert(caller);
@@ -146,16 +175,17 @@ where
         if let Some(options) = OptionsHeader::of(request.headers()) {
             request.extensions_mut().insert(options);
         }
-        let received = call.received.clone();
-        let limit = if STREAMED.contains(&call.rpc) { u64::MAX } else { REQUEST_BYTES_MAX };
-        let request = request.map(|body| Body::new(CountedBody::new(body, received, limit)));
+        let encoding = take_encoding(request.headers_mut());
+        request.extensions_mut().insert(share.bounds().clone());
+        request.extensions_mut().insert(share.clone());
+        let request = request.map(|body| Body::new(call.request_body(body, encoding, share)));
         let mut limits = call.limits();
         let response = self.inner.call(request);
         Box::pin(async move {
             tokio::select! {
                 biased;
-                response = response => Ok(call.wrap(response?)),
-                status = std::future::poll_fn(|cx| limits.poll(cx)) => Ok(call.wrap(status.into_http())),
+                response = response => Ok(call.answer(response?).await),
+                status = poll_fn(|cx| limits.poll(cx)) => Ok(call.wrap(status.into_http())),
             }
         })
     }
@@ -172,6 +202,8 @@ struct Call {
     record: CallRecord,
     started: Instant,
     deadline: Option<Instant>,
+    /// `None` until the call is admitted.
+    memory: Option<CallShare>,
     received: Arc<AtomicU64>,
     sent: u64,
     /// Status with which the call ended; `None` until then. On drop, `None` means that the client
@@ -202,6 +234,7 @@ impl Call {
             record,
             started,
             deadline: timeout(request.headers()).and_then(|timeout| started.checked_add(timeout)),
+            memory: None,
             received: Arc::default(),
             sent: 0,
             outcome: None,
@@ -227,6 +260,61 @@ impl Call {
         }
     }
 
+    /// Returns the memory of the call of `caller`.
+    fn share(&self, request: &Request<Body>, caller: Option<&Caller>) -> crate::Result<CallShare> {
+        let memory = &self.shared.call_memory;
+        let connection = connection(request).map(|info| info.memory.get_or_init(|| memory.connection()).clone());
+        // Health probes carry no token.
+        memory.call(connection, caller.filter(|_| !self.is_health).map(|caller| caller.tenant.as_str()))
+    }
+
+    fn request_body(&self, body: Body, encoding: Option<Encoding>, share: CallShare) -> RequestBody {
+        let received = self.received.clone();
+        if self.rpc == DO_PUT {
+            let limit = self.shared.limits.message_bytes;
+            return match encoding {
+                None => RequestBody::passing(body, received),
+                Some(_) => {
+                    let messages = Messages::new(share, Owner::Bytes, encoding, limit, SMALLER_BATCHES);
+                    RequestBody::of_messages(body, received, messages)
+                }
+            };
+        }
+        let limit = request_bytes_max(self.rpc);
+        let messages = Messages::new(share, Owner::Call, encoding, limit as usize, ONLY_DO_PUT);
+        let body = RequestBody::of_messages(body, received, messages).at_most(limit);
+        // Reflection is a conversation of any length.
+        if self.rpc.starts_with("grpc.reflection") { body } else { body.in_time() }
+    }
+
+    /// Returns the response with its first frame made, so that its memory is counted even if the
+    /// client has no room for it.
+    async fn answer(self, response: Response<Body>) -> Response<Body> {
+        if [DO_GET, DO_PUT].contains(&self.rpc) {
+            return self.wrap(response);
+        }
+        let (parts, mut body) = response.into_parts();
+        let first = poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx))).await;
+        match first {
+            Poll::Ready(Some(Ok(frame))) => match self.counted(frame) {
+                Ok(frame) => self.wrap_after(Some(frame), Response::from_parts(parts, body)),
+                Err(full) => self.wrap(Status::from(full).into_http()),
+            },
+            Poll::Ready(Some(Err(status))) => self.wrap(status.into_http()),
+            Poll::Ready(None) | Poll::Pending => self.wrap(Response::from_parts(parts, body)),
+        }
+    }
+
+    /// Counts the memory of a frame until it is sent.
+    fn counted(&self, frame: Frame<Bytes>) -> crate::Result<Frame<Bytes>> {
+        let memory = self.memory.as_ref().filter(|_| ![DO_GET, DO_PUT].contains(&self.rpc));
+        let Some(memory) = memory else { return Ok(frame) };
+        match frame.into_data() {
+            Ok(bytes) => memory.counted(bytes, "the answer").map(Frame::data),
+            Err(trailers) => Ok(trailers),
+        }
+    }
+
     /// Returns the limits that end the call from outside. Calls of other services than Flight end
     /// when connections close, because some never end by themselves: a health watch lasts for ever.
     fn limits(&self) -> CallLimits {
@@ -234,7 +322,12 @@ impl Call {
         CallLimits::new(end, self.deadline)
     }
 
-    fn wrap(mut self, mut response: Response<Body>) -> Response<Body> {
+    fn wrap(self, response: Response<Body>) -> Response<Body> {
+        self.wrap_after(None, response)
+    }
+
+    /// Wraps a response whose first frame has been taken from its body.
+    fn wrap_after(mut self, first: Option<Frame<Bytes>>, mut response: Response<Body>) -> Response<Body> {
         // A call that fails at once has its status in the head of the response.
         self.outcome = outcome(response.headers());
         if let Some(status) = self.outcome.as_ref().and_then(|(code, message)| self.reworded(*code, message)) {
@@ -242,7 +335,7 @@ impl Call {
             response = status.into_http();
         }
         let limits = self.limits();
-        response.map(|body| Body::new(CallBody::new(body, limits, self)))
+        response.map(|body| Body::new(CallBody::new(first, body, limits, self)))
     }
 
     /// Rewords an error of tonic that is the caller's mistake but does not say so.
@@ -307,6 +400,17 @@ impl Drop for Call {
             false => line!("dovetail::access"),
         }
     }
+}
+
+/// Removes the header that says how messages are compressed, if this layer decompresses them. The
+/// service inside refuses others.
+fn take_encoding(headers: &mut HeaderMap) -> Option<Encoding> {
+    const NAME: &str = "grpc-encoding";
+    let encoding = headers.get(NAME).and_then(|name| Encoding::named(name.as_bytes()));
+    if encoding.is_some() {
+        headers.remove(NAME);
+    }
+    encoding
 }
 
 fn peer(request: &Request<Body>) -> String {

@@ -14,8 +14,9 @@ use arrow_flight::{
 use bytes::Bytes;
 use http::HeaderValue;
 use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use super::auth::Role;
@@ -217,8 +218,48 @@ fn message<T: Message + Default>(action: &Action) -> Result<T> {
     let prefix = format!("type.googleapis.com/arrow.flight.protocol.{name}Request");
     let wrapped = pbjson_types::Any::decode(&*action.body).ok().filter(|any| any.type_url == prefix);
     let bytes = wrapped.map_or(action.body.clone(), |any| any.value);
+    if count_fields(&bytes, messages_inside(name)) > FIELDS_MAX {
+        return Err(Error::Exhausted(format!("the body of action {name:?} has more than {FIELDS_MAX} fields")));
+    }
     T::decode(bytes)
         .map_err(|error| Error::Invalid(format!("the body of action {name:?} is not a {name}Request: {error}")))
+}
+
+/// Maximum number of fields of a message in an action's body. Each may be sent in two bytes, and
+/// takes a hundred or more when it is decoded. Flight infos have a few for each endpoint.
+const FIELDS_MAX: usize = 100_000;
+
+/// Returns the tags of the repeated messages in an action's message, from the outside in.
+fn messages_inside(action: &str) -> &'static [u32] {
+    match action {
+        // The info, its endpoints, and their locations.
+        "CancelFlightInfo" => &[1, 3, 2],
+        // The endpoint, and its locations.
+        "RenewFlightEndpoint" => &[1, 2],
+        // The options, their values, and the texts of a list.
+        "SetSessionOptions" => &[1, 2, 5],
+        _ => &[],
+    }
+}
+
+/// Counts the fields of a protobuf message, and of the messages inside it with those tags. Stops
+/// where the bytes are malformed, which the decoder reports.
+fn count_fields(mut bytes: &[u8], inside: &[u32]) -> usize {
+    let mut count = 0;
+    while let Ok((tag, wire_type)) = decode_key(&mut bytes) {
+        count += 1;
+        if inside.first() != Some(&tag) || wire_type != WireType::LengthDelimited {
+            if skip_field(wire_type, tag, &mut bytes, DecodeContext::default()).is_err() {
+                break;
+            }
+            continue;
+        }
+        let len = decode_varint(&mut bytes).ok().and_then(|len| usize::try_from(len).ok());
+        let Some((message, rest)) = len.and_then(|len| bytes.split_at_checked(len)) else { break };
+        count += count_fields(message, &inside[1..]);
+        bytes = rest;
+    }
+    count
 }
 
 async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Result<Answer> {
@@ -299,8 +340,13 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
 
 /// Returns the job to explain; `None` for a join.
 fn job_to_explain(action: &Action) -> Result<Option<JobId>> {
-    let names_job = |body: &Value| body.as_object().is_some_and(|body| body.contains_key("job"));
-    match serde_json::from_slice(&action.body).is_ok_and(|body: Value| names_job(&body)) {
+    /// A body of which only the key is read. Other values would take many times their size.
+    #[derive(Deserialize)]
+    struct Key {
+        job: Option<IgnoredAny>,
+    }
+    let is_object = action.body.trim_ascii_start().starts_with(b"{");
+    match is_object && serde_json::from_slice(&action.body).is_ok_and(|key: Key| key.job.is_some()) {
         true => body(action).map(|JobBody { job }| Some(JobId(job))),
         false => Ok(None),
     }
@@ -377,4 +423,31 @@ fn no_session() -> Error {
         "the call is in no session; send the cookie {} that SetSessionOptions returned",
         sessions::COOKIE
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_flight::{FlightEndpoint, FlightInfo, Location};
+
+    use super::*;
+
+    #[test]
+    fn fields_are_counted_in_repeated_messages_and_no_deeper() {
+        let locations = vec![Location::default(); 3];
+        let endpoint = FlightEndpoint { location: locations, app_metadata: vec![8; 100].into(), ..Default::default() };
+        let info = FlightInfo { endpoint: vec![endpoint; 10], schema: vec![8; 1000].into(), ..Default::default() };
+        let bytes = CancelFlightInfoRequest { info: Some(info) }.encode_to_vec();
+        // The info; its schema and ten endpoints; in each, three locations and its metadata.
+        assert_eq!(count_fields(&bytes, messages_inside("CancelFlightInfo")), 1 + 11 + 40);
+        assert_eq!(count_fields(&bytes[..bytes.len() / 2], messages_inside("CancelFlightInfo")), 1);
+        assert_eq!(count_fields(&[2 << 3; 1000], &[]), 500);
+    }
+
+    #[test]
+    fn a_body_of_too_many_fields_is_refused_before_it_is_decoded() {
+        let info = FlightInfo { endpoint: vec![FlightEndpoint::default(); FIELDS_MAX], ..Default::default() };
+        let body = CancelFlightInfoRequest { info: Some(info) }.encode_to_vec();
+        let refused = message::<CancelFlightInfoRequest>(&Action::new("CancelFlightInfo", body)).unwrap_err();
+        assert!(matches!(&refused, Error::Exhausted(text) if text.contains("more than 100000 fields")), "{refused}");
+    }
 }

@@ -18,9 +18,14 @@ use prost::encoding::{DecodeContext, decode_key, decode_varint, skip_field};
 use super::proto;
 use crate::catalog::IntoMode;
 use crate::human::asked;
+use crate::memory::human_bytes;
 use crate::planner::{JoinKind, JoinSpec, KeyPair, Side};
 use crate::scheduler::{DeviceRequest, JobOptions};
 use crate::{Context, Error, Result};
+
+/// Largest command, in bytes. A list of a hundred thousand columns fits. Decoded, a command may
+/// take sixteen times as much.
+pub const COMMAND_BYTES_MAX: usize = 2 << 20;
 
 /// Example of a command, for error messages.
 const EXAMPLE: &str =
@@ -82,6 +87,13 @@ impl fmt::Display for JoinCommand {
 /// [`Error::Invalid`] for bytes that are neither JSON nor a protobuf `Any`, for unknown fields and
 /// for values out of range; [`Error::Unsupported`] for Flight SQL.
 pub fn decode(command: &[u8], defaults: &Defaults) -> Result<JoinCommand> {
+    if command.len() > COMMAND_BYTES_MAX {
+        return Err(Error::Exhausted(format!(
+            "the command has {}, over the limit of {}; name fewer columns",
+            human_bytes(command.len() as u64),
+            human_bytes(COMMAND_BYTES_MAX as u64)
+        )));
+    }
     let message = match command.trim_ascii_start().first() {
         None => return Err(Error::Invalid(format!("the command is empty; send a join such as {EXAMPLE}"))),
         Some(b'{') => decode_json(command)?,

@@ -35,22 +35,7 @@ use super::incoming::{Connection, Permit, Socket, Throttle, accept};
 use super::settings::Settings;
 use super::shared::Shared;
 use super::tls::Tls;
-
-/// HTTP/2 frame size, in bytes. With the default of 16 KiB, each frame costs a system call and a
-/// wake-up. An upload then takes a quarter to a third more CPU.
-const FRAME_BYTES: u32 = 1 << 20;
-
-/// Bytes that a client may send on a stream before the server has taken any of them: the
-/// bandwidth-delay product of a 10 Gb/s link of 13 ms.
-const STREAM_WINDOW_BYTES: u32 = 16 << 20;
-
-/// Same as [`STREAM_WINDOW_BYTES`], for a client on the same host, where latency is negligible.
-/// Received bytes that wait for the server then stay in the processor's cache until they are
-/// copied. An upload in several streams takes a sixth less CPU with this window.
-const SAME_HOST_STREAM_WINDOW_BYTES: u32 = 2 << 20;
-
-/// Bytes that a client may send ahead over all streams of a connection.
-const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+use super::windows::{self, Window, Windows};
 
 /// Time between pings of HTTP/2, and for their answer.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -83,8 +68,9 @@ pub(super) struct FlightPort<S> {
     shared: Arc<Shared>,
     service: S,
     times: TimeLimits,
-    same_host: Builder<TokioExecutor>,
-    elsewhere: Builder<TokioExecutor>,
+    windows: Windows,
+    /// HTTP/2 with each window, of [`windows::KINDS`].
+    builders: Vec<Builder<TokioExecutor>>,
 }
 
 impl<S> FlightPort<S>
@@ -92,15 +78,10 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
-    pub(super) fn new(shared: Arc<Shared>, service: S, settings: &Settings) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, service: S, settings: &Settings, windows: Windows) -> Self {
         let times = TimeLimits::new(settings);
-        Self {
-            shared,
-            service,
-            times,
-            same_host: builder(settings, times, SAME_HOST_STREAM_WINDOW_BYTES),
-            elsewhere: builder(settings, times, STREAM_WINDOW_BYTES),
-        }
+        let builders = windows::KINDS.iter().map(|window| builder(settings, times, *window)).collect();
+        Self { shared, service, times, windows, builders }
     }
 
     /// Serves until the server closes its connections, and these have ended. Dropping the future
@@ -151,7 +132,9 @@ where
             request.extensions_mut().insert(info.clone());
             request.map(Body::new)
         });
-        let builder = if is_same_host { &self.same_host } else { &self.elsewhere };
+        let (window, _held) = self.windows.open(is_same_host);
+        let kind = windows::KINDS.iter().position(|kind| *kind == window).expect("every window is of a kind");
+        let builder = &self.builders[kind];
         let served = builder.serve_connection(TokioIo::new(connection), TowerToHyperService::new(service));
         let mut served = pin!(served);
         let has_idled = tokio::select! {
@@ -194,14 +177,14 @@ where
     }
 }
 
-fn builder(settings: &Settings, times: TimeLimits, stream_window_bytes: u32) -> Builder<TokioExecutor> {
+fn builder(settings: &Settings, times: TimeLimits, window: Window) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(stream_window_bytes)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(window.frame_bytes)
+        .initial_stream_window_size(window.stream_bytes)
+        .initial_connection_window_size(window.connection_bytes)
         .max_concurrent_streams(settings.stream_limit)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_INTERVAL);

@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use arrow_flight::Ticket;
 use bytes::{Buf, Bytes, BytesMut};
@@ -18,16 +19,19 @@ use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use prost::Message as _;
-use tonic::Status;
+use tokio::time::{Instant, Sleep, sleep};
 use tonic::body::Body;
 use tonic::server::NamedService;
+use tonic::{Code, Status};
 use tower::{Layer, Service};
 
 use super::auth::Caller;
+use super::call_memory::CallShare;
 use super::call_record::CallRecord;
 use super::encode::Message;
 use super::shared::Shared;
 use super::{flight, get_data};
+use crate::memory::{Arena, Held};
 use crate::{Error, Result};
 
 const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
@@ -102,8 +106,12 @@ async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response
     let caller = head.extensions.get::<Caller>().ok_or_else(flight::no_caller)?;
     let record = head.extensions.get::<CallRecord>().cloned().unwrap_or_default();
     let ticket = read_ticket(body).await?;
-    let messages = get_data::read(shared, caller, &ticket.ticket, record).await?;
-    let body = WireBody { messages: Some(messages.boxed()), ready: Vec::new().into_iter() };
+    let memory = head.extensions.get::<CallShare>().ok_or_else(flight::no_caller)?;
+    let messages = get_data::read(shared, caller, &ticket.ticket, record, memory).await?;
+    let messages = Some(messages.boxed());
+    let (arena, memory) = (shared.catalog.arena().clone(), memory.clone());
+    let making_bytes = MAKING_BYTES.min(shared.call_memory.whole().limit_bytes() / MAKING_PART);
+    let body = WireBody { messages, ready: Vec::new().into_iter(), arena, memory, making_bytes, waiting: None };
     let mut response = Response::new(Body::new(body));
     response.headers_mut().insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
     Ok(response)
@@ -113,7 +121,12 @@ async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response
 async fn read_ticket(mut body: Body) -> Result<Ticket> {
     let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|status| Error::Cancelled(format!("the request broke off: {}", status.message())))?;
+        let frame = frame.map_err(|status| match status.code() {
+            Code::ResourceExhausted => Error::Exhausted(status.message().into()),
+            Code::InvalidArgument => Error::Invalid(status.message().into()),
+            Code::DeadlineExceeded => Error::DeadlineExceeded(status.message().into()),
+            _ => Error::Cancelled(format!("the request broke off: {}", status.message())),
+        })?;
         bytes.extend_from_slice(frame.data_ref().map_or(&[], Bytes::as_ref));
         if bytes.len() > REQUEST_BYTES_MAX {
             return Err(Error::Exhausted(format!(
@@ -128,12 +141,87 @@ async fn read_ticket(mut body: Body) -> Result<Ticket> {
     Ticket::decode(bytes).map_err(|_| malformed())
 }
 
+/// Memory that is taken before a message is made, in bytes: the usual size of a message. Most
+/// messages consist of pieces of the arena, and give nearly all of it back.
+const MAKING_BYTES: u64 = 2 << 20;
+
+/// Limits [`MAKING_BYTES`] to the memory of calls divided by this number.
+const MAKING_PART: u64 = 16;
+
+/// Time between attempts to take that memory.
+const MAKING_RETRY: Duration = Duration::from_millis(20);
+
+/// Time after which a reader that finds no memory is refused.
+const MAKING_WAIT: Duration = Duration::from_secs(30);
+
 /// Body of a gRPC response: messages in pieces, with the status in its trailers.
+///
+/// Pieces that are not stored in the arena count as memory of calls until they are sent. A message
+/// is made when all pieces of the message before it have been taken.
 struct WireBody {
     /// `None` once the trailers were sent.
     messages: Option<BoxStream<'static, Result<Message>>>,
     /// Remaining pieces of the current message.
     ready: std::vec::IntoIter<Bytes>,
+    arena: Arena,
+    memory: CallShare,
+    making_bytes: u64,
+    /// Next attempt to take memory, and the time after which there is none.
+    waiting: Option<(Pin<Box<Sleep>>, Instant)>,
+}
+
+impl WireBody {
+    /// Takes the memory of the next message, when there is some.
+    fn poll_memory(&mut self, cx: &mut Context<'_>) -> Poll<Result<Held>> {
+        loop {
+            let refusal = match self.memory.bounds().reserve(self.making_bytes, "the answer") {
+                Ok(held) => {
+                    self.waiting = None;
+                    return Poll::Ready(Ok(held));
+                }
+                Err(refusal) => refusal,
+            };
+            let start = || (Box::pin(sleep(MAKING_RETRY)), Instant::now() + MAKING_WAIT);
+            let (retry, end) = self.waiting.get_or_insert_with(start);
+            if Instant::now() >= *end {
+                return Poll::Ready(Err(refusal));
+            }
+            std::task::ready!(retry.as_mut().poll(cx));
+            retry.as_mut().reset(Instant::now() + MAKING_RETRY);
+        }
+    }
+
+    /// Returns the pieces of a message with their memory, of which `held` was taken already.
+    fn pieces(&self, message: Message, mut held: Held) -> Result<Vec<Bytes>> {
+        let bytes = message.heap_bytes(&self.arena) as u64;
+        held.shrink_to(bytes);
+        held.try_grow(bytes - held.bytes(), "the answer")?;
+        let held = Arc::new(held);
+        let counted = |bytes| Bytes::from_owner(Piece { bytes, _held: held.clone() });
+        Ok(message.into_wire().into_iter().map(counted).collect())
+    }
+
+    fn poll_pieces(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>>>> {
+        let held = match std::task::ready!(self.poll_memory(cx)) {
+            Ok(held) => held,
+            Err(refusal) => return Poll::Ready(Some(Err(refusal))),
+        };
+        let Some(messages) = &mut self.messages else { return Poll::Ready(None) };
+        let message = std::task::ready!(messages.as_mut().poll_next(cx));
+        Poll::Ready(message.map(|message| self.pieces(message?, held)))
+    }
+}
+
+/// Piece of a message, with the memory of the whole message.
+struct Piece {
+    bytes: Bytes,
+    _held: Arc<Held>,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl http_body::Body for WireBody {
@@ -145,10 +233,12 @@ impl http_body::Body for WireBody {
             if let Some(piece) = self.ready.next() {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
-            let Some(messages) = &mut self.messages else { return Poll::Ready(None) };
-            let status = match std::task::ready!(messages.as_mut().poll_next(cx)) {
-                Some(Ok(message)) => {
-                    self.ready = message.into_wire().into_iter();
+            if self.messages.is_none() {
+                return Poll::Ready(None);
+            }
+            let status = match std::task::ready!(self.poll_pieces(cx)) {
+                Some(Ok(pieces)) => {
+                    self.ready = pieces.into_iter();
                     continue;
                 }
                 Some(Err(error)) => Status::from(error),

@@ -24,7 +24,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::compact::{compact, is_by_place};
 use crate::columns::any_part;
-use crate::memory::human_bytes;
+use crate::memory::{Arena, human_bytes};
 use crate::{Error, Result};
 
 /// Target size of messages, in bytes. At 2 MB a message's fixed costs are small against its
@@ -65,6 +65,14 @@ impl Message {
     /// Returns the bytes of the body.
     pub fn body_bytes(&self) -> usize {
         self.body_bytes
+    }
+
+    /// Returns about the bytes that the message takes outside of `arena`, also when it is sent.
+    pub fn heap_bytes(&self, arena: &Arena) -> usize {
+        // Small pieces are copied, wherever they are stored.
+        let is_on_heap = |piece: &&Buffer| piece.len() < PIECE_BYTES_MIN || !arena.owns(piece.as_ptr());
+        let pieces = self.body.iter().filter(is_on_heap).map(|piece| piece.len());
+        2 * self.header.len() + self.body.len() * size_of::<Buffer>() + pieces.sum::<usize>()
     }
 
     /// Returns the message as gRPC sends it: its frame and protobuf fields, then the pieces of its

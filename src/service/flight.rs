@@ -13,6 +13,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::auth::Caller;
+use super::call_memory::CallShare;
 use super::call_record::CallRecord;
 use super::get_info::Asker;
 use super::ingest::{self, UploadHandler};
@@ -39,7 +40,8 @@ impl Flight {
         let headers: &MetadataMap = request.metadata();
         let session = self.shared.sessions.find(headers.as_ref(), &caller);
         let record = request.extensions().get::<CallRecord>().cloned().unwrap_or_default();
-        Ok(Asker { caller, session, record })
+        let memory = request.extensions().get::<CallShare>().cloned().ok_or_else(no_caller)?;
+        Ok(Asker { caller, session, record, memory })
     }
 }
 
@@ -70,8 +72,8 @@ impl FlightService for Flight {
         let asker = self.asker(&request)?;
         let prefix = std::str::from_utf8(&request.get_ref().expression)
             .map_err(|_| Error::Invalid("the criteria are not UTF-8; write the first letters of table names".into()))?;
-        let infos = get_info::list(&self.shared, asker, prefix.to_owned()).await?;
-        Ok(Response::new(stream::iter(infos).map(Ok).boxed()))
+        let infos = get_info::list(&self.shared, asker, prefix)?;
+        Ok(Response::new(infos.map_err(Status::from).boxed()))
     }
 
     async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
@@ -92,7 +94,8 @@ impl FlightService for Flight {
     async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
         // Only calls in compressed messages arrive here. The layer in front serves all others.
         let asker = self.asker(&request)?;
-        let messages = get_data::read(&self.shared, &asker.caller, &request.get_ref().ticket, asker.record).await?;
+        let messages =
+            get_data::read(&self.shared, &asker.caller, &request.get_ref().ticket, asker.record, &asker.memory).await?;
         Ok(Response::new(messages.map_ok(FlightData::from).map_err(Status::from).boxed()))
     }
 
@@ -121,6 +124,7 @@ impl FlightService for Flight {
     async fn do_action(&self, request: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
         let asker = self.asker(&request)?;
         let answer = actions::run(&self.shared, &asker, request.into_inner()).await?;
+        asker.memory.hold(answer.results.iter().map(|result| result.len() as u64).sum(), "the answer")?;
         let results = answer.results.into_iter().map(|body| Ok(arrow_flight::Result { body }));
         let mut response = Response::new(stream::iter(results).boxed());
         if let Some(cookie) = answer.cookie {

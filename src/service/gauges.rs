@@ -36,6 +36,12 @@ impl Metrics {
         for (kind, bytes) in kinds {
             set(self.arena_bytes.with_label_values(&[kind]), bytes);
         }
+        let calls = shared.call_memory.whole();
+        let kinds =
+            [("used", calls.used_bytes()), ("used_max", calls.used_bytes_max()), ("limit", calls.limit_bytes())];
+        for (kind, bytes) in kinds {
+            set(self.call_memory_bytes.with_label_values(&[kind]), bytes);
+        }
         let (backing, page_bytes) = (arena.backing().kind(), arena.backing().page_bytes().to_string());
         self.arena_info.with_label_values(&[backing, page_bytes.as_str()]).set(1);
         for device in &shared.devices {

@@ -21,6 +21,7 @@ use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::timeout;
 
 use super::auth::Caller;
+use super::call_memory::CallShare;
 use super::call_record::CallRecord;
 use super::commands;
 use super::deliveries::Share;
@@ -32,7 +33,7 @@ use super::tickets::{Target, table_version};
 use super::transfers::Encoding;
 use crate::catalog::{ChargeHold, ResultReader, Table};
 use crate::columns::any_part;
-use crate::memory::Interrupt;
+use crate::memory::{Interrupt, schema_bytes};
 use crate::scheduler::{Job, JobId};
 use crate::{Error, Result};
 
@@ -50,6 +51,7 @@ pub async fn read(
     caller: &Caller,
     ticket: &[u8],
     record: CallRecord,
+    memory: &CallShare,
 ) -> Result<impl Stream<Item = Result<Message>> + use<>> {
     let target = shared.tickets.open(ticket, caller);
     let target = target.map_err(|error| commands::flight_sql_refusal(ticket).unwrap_or(error))?;
@@ -72,6 +74,7 @@ pub async fn read(
             )));
         }
     };
+    memory.hold(schema_bytes(&source.schema()), "the answer")?;
     let (job, writing) = (source.job(), record.writing());
     let encoding = Encoding::default();
     let messages = messages(shared.clone(), source, record, encoding.clone()).await?;

@@ -28,10 +28,12 @@ use arrow_flight::{
     FlightDescriptor, FlightEndpoint, FlightInfo, Location, PollInfo, SchemaAsIpc, SchemaResult, Ticket,
 };
 use bytes::Bytes;
+use futures::{Stream, StreamExt, future, stream};
 use prost_types::Timestamp;
 use uuid::Uuid;
 
 use super::auth::{Caller, Role};
+use super::call_memory::CallShare;
 use super::call_record::CallRecord;
 use super::commands::{self, JoinCommand};
 use super::describe;
@@ -39,7 +41,7 @@ use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
 use crate::catalog::{Editor, SpoolState, Table};
 use crate::human;
-use crate::memory::Interrupt;
+use crate::memory::{Interrupt, schema_bytes};
 use crate::planner::{self, BoundJoin, JoinSpec};
 use crate::scheduler::{Job, JobId, JobState, Submission, no_job};
 use crate::{Context, Error, Result};
@@ -47,6 +49,9 @@ use crate::{Context, Error, Result};
 /// Longest time that a poll waits for another part or the end of its job before it answers. It is
 /// short enough for a progress bar.
 const POLL_WAIT: Duration = Duration::from_millis(250);
+
+/// Purpose of the memory of an answer, for errors.
+const ANSWER: &str = "the answer";
 
 /// Object that a descriptor names.
 enum Asked {
@@ -61,9 +66,15 @@ pub struct Asker {
     pub caller: Caller,
     pub session: Option<Uuid>,
     pub record: CallRecord,
+    pub memory: CallShare,
 }
 
 impl Asker {
+    /// Takes the memory of an answer with that schema, until the end of the call.
+    fn hold_answer(&self, schema: &SchemaRef) -> Result<()> {
+        self.memory.hold(schema_bytes(schema), ANSWER)
+    }
+
     /// Notes that the call only asks for the progress of a job.
     pub fn polls(&self, shared: &Shared, job: JobId) {
         shared.readers.polled(job);
@@ -78,17 +89,20 @@ impl Asker {
 pub async fn flight_info(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<FlightInfo> {
     let info = match asked(shared, &asker, &descriptor)? {
         Asked::Table(table) => {
+            asker.hold_answer(&table.schema)?;
             let columns = columns_of(&table.schema);
             return shared.work_on(columns, move |shared| Ok(table_info(shared, &asker, &table))).await;
         }
         Asked::Command(command) => {
             let submit_and_tell = move |shared: &Shared, interrupt: &Interrupt| {
                 let job = submit(shared, &asker, &command, interrupt)?;
+                asker.hold_answer(&job.plan.join.schema)?;
                 job_info(shared, &asker.caller, &job, Listing::All)
             };
             shared.work(submit_and_tell).await?
         }
         Asked::Job(job) => {
+            asker.hold_answer(&job.plan.join.schema)?;
             let columns = columns_of(&job.plan.join.schema);
             shared.work_on(columns, move |shared| job_info(shared, &asker.caller, &job, Listing::All)).await?
         }
@@ -117,6 +131,7 @@ fn columns_of(schema: &SchemaRef) -> usize {
 pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<PollInfo> {
     let job = match asked(shared, &asker, &descriptor)? {
         Asked::Table(table) => {
+            asker.hold_answer(&table.schema)?;
             let columns = columns_of(&table.schema);
             let info = shared.work_on(columns, move |shared| Ok(table_info(shared, &asker, &table))).await?;
             return Ok(PollInfo::new().with_info(info).try_with_progress(1.0)?);
@@ -148,6 +163,7 @@ pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescript
     // complete.
     let complete = status.state == JobState::Complete && job.result.progress().1 != SpoolState::Open;
     let descriptor = poll_descriptor(shared, &asker.caller, job.id);
+    asker.hold_answer(&job.plan.join.schema)?;
     let columns = columns_of(&job.plan.join.schema);
     let info = shared.work_on(columns, move |shared| job_info(shared, &asker.caller, &job, Listing::Whole)).await?;
     let info = info.with_descriptor(descriptor.clone());
@@ -170,40 +186,84 @@ pub async fn schema(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescri
         Asked::Command(command) => {
             let bind_and_tell = move |shared: &Shared, interrupt: &Interrupt| {
                 let JoinCommand { spec, .. } = read_command(shared, &asker, &command)?;
-                written(&planner::bind_interruptible(&spec, &shared.catalog, interrupt)?.schema)
+                let schema = planner::bind_interruptible(&spec, &shared.catalog, interrupt)?.schema;
+                asker.hold_answer(&schema)?;
+                written(&schema)
             };
             return shared.work(bind_and_tell).await;
         }
         Asked::Job(job) => job.plan.join.schema.clone(),
     };
+    asker.hold_answer(&schema)?;
     shared.work_on(columns_of(&schema), move |_| written(&schema)).await
 }
 
+/// Entry of a list of flights.
+enum Listed {
+    Table(String),
+    Result(JobId),
+}
+
 /// Lists all tables, and the caller's results that can be fetched now or once their join is done.
-/// `prefix` filters tables by name.
+/// `prefix` filters tables by name. Each entry is made when the client has room for it. The list
+/// holds names only, so a client that does not read it keeps no table and no result.
 ///
 /// # Errors
-/// None of its own.
-pub async fn list(shared: &Arc<Shared>, asker: Asker, prefix: String) -> Result<Vec<FlightInfo>> {
-    let (mut tables, mut jobs) = (shared.catalog.tables(), shared.scheduler.jobs());
-    tables.retain(|table| table.name.starts_with(&prefix));
-    jobs.retain(|job| {
-        prefix.is_empty()
-            && asker.caller.may_touch(&job.owner)
-            && !matches!(job.status().state, JobState::Failed(_) | JobState::Cancelled)
-            && !job.result.is_gone()
+/// [`Error::Exhausted`] when the memory of calls has no room for the names; in the stream, when it
+/// has no room for an entry.
+pub fn list(
+    shared: &Arc<Shared>,
+    asker: Asker,
+    prefix: &str,
+) -> Result<impl Stream<Item = Result<FlightInfo>> + use<>> {
+    let tables = shared.catalog.tables();
+    let tables = tables.iter().map(|table| &table.name).filter(|name| name.starts_with(prefix));
+    let mut entries: Vec<_> = tables.cloned().map(Listed::Table).collect();
+    if prefix.is_empty() {
+        let jobs = shared.scheduler.jobs().into_iter().filter(|job| is_listed(job, &asker));
+        entries.extend(jobs.map(|job| Listed::Result(job.id)));
+    }
+    let name_bytes = |entry: &Listed| if let Listed::Table(name) = entry { name.len() } else { 0 };
+    let bytes: usize = entries.iter().map(|entry| size_of::<Listed>() + name_bytes(entry)).sum();
+    asker.memory.hold(bytes as u64, "the list of flights")?;
+    let shared = shared.clone();
+    let infos = stream::iter(entries).then(move |entry| {
+        let (shared, asker) = (shared.clone(), asker.clone());
+        async move { entry_info(&shared, asker, entry).await.transpose() }
     });
-    let schemas = tables.iter().map(|table| &table.schema).chain(jobs.iter().map(|job| &job.plan.join.schema));
-    let columns = schemas.map(columns_of).sum();
-    let listed = move |shared: &Shared| {
-        let mut infos: Vec<_> = tables.iter().map(|table| table_info(shared, &asker, table)).collect();
-        for job in jobs {
-            let descriptor = poll_descriptor(shared, &asker.caller, job.id);
-            infos.push(job_info(shared, &asker.caller, &job, Listing::All)?.with_descriptor(descriptor));
+    Ok(infos.filter_map(future::ready))
+}
+
+/// True if a result is listed: it is the caller's, and can be fetched now or later.
+fn is_listed(job: &Job, asker: &Asker) -> bool {
+    asker.caller.may_touch(&job.owner)
+        && !matches!(job.status().state, JobState::Failed(_) | JobState::Cancelled)
+        && !job.result.is_gone()
+}
+
+/// Describes an entry; `None` if it has gone since the list was begun.
+async fn entry_info(shared: &Arc<Shared>, asker: Asker, entry: Listed) -> Result<Option<FlightInfo>> {
+    match entry {
+        Listed::Table(name) => {
+            let Ok(table) = shared.catalog.table(&name) else { return Ok(None) };
+            let _held = asker.memory.bounds().reserve(schema_bytes(&table.schema), ANSWER)?;
+            let columns = columns_of(&table.schema);
+            shared.work_on(columns, move |shared| Ok(Some(table_info(shared, &asker, &table)))).await
         }
-        Ok(infos)
-    };
-    shared.work_on(columns, listed).await
+        Listed::Result(id) => {
+            let Ok(job) = shared.scheduler.job(id) else { return Ok(None) };
+            if !is_listed(&job, &asker) {
+                return Ok(None);
+            }
+            let schema = job.plan.join.schema.clone();
+            let _held = asker.memory.bounds().reserve(schema_bytes(&schema), ANSWER)?;
+            let described = move |shared: &Shared| {
+                let descriptor = poll_descriptor(shared, &asker.caller, job.id);
+                Ok(job_info(shared, &asker.caller, &job, Listing::All)?.with_descriptor(descriptor))
+            };
+            shared.work_on(columns_of(&schema), described).await.map(Some)
+        }
+    }
 }
 
 /// Returns the given endpoint with a ticket that is valid for longer.

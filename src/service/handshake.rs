@@ -20,6 +20,7 @@ use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::auth::{Authenticator, Caller, presented_token};
+use super::status::of_request;
 use crate::{Error, Result};
 
 /// Longest wait for the message of a handshake. No caller is known until then.
@@ -77,11 +78,7 @@ async fn password(mut messages: Streaming<HandshakeRequest>) -> Result<Option<Ve
     let first = tokio::time::timeout(MESSAGE_WAIT, messages.message()).await.map_err(|_| {
         Error::DeadlineExceeded(format!("no message of the handshake came within {} s", MESSAGE_WAIT.as_secs()))
     })?;
-    let first = first.map_err(|status| match status.code() {
-        // tonic cannot read the message.
-        Code::Internal => Error::Invalid(format!("the message of the handshake cannot be read: {}", status.message())),
-        _ => Error::Cancelled(format!("the handshake broke off: {}", status.message())),
-    })?;
+    let first = first.map_err(|status| of_request(&status, "the message of the handshake"))?;
     let payload = first.map(|message| message.payload).unwrap_or_default();
     Ok(BasicAuth::decode(payload).ok().map(|sent| sent.password.into_bytes()))
 }

@@ -8,7 +8,7 @@
 //!
 //! Over a network, more bytes than that are in flight at a time. So connections from other hosts
 //! keep the kernel's sizing. For the same reasons, remote clients have a larger HTTP/2 window for
-//! what they send (`connections.rs`).
+//! what they send (`windows.rs`).
 
 mod activity;
 mod limits;
@@ -16,7 +16,7 @@ mod limits;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,7 @@ pub(super) use activity::{Activity, CallUnderWay};
 pub(super) use limits::{ConnectionLimits, OtherFiles, Permit, Throttle};
 
 use super::transfers::WriteTime;
+use crate::memory::Budget;
 use crate::{Error, Result};
 
 /// Send buffer of a connection from the same host, in bytes. Its content and the source of the copy
@@ -73,6 +74,8 @@ pub(super) struct ConnectionInfo {
     pub certificate: Option<Arc<[u8]>>,
     pub writing: WriteTime,
     pub activity: Arc<Activity>,
+    /// The connection's share of the memory of calls, from its first call on.
+    pub memory: Arc<OnceLock<Budget>>,
 }
 
 impl Socket {
@@ -115,7 +118,13 @@ impl Connection {
         };
         // The client's own certificate is first; those of its signers follow.
         let certificate = certificates.and_then(|chain| chain.first()).map(|own| Arc::from(own.as_ref()));
-        ConnectionInfo { peer, certificate, writing: socket.writing.clone(), activity: self.activity.clone() }
+        ConnectionInfo {
+            peer,
+            certificate,
+            writing: socket.writing.clone(),
+            activity: self.activity.clone(),
+            memory: Arc::default(),
+        }
     }
 }
 

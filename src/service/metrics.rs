@@ -35,6 +35,7 @@ pub struct Metrics {
     pub sent_rows: IntCounter,
     pub(super) arena_bytes: IntGaugeVec,
     pub(super) arena_info: IntGaugeVec,
+    pub(super) call_memory_bytes: IntGaugeVec,
     pub(super) arena_wait_seconds: Counter,
     pub(super) device_memory_bytes: IntGaugeVec,
     pub(super) jobs: IntGaugeVec,
@@ -148,6 +149,11 @@ impl Metrics {
                 "dovetail_arena_info",
                 "Kind of memory that host memory consists of, and the bytes of its pages; always 1",
                 &["backing", "page_bytes"],
+            ),
+            call_memory_bytes: gauges(
+                "dovetail_call_memory_bytes",
+                "Memory of requests and of answers that are not sent yet: used, the most ever used, and the limit",
+                &["kind"],
             ),
             arena_wait_seconds: seconds(
                 "dovetail_arena_wait_seconds_total",

@@ -22,6 +22,8 @@ mod access;
 mod actions;
 mod admin;
 mod auth;
+mod blocking;
+mod call_memory;
 mod call_record;
 mod certificate;
 mod commands;
@@ -53,6 +55,7 @@ mod table_upload;
 mod tickets;
 mod tls;
 mod transfers;
+mod windows;
 
 pub(crate) use metrics::code_named;
 pub use server::Server;

@@ -28,7 +28,7 @@ use tower::Layer;
 
 use opening::{bind_admin, open, parse_admin, parts, refuse_unsafe};
 
-use super::access::CallLayer;
+use super::access::{CallLayer, REQUEST_BYTES_MAX};
 use super::connections::{FlightPort, TimeLimits};
 use super::credentials::LOOK_INTERVAL;
 use super::do_get::DoGetLayer;
@@ -38,6 +38,7 @@ use super::readers::FETCHED_WITHIN;
 use super::settings::Settings;
 use super::shared::Shared;
 use super::table_upload::TableUploads;
+use super::windows::Windows;
 use super::{admin, health, incoming};
 use crate::memory::{BackgroundGrowth, human_bytes};
 use crate::{Error, Result, engine, human};
@@ -100,6 +101,7 @@ impl Server {
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
         let listener = incoming::listen(settings.listen, "--listen").await?;
         let flight_address = listener.local_addr()?;
+        let windows = Windows::new(shared.call_memory.whole().limit_bytes());
         let admin = bind_admin(settings).await?;
         let admin_address = admin.as_ref().map(TcpListener::local_addr).transpose()?;
 
@@ -113,11 +115,12 @@ impl Server {
         let (limits, cpu_work) = (shared.limits.of_uploads(), shared.cpu_work.clone());
         let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), limits, cpu_work);
         let flight = FlightServiceServer::new(Flight::new(shared.clone(), uploads))
-            // This service decodes uploads whose messages gRPC compresses. The layer in front takes
-            // the others.
+            // The layer around all calls decompresses messages. These are named to clients that use
+            // another compression.
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Zstd)
-            .max_decoding_message_size(shared.limits.message_bytes)
+            // Layers in front take uploads and limit all other messages.
+            .max_decoding_message_size(REQUEST_BYTES_MAX as usize)
             .max_encoding_message_size(usize::MAX);
         shared.credentials.remarks().iter().for_each(|remark| tracing::warn!("{remark}"));
         let routes = Routes::new(DoGetLayer::new(shared.clone()).layer(do_put.layer(flight)))
@@ -126,7 +129,7 @@ impl Server {
             .add_service(reflection_alpha)
             .prepare();
         let service = CallLayer::new(shared.clone()).layer(routes);
-        let flight_port = FlightPort::new(shared.clone(), service, settings);
+        let flight_port = FlightPort::new(shared.clone(), service, settings, windows);
         health::set_ready(&reporter, true).await;
         health::set_alive(&reporter).await;
 

@@ -133,6 +133,13 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_MESSAGE_LIMIT", default_value = "256MiB")]
     pub message_limit: String,
 
+    /// Memory of calls outside of tables and results: requests as they arrive, and answers that are
+    /// not sent yet. A size, a percentage of the memory that this process may use, or "auto": a
+    /// sixteenth of that memory, from 64MiB to 4GiB. A tenant has at most half of it, and a
+    /// connection a quarter
+    #[arg(long, env = "DOVETAIL_CALL_MEMORY", default_value = "auto", value_name = "BYTES")]
+    pub call_memory: String,
+
     /// Maximum number of connections to --listen. The server closes more at once. By default
     /// 10,000, or as many as the limit of open files allows if that is less
     #[arg(long, env = "DOVETAIL_CONNECTION_LIMIT", value_name = "COUNT")]

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
+use super::call_memory::CallMemory;
 use super::cpu_work::CpuWork;
 use super::credentials::Credentials;
 use super::deliveries::Deliveries;
@@ -50,6 +51,7 @@ pub struct Shared {
     pub ended: CancellationToken,
     pub uploads: Uploads,
     pub cpu_work: CpuWork,
+    pub call_memory: CallMemory,
     pub deliveries: Deliveries,
     pub readers: Readers,
     pub transfers: Transfers,

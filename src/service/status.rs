@@ -36,6 +36,19 @@ impl From<Error> for Status {
     }
 }
 
+/// Converts the status with which a request broke off, or with which a layer in front refused it.
+/// `what` names the request, such as "the handshake".
+pub(super) fn of_request(status: &Status, what: &str) -> Error {
+    let message = status.message();
+    match status.code() {
+        Code::ResourceExhausted => Error::Exhausted(message.into()),
+        Code::Unimplemented => Error::Unsupported(message.into()),
+        Code::DeadlineExceeded => Error::DeadlineExceeded(message.into()),
+        Code::InvalidArgument | Code::Internal => Error::Invalid(format!("{what} cannot be read: {message}")),
+        _ => Error::Cancelled(format!("{what} broke off: {message}")),
+    }
+}
+
 /// Cuts out the middle of a message that is too long to be sent.
 fn cut(message: &str) -> Cow<'_, str> {
     let sent_bytes = |character: char| match character {
@@ -85,6 +98,22 @@ mod tests {
         }
         // The caller can act on both errors in the same way, so they share a code.
         assert_eq!(Status::from(Error::TooLong(text())).code(), Code::InvalidArgument);
+    }
+
+    #[test]
+    fn a_request_that_a_layer_refused_keeps_the_refusal() {
+        let refusals = [
+            Error::Exhausted("send less".into()),
+            Error::Unsupported("send no such thing".into()),
+            Error::DeadlineExceeded("it came too late".into()),
+        ];
+        for refusal in refusals {
+            assert_eq!(of_request(&refusal.clone().into(), "the handshake"), refusal);
+        }
+        let torn = of_request(&Error::Invalid("it ended early".into()).into(), "the handshake");
+        assert_eq!(torn, Error::Invalid("the handshake cannot be read: it ended early".into()));
+        let reset = of_request(&Status::unavailable("reset"), "the handshake");
+        assert_eq!(reset, Error::Cancelled("the handshake broke off: reset".into()));
     }
 
     #[test]

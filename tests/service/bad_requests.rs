@@ -193,7 +193,7 @@ async fn requests_other_than_uploads_are_limited_in_size() {
     let server = TestServer::start(&[]).await;
     let mut client = server.client().await;
     let large = FlightDescriptor::new_cmd(vec![b'{'; 17 << 20]);
-    refused(client.get_flight_info(large).await, Code::ResourceExhausted, "16.0 MiB");
+    refused(client.get_flight_info(large).await, Code::ResourceExhausted, "2.1 MiB");
     let action = Action::new("job", vec![b' '; 17 << 20]);
     refused(client.do_action(action).await.map(|_| ()), Code::ResourceExhausted, "16.0 MiB");
     put(&mut client, "t", keyed(10, 10)).await.unwrap();
@@ -218,17 +218,13 @@ async fn requests_that_are_cut_off_are_invalid_arguments() {
         "arrow.flight.protocol.FlightService/GetSchema",
         "arrow.flight.protocol.FlightService/DoGet",
         "arrow.flight.protocol.FlightService/DoPut",
+        "arrow.flight.protocol.FlightService/DoExchange",
         "arrow.flight.protocol.FlightService/DoAction",
         "arrow.flight.protocol.FlightService/ListActions",
         "grpc.health.v1.Health/Check",
     ];
     for method in methods {
         for cut in cuts {
-            // tonic takes a prefix alone for the end of the stream, and a handshake may have no
-            // message.
-            if method.ends_with("Handshake") && cut.len() == 5 && cut[0] == 0 {
-                continue;
-            }
             // An empty message skips fields that it does not know, and checks them all the same.
             let request = http::Request::post(format!("{}/{method}", server.address))
                 .header("content-type", "application/grpc")

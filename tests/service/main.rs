@@ -2,6 +2,7 @@
 
 mod answers;
 mod bad_requests;
+mod call_memory;
 mod cancelling;
 mod connections;
 mod exchange;

@@ -509,7 +509,7 @@ fn a_tenants_results_have_a_limit_of_their_own() {
             retain,
             stall: Duration::ZERO,
             arena: Some(catalog.arena().clone()),
-            charge: Some(catalog.charge_result("me", &batch.schema()).unwrap()),
+            charge: Some(catalog.count_as_result(catalog.charge("me"))),
             ..SpoolOptions::default()
         };
         (ResultSpool::with_options(batch.schema(), options), batch)
@@ -527,7 +527,7 @@ fn a_tenants_results_have_a_limit_of_their_own() {
     assert_eq!(catalog.usage("me").bytes, 2 * KEPT_BYTES, "a refusal charges nothing");
     // Tables are not results.
     catalog.charge("me").try_grow(1 << 20).unwrap();
-    assert!(catalog.charge_result("them", &schema()).unwrap().try_grow(KEPT_BYTES).is_ok());
+    assert!(catalog.count_as_result(catalog.charge("them")).try_grow(KEPT_BYTES).is_ok());
     kept[0].release();
     let (spool, batch) = result(Duration::from_secs(60));
     spool.push(batch).unwrap();

@@ -19,6 +19,7 @@ use arrow::datatypes::{Field, Fields, SchemaRef};
 use arrow::ipc;
 use arrow_flight::{FlightData, FlightDescriptor};
 use bytes::Bytes;
+use flatbuffers::VerifierOptions;
 use prost::Message;
 
 use super::Limits;
@@ -26,9 +27,9 @@ use super::arrays::{Dictionaries, array, check_views, record_batch, reserve_bitm
 use super::landing::Landing;
 use super::plan::{BatchPlan, plan_batch};
 use super::schema::{StreamSchema, read_schema};
-use super::wire::{Event, FIELD_BYTES_MAX, Parser};
+use super::wire::{Event, HEADER_BYTES_MAX, Parser};
 use crate::human::{first_of, quoted, type_name};
-use crate::memory::{Arena, Interrupt, human_bytes};
+use crate::memory::{Arena, Bounds, Held, Interrupt, human_bytes, schema_bytes};
 use crate::{Context, Error, Result, panics};
 
 /// Effort of a byte of a header, in bytes of a body. A header lists arrays and buffers, and each of
@@ -66,6 +67,9 @@ pub struct StreamDecoder {
     limits: Limits,
     schema: Option<StreamSchema>,
     dictionaries: Dictionaries,
+    /// Bounds of the memory of the schema.
+    bounds: Bounds,
+    schema_held: Held,
 }
 
 /// Decodes the bytes of a DoPut request, however they are cut into chunks: the one-copy path.
@@ -119,11 +123,12 @@ impl Opened {
 }
 
 impl WireDecoder {
-    /// Creates a decoder of one request. Its batches go to `arena`.
-    pub fn new(arena: Arena, limits: Limits) -> Self {
+    /// Creates a decoder of one request. Its batches go to `arena`. Other memory is taken within
+    /// `bounds`.
+    pub fn new(arena: Arena, limits: Limits, bounds: Bounds) -> Self {
         Self {
-            parser: Parser::new(limits.message_bytes),
-            decoder: StreamDecoder::new(arena, limits),
+            parser: Parser::new(limits.message_bytes, bounds.clone()),
+            decoder: StreamDecoder { bounds, ..StreamDecoder::new(arena, limits) },
             opened: None,
             landing: None,
             body_len: 0,
@@ -207,6 +212,8 @@ impl WireDecoder {
         let len = self.body_len;
         self.landing = Some(match &self.parser.fields().header {
             Some(header) => self.decoder.land(self.opened.insert(self.decoder.open(header, len)?), len)?,
+            // Before the schema, only the schema may come, which has no body.
+            None if self.decoder.schema.is_none() => Landing::Discard,
             None => Landing::whole(len, &self.decoder.arena)?,
         });
         Ok(())
@@ -233,7 +240,8 @@ impl WireDecoder {
 impl StreamDecoder {
     /// Creates a decoder of one stream. Its batches go to `arena`.
     pub fn new(arena: Arena, limits: Limits) -> Self {
-        Self { arena, limits, schema: None, dictionaries: Dictionaries::default() }
+        let (bounds, held) = (Bounds::default(), Held::default());
+        Self { arena, limits, schema: None, dictionaries: Dictionaries::default(), bounds, schema_held: held }
     }
 
     /// Returns the effort of decoding a message, in bytes.
@@ -260,7 +268,7 @@ impl StreamDecoder {
     pub fn decode(&mut self, message: FlightData, interrupt: &Interrupt) -> Result<Received> {
         let FlightData { flight_descriptor: descriptor, data_header, app_metadata, data_body } = message;
         for (len, max, what) in
-            [(data_header.len(), FIELD_BYTES_MAX, "header"), (data_body.len(), self.limits.message_bytes, "body")]
+            [(data_header.len(), HEADER_BYTES_MAX, "header"), (data_body.len(), self.limits.message_bytes, "body")]
         {
             if len > max {
                 return Err(Error::Exhausted(format!(
@@ -290,7 +298,7 @@ impl StreamDecoder {
                 _ => Err(Error::Invalid(format!("a message has a body of {body_len} bytes and no header"))),
             };
         }
-        let message = ipc::root_as_message(header).map_err(|error| {
+        let message = ipc::root_as_message_with_opts(&verified(header), header).map_err(|error| {
             let why = in_one_line(&error.to_string());
             Error::Invalid(format!("the header of a message is not an Arrow IPC flatbuffer: {why}"))
         })?;
@@ -375,7 +383,10 @@ impl StreamDecoder {
         let arena = &self.arena;
         match opened {
             Opened::Nothing => Ok(Content::Nothing),
-            Opened::Schema(schema) => Ok(Content::Schema(self.schema.insert(schema).schema.clone())),
+            Opened::Schema(schema) => {
+                self.schema_held = self.bounds.reserve(schema_bytes(&schema.schema), "the schema of an upload")?;
+                Ok(Content::Schema(self.schema.insert(schema).schema.clone()))
+            }
             Opened::Batch(plan) => {
                 let attempt = || "reading a record batch";
                 let buffers = landing.finish(&plan, arena, limit, interrupt).context(attempt)?;
@@ -405,6 +416,14 @@ impl StreamDecoder {
 pub(super) fn read_descriptor(bytes: &[u8]) -> Result<FlightDescriptor> {
     FlightDescriptor::decode(bytes)
         .map_err(|error| Error::Invalid(format!("the flight descriptor cannot be read: {error}")))
+}
+
+/// Returns the limits of a header. Parts of a flatbuffer may be shared, and each use is decoded to
+/// a copy of its own. So the size that counts is that of all uses.
+fn verified(header: &[u8]) -> VerifierOptions {
+    /// Senders share the layouts of tables, which are a few bytes each.
+    const USES_MAX: usize = 8;
+    VerifierOptions { max_apparent_size: 4096 + USES_MAX * header.len(), ..VerifierOptions::default() }
 }
 
 /// Runs a reader of a client's bytes. A panic in it becomes that client's error.

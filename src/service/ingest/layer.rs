@@ -21,9 +21,9 @@ use tower::{Layer, Service};
 use super::decoder::read_descriptor;
 use super::respond::ResponseBody;
 use super::upload::{IdleLimit, RequestBody, Wire, spawn, timeout};
-use super::wire::{Event, Parser};
+use super::wire::{DESCRIPTOR_BYTES_MAX, Event, HEADER_BYTES_MAX, METADATA_BYTES_MAX, Parser};
 use super::{Limits, UploadHandler};
-use crate::memory::Arena;
+use crate::memory::{Arena, Bounds, CountedBytes, Held};
 use crate::service::cpu_work::CpuWork;
 use crate::{Error, Result};
 
@@ -102,8 +102,9 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
     let (parts, rest) = request.into_parts();
+    let bounds = parts.extensions.get::<Bounds>().cloned().unwrap_or_default();
     let mut body = RequestBody { ahead: VecDeque::new(), rest };
-    let read_ahead = read_ahead(&mut body, uploads.limits);
+    let read_ahead = read_ahead(&mut body, uploads.limits, &bounds);
     let descriptor = match timeout(&parts.headers) {
         None => read_ahead.await,
         Some(after) => tokio::time::timeout(after, read_ahead).await.unwrap_or_else(|_| {
@@ -115,10 +116,10 @@ where
     match descriptor {
         Ok(descriptor) if descriptor.r#type() == DescriptorType::Path => {
             let cpu_work = uploads.cpu_work.clone();
-            let source = Wire::new(body, uploads.arena.clone(), uploads.limits, cpu_work.clone());
+            let source = Wire::new(body, uploads.arena.clone(), uploads.limits, cpu_work.clone(), bounds);
             Ok(ResponseBody::response(spawn(uploads.handler.clone(), parts, source, cpu_work)))
         }
-        Ok(_) => inner.call(Request::from_parts(parts, Body::new(Replay(body)))).await,
+        Ok(_) => inner.call(Request::from_parts(parts, Body::new(Replay { body, bounds, held: Vec::new() }))).await,
         Err(error) => Ok(Status::from(error).into_http()),
     }
 }
@@ -126,10 +127,10 @@ where
 /// Reads up to the descriptor, and keeps the read bytes in `body.ahead`. Senders put the descriptor
 /// first. If the descriptor comes later, the bytes of the first message (its schema) are held here
 /// until then.
-async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDescriptor> {
+async fn read_ahead(body: &mut RequestBody, limits: Limits, bounds: &Bounds) -> Result<FlightDescriptor> {
     /// More bytes before the descriptor cannot be a schema message.
-    const AHEAD_BYTES_MAX: usize = 3 * super::wire::FIELD_BYTES_MAX;
-    let mut parser = Parser::new(limits.message_bytes);
+    const AHEAD_BYTES_MAX: usize = HEADER_BYTES_MAX + METADATA_BYTES_MAX + DESCRIPTOR_BYTES_MAX;
+    let mut parser = Parser::new(limits.message_bytes, bounds.clone());
     let idle = IdleLimit::new(limits);
     let mut ahead = VecDeque::new();
     let mut ahead_bytes = 0;
@@ -139,8 +140,9 @@ async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDesc
             return Err(Error::Invalid("the upload ended before its first message".into()));
         };
         ahead_bytes += chunk.len();
-        ahead.push_back(chunk.clone());
-        if let Some(descriptor) = find_descriptor(&mut parser, &chunk)? {
+        let found = find_descriptor(&mut parser, &chunk)?;
+        ahead.push_back(own(chunk, bounds)?);
+        if let Some(descriptor) = found {
             break descriptor;
         }
         if ahead_bytes > AHEAD_BYTES_MAX {
@@ -151,6 +153,18 @@ async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDesc
     };
     body.ahead = ahead;
     read_descriptor(&descriptor)
+}
+
+/// Returns a chunk with its memory. A chunk is a part of a buffer of its connection, which may be
+/// many times as large. So small chunks are copied.
+fn own(chunk: Bytes, bounds: &Bounds) -> Result<(Bytes, Held)> {
+    const SMALL: usize = 64 << 10;
+    let held = match chunk.len() {
+        small if small <= CountedBytes::FREE => Held::default(),
+        len => bounds.reserve(len as u64, "the first message of an upload")?,
+    };
+    let chunk = if chunk.len() <= SMALL { Bytes::copy_from_slice(&chunk) } else { chunk };
+    Ok((chunk, held))
 }
 
 fn find_descriptor(parser: &mut Parser, mut chunk: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -176,21 +190,32 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     content_type.is_some_and(|value| value.starts_with("application/grpc"))
 }
 
-/// Request body that first repeats the bytes that were read ahead.
-struct Replay(RequestBody);
+/// Request body that first repeats the bytes that were read ahead. Its bytes stay counted until it
+/// is dropped, because the service inside collects them to messages.
+struct Replay {
+    body: RequestBody,
+    bounds: Bounds,
+    held: Vec<Held>,
+}
 
 impl http_body::Body for Replay {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        match self.0.ahead.pop_front() {
-            Some(chunk) => Poll::Ready(Some(Ok(Frame::data(chunk)))),
-            None => Pin::new(&mut self.0.rest).poll_frame(context),
+        let this = &mut *self;
+        if let Some((chunk, held)) = this.body.ahead.pop_front() {
+            this.held.push(held);
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
+        let frame = std::task::ready!(Pin::new(&mut this.body.rest).poll_frame(context));
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()).and_then(Frame::data_ref) {
+            this.held.push(this.bounds.reserve(data.len() as u64, "the upload")?);
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.ahead.is_empty() && self.0.rest.is_end_stream()
+        self.body.ahead.is_empty() && self.body.rest.is_end_stream()
     }
 }

@@ -18,7 +18,7 @@ use super::plan::VIEW_BYTES;
 use super::respond::{AckSender, Acks};
 use super::{Limits, UploadHandler, UploadSink};
 use crate::human::asked;
-use crate::memory::{Arena, Interrupt};
+use crate::memory::{Arena, Bounds, Held, Interrupt};
 use crate::service::cpu_work::CpuWork;
 use crate::service::encode::array_bytes;
 use crate::{Context, Error, Result};
@@ -252,8 +252,8 @@ impl IdleLimit {
 
 /// Bytes of a request, as they arrive.
 pub(super) struct RequestBody {
-    /// Chunks that were read ahead to find the destination of the request.
-    pub ahead: VecDeque<Bytes>,
+    /// Chunks that were read ahead to find the destination of the request, with their memory.
+    pub ahead: VecDeque<(Bytes, Held)>,
     pub rest: tonic::body::Body,
 }
 
@@ -263,7 +263,8 @@ impl RequestBody {
     /// # Errors
     /// As [`from_transport`].
     pub async fn chunk(&mut self) -> Result<Option<Bytes>> {
-        if let Some(chunk) = self.ahead.pop_front() {
+        // The chunk is decoded at once, which takes its memory within other bounds.
+        if let Some((chunk, _)) = self.ahead.pop_front() {
             return Ok(Some(chunk));
         }
         while let Some(frame) = self.rest.frame().await {
@@ -288,8 +289,8 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(body: RequestBody, arena: Arena, limits: Limits, cpu_work: CpuWork) -> Self {
-        let decoder = Working::new(WireDecoder::new(arena, limits), cpu_work);
+    pub(super) fn new(body: RequestBody, arena: Arena, limits: Limits, cpu_work: CpuWork, bounds: Bounds) -> Self {
+        let decoder = Working::new(WireDecoder::new(arena, limits, bounds), cpu_work);
         Self { body, decoder, chunk: Bytes::new(), idle: IdleLimit::new(limits), row_bytes: 0 }
     }
 }
@@ -317,6 +318,8 @@ impl Source for Wire {
                     }
                 }
             }
+            // An empty chunk would keep the memory of its frame while the client is idle.
+            self.chunk = Bytes::new();
             match self.idle.arriving(self.body.chunk()).await?? {
                 Some(chunk) => self.chunk = chunk,
                 None => return self.decoder.get()?.end().map(|()| None),
@@ -354,6 +357,7 @@ fn from_transport(status: Status) -> Error {
         Code::OutOfRange => {
             Error::Exhausted(format!("{message}; send smaller batches, or raise the server's --message-limit"))
         }
+        Code::ResourceExhausted => Error::Exhausted(message.into()),
         Code::Unimplemented => Error::Unsupported(message.into()),
         Code::DeadlineExceeded => Error::DeadlineExceeded(message.into()),
         Code::InvalidArgument | Code::Internal => Error::Invalid(format!("the request could not be read: {message}")),

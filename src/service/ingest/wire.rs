@@ -11,16 +11,17 @@
 //! uncopied, piece by piece, to the caller, which knows the body's place. It does not depend on
 //! Arrow.
 
-use crate::memory::human_bytes;
+use crate::memory::{Bounds, CountedBytes, Held, human_bytes};
 use crate::{Error, Result};
 
-/// Longest field that the parser collects, in bytes. The Arrow header of a batch of a hundred
-/// thousand columns fits. The heap can hold such fields of 256 uploads at once.
-pub(super) const FIELD_BYTES_MAX: usize = 16 << 20;
+/// Longest Arrow header, in bytes. That of a batch of a hundred thousand columns fits.
+pub(super) const HEADER_BYTES_MAX: usize = 16 << 20;
 
-/// Maximum bytes that the parser allocates for a field before its bytes arrive, however long the
-/// field is declared to be.
-const FIELD_BYTES_FIRST: usize = 64 << 10;
+/// Longest `app_metadata`, in bytes. The options of an upload of many thousands of columns fit.
+pub(super) const METADATA_BYTES_MAX: usize = 1 << 20;
+
+/// Longest descriptor, in bytes. It has the name of a table, or a command.
+pub(super) const DESCRIPTOR_BYTES_MAX: usize = 1 << 20;
 
 const DESCRIPTOR: u64 = 1;
 const DATA_HEADER: u64 = 2;
@@ -35,6 +36,10 @@ pub(super) struct Parser {
     message_left: usize,
     message_limit_bytes: usize,
     fields: Fields,
+    /// Bounds of the memory of the fields.
+    bounds: Bounds,
+    /// Memory of the fields of the current message, until the next one begins.
+    held: Vec<Held>,
 }
 
 /// Fields of one message, except the body. `None`: not sent (so far).
@@ -69,7 +74,7 @@ enum State {
     Length { field: u64, varint: Varint },
     SkipVarint(Varint),
     Skip { left: usize },
-    Collect { field: u64, left: usize, bytes: Vec<u8> },
+    Collect { field: u64, len: usize, bytes: CountedBytes },
     Body { left: usize },
 }
 
@@ -79,9 +84,11 @@ impl State {
 }
 
 impl Parser {
-    /// Creates a parser that refuses messages of more than `message_limit_bytes`.
-    pub fn new(message_limit_bytes: usize) -> Self {
-        Self { state: State::START, message_left: 0, message_limit_bytes, fields: Fields::default() }
+    /// Creates a parser that refuses messages of more than `message_limit_bytes`. The memory of
+    /// their fields is taken within `bounds`.
+    pub fn new(message_limit_bytes: usize, bounds: Bounds) -> Self {
+        let (state, fields) = (State::START, Fields::default());
+        Self { state, message_left: 0, message_limit_bytes, fields, bounds, held: Vec::new() }
     }
 
     /// Returns the fields of the current message so far.
@@ -111,6 +118,7 @@ impl Parser {
                     if *have < bytes.len() {
                         return Ok(None);
                     }
+                    self.held.clear();
                     let [flag, length @ ..] = *bytes;
                     self.message_left = self.check_prefix(flag, u32::from_be_bytes(length))?;
                     self.state = State::NEXT_FIELD;
@@ -154,15 +162,15 @@ impl Parser {
                     }
                     self.state = State::NEXT_FIELD;
                 }
-                State::Collect { field, left, bytes } => {
-                    let part = take(input, *left);
-                    bytes.extend_from_slice(part);
-                    *left -= part.len();
+                State::Collect { field, len, bytes } => {
+                    let part = take(input, *len - bytes.len());
+                    bytes.extend(part, *len, &self.bounds, "a message of an upload")?;
                     self.message_left -= part.len();
-                    if *left > 0 {
+                    if bytes.len() < *len {
                         return Ok(None);
                     }
-                    let bytes = std::mem::take(bytes);
+                    let (bytes, held) = std::mem::take(bytes).into_parts();
+                    self.held.push(held);
                     match *field {
                         DESCRIPTOR => self.fields.descriptor = Some(bytes),
                         DATA_HEADER => self.fields.header = Some(bytes),
@@ -258,14 +266,19 @@ impl Parser {
 }
 
 fn collect(field: u64, len: usize) -> Result<State> {
-    if len > FIELD_BYTES_MAX {
+    let (what, most) = match field {
+        DESCRIPTOR => ("descriptor", DESCRIPTOR_BYTES_MAX),
+        DATA_HEADER => ("header", HEADER_BYTES_MAX),
+        _ => ("app_metadata", METADATA_BYTES_MAX),
+    };
+    if len > most {
         return Err(Error::Exhausted(format!(
-            "field {field} of a message has {}, over the limit of {} for descriptors, headers and metadata",
+            "the {what} of a message has {}, over the limit of {}",
             human_bytes(len as u64),
-            human_bytes(FIELD_BYTES_MAX as u64),
+            human_bytes(most as u64),
         )));
     }
-    Ok(State::Collect { field, left: len, bytes: Vec::with_capacity(len.min(FIELD_BYTES_FIRST)) })
+    Ok(State::Collect { field, len, bytes: CountedBytes::default() })
 }
 
 /// Base-128 number that arrives byte by byte.

@@ -12,6 +12,7 @@ use crate::engine::{self, Engine};
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
 use crate::service::admin;
+use crate::service::call_memory::{CallMemory, call_memory_bytes};
 use crate::service::cpu_work::CpuWork;
 use crate::service::credentials::Credentials;
 use crate::service::deliveries::Deliveries;
@@ -57,6 +58,7 @@ pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
 pub(super) struct Parts {
     limits: Limits,
     pub(super) credentials: Credentials,
+    call_memory: CallMemory,
     catalog: Catalog,
     topology: Topology,
     devices: Vec<Box<dyn Engine>>,
@@ -66,6 +68,7 @@ pub(super) struct Parts {
 pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     let limits = Limits::new(settings)?;
     let credentials = Credentials::load(settings)?;
+    let call_memory = CallMemory::new(call_memory_bytes(&settings.call_memory)?);
     let host_memory_bytes = engine::host_memory_bytes(&settings.host_memory)?;
     let of_devices = settings.of_devices();
     of_devices.test_options.clone().set();
@@ -79,13 +82,13 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     let other_files =
         OtherFiles { slabs: catalog.arena().open_files_max(), devices: devices.len(), admin: admin::CONNECTIONS_MAX };
     let connections = ConnectionLimits::new(settings, other_files)?;
-    Ok(Parts { limits, credentials, catalog, topology, devices, connections })
+    Ok(Parts { limits, credentials, call_memory, catalog, topology, devices, connections })
 }
 
 /// Opens the shared state of a server. `tell` receives the finished share of measuring the devices,
 /// the slow part.
 pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
-    let Parts { limits, credentials, catalog, topology, mut devices, connections } = parts(settings)?;
+    let Parts { limits, credentials, call_memory, catalog, topology, mut devices, connections } = parts(settings)?;
     let uploads = Uploads::new(catalog.clone(), limits.uploads);
     let of_devices = settings.of_devices();
     tracing::info!("{}", engine::gpus_used(&of_devices, &devices));
@@ -121,6 +124,7 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
         ended: CancellationToken::new(),
         uploads,
         cpu_work: CpuWork::new(),
+        call_memory,
         readers: Readers::default(),
         transfers: Transfers::default(),
     })

@@ -22,7 +22,7 @@ use super::decoder::{Content, StreamDecoder, WireDecoder};
 use super::landing::SLOT_ALIGNMENT;
 use super::{Limits, Received};
 use crate::Result;
-use crate::memory::{Arena, Budget, Interrupt};
+use crate::memory::{Arena, Bounds, Budget, Interrupt};
 use crate::service::cpu_work::CpuWork;
 
 const LIMITS: Limits = Limits { message_bytes: 8 << 20, idle: Duration::from_secs(60) };
@@ -80,7 +80,7 @@ fn field(tag: u32, bytes: &[u8]) -> Vec<u8> {
 
 /// Decodes a stream of chunks, and returns all decoded messages.
 fn receive<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, arena: &Arena) -> Result<Vec<Received>> {
-    let mut decoder = WireDecoder::new(arena.clone(), LIMITS);
+    let mut decoder = WireDecoder::new(arena.clone(), LIMITS, Bounds::default());
     let mut received = Vec::new();
     for mut chunk in chunks {
         while decoder.next(&mut chunk)?.is_some() {
