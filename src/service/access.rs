@@ -75,11 +75,11 @@ const UNKNOWN_RPC: &str = "unknown";
 /// that do not begin new work are run.
 const SERVED_WHILE_DRAINING: [&str; 4] = ["PollFlightInfo", "DoGet", "DoPut", "DoAction"];
 
-/// The RPC whose requests are streams of data. It counts what it holds itself.
-const DO_PUT: &str = "DoPut";
+/// RPCs whose requests are streams of rows. They count what they hold themselves.
+const TAKE_ROWS: [&str; 2] = ["DoPut", "DoExchange"];
 
-/// RPC whose answers are rows. It counts what it holds itself.
-const DO_GET: &str = "DoGet";
+/// RPCs whose answers are streams. They count what they hold themselves.
+const ANSWER_STREAMS: [&str; 3] = ["DoGet", "DoPut", "DoExchange"];
 
 /// Maximum size of an action, in bytes. Most are a few hundred bytes. CancelFlightInfo sends back a
 /// schema and its endpoints, which take a few million bytes if the schema is large.
@@ -88,20 +88,20 @@ pub(super) const REQUEST_BYTES_MAX: u64 = 16 << 20;
 /// Maximum size of requests that have a token, a ticket or a few words, in bytes.
 const SMALL_REQUEST_BYTES_MAX: u64 = 64 << 10;
 
-/// Returns the maximum size of a request, in bytes.
+/// Returns the maximum size of a request that is not a stream of rows, in bytes.
 fn request_bytes_max(rpc: &str) -> u64 {
     match rpc {
-        "DoAction" | "DoExchange" => REQUEST_BYTES_MAX,
+        "DoAction" => REQUEST_BYTES_MAX,
         "GetFlightInfo" | "PollFlightInfo" | "GetSchema" => COMMAND_BYTES_MAX as u64 + SMALL_REQUEST_BYTES_MAX,
         _ => SMALL_REQUEST_BYTES_MAX,
     }
 }
 
-/// Ends the error for a message over the limit of an upload.
+/// Ends the error for a message over the limit of a stream of rows.
 const SMALLER_BATCHES: &str = "send smaller batches, or raise the server's --message-limit";
 
 /// Ends the error for a message over the limit of another call.
-const ONLY_DO_PUT: &str = "only DoPut takes more";
+const ONLY_ROWS: &str = "only DoPut and DoExchange take more";
 
 /// Starts of tonic's messages for requests that it cannot read, and what they mean.
 const UNREADABLE: [(&str, &str); 3] = [
@@ -270,7 +270,7 @@ impl Call {
 
     fn request_body(&self, body: Body, encoding: Option<Encoding>, share: CallShare) -> RequestBody {
         let received = self.received.clone();
-        if self.rpc == DO_PUT {
+        if TAKE_ROWS.contains(&self.rpc) {
             let limit = self.shared.limits.message_bytes;
             return match encoding {
                 None => RequestBody::passing(body, received),
@@ -281,7 +281,7 @@ impl Call {
             };
         }
         let limit = request_bytes_max(self.rpc);
-        let messages = Messages::new(share, Owner::Call, encoding, limit as usize, ONLY_DO_PUT);
+        let messages = Messages::new(share, Owner::Call, encoding, limit as usize, ONLY_ROWS);
         let body = RequestBody::of_messages(body, received, messages).at_most(limit);
         // Reflection is a conversation of any length.
         if self.rpc.starts_with("grpc.reflection") { body } else { body.in_time() }
@@ -290,7 +290,7 @@ impl Call {
     /// Returns the response with its first frame made, so that its memory is counted even if the
     /// client has no room for it.
     async fn answer(self, response: Response<Body>) -> Response<Body> {
-        if [DO_GET, DO_PUT].contains(&self.rpc) {
+        if ANSWER_STREAMS.contains(&self.rpc) {
             return self.wrap(response);
         }
         let (parts, mut body) = response.into_parts();
@@ -307,7 +307,7 @@ impl Call {
 
     /// Counts the memory of a frame until it is sent.
     fn counted(&self, frame: Frame<Bytes>) -> crate::Result<Frame<Bytes>> {
-        let memory = self.memory.as_ref().filter(|_| ![DO_GET, DO_PUT].contains(&self.rpc));
+        let memory = self.memory.as_ref().filter(|_| !ANSWER_STREAMS.contains(&self.rpc));
         let Some(memory) = memory else { return Ok(frame) };
         match frame.into_data() {
             Ok(bytes) => memory.counted(bytes, "the answer").map(Frame::data),

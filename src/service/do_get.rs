@@ -1,9 +1,10 @@
-//! Layer in front of tonic's Flight service that answers DoGet without copying the rows.
+//! Layer in front of tonic's Flight service that answers DoGet and DoExchange without copying the
+//! rows.
 //!
 //! tonic's encoder copies every message into a buffer of its own. [`DoGet`] writes gRPC's frames
 //! itself: a few bytes of head for each message, then pieces of the batches' own buffers. The
-//! pieces are sent to the socket directly from the arena. Calls in compressed messages go to the
-//! service inside.
+//! pieces are sent to the socket directly from the arena. Calls in messages whose compression the
+//! server does not know go to the service inside, which refuses them.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -20,21 +21,22 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use prost::Message as _;
 use tokio::time::{Instant, Sleep, sleep};
+use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
-use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-use super::auth::Caller;
 use super::call_memory::CallShare;
-use super::call_record::CallRecord;
 use super::encode::Message;
+use super::get_info::Asker;
 use super::shared::Shared;
-use super::{flight, get_data};
+use super::status::of_request;
+use super::{exchange, get_data};
 use crate::memory::{Arena, Held};
 use crate::{Error, Result};
 
 const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
+const DO_EXCHANGE: &str = "/arrow.flight.protocol.FlightService/DoExchange";
 
 /// Maximum size of a request, in bytes. A ticket is a few hundred bytes.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
@@ -64,7 +66,7 @@ impl<S> Layer<S> for DoGetLayer {
     }
 }
 
-/// Flight service that answers DoGet, and leaves everything else to `S`.
+/// Flight service that answers DoGet and DoExchange, and leaves everything else to `S`.
 #[derive(Clone, Debug)]
 pub struct DoGet<S> {
     shared: Arc<Shared>,
@@ -91,7 +93,8 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let is_compressed =
             request.headers().get("grpc-encoding").is_some_and(|encoding| encoding.as_bytes() != b"identity");
-        if request.uri().path() != DO_GET || is_compressed {
+        let path = request.uri().path();
+        if (path != DO_GET && path != DO_EXCHANGE) || is_compressed {
             return Box::pin(self.inner.call(request));
         }
         let shared = self.shared.clone();
@@ -103,13 +106,16 @@ where
 
 async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response<Body>> {
     let (head, body) = request.into_parts();
-    let caller = head.extensions.get::<Caller>().ok_or_else(flight::no_caller)?;
-    let record = head.extensions.get::<CallRecord>().cloned().unwrap_or_default();
-    let ticket = read_ticket(body).await?;
-    let memory = head.extensions.get::<CallShare>().ok_or_else(flight::no_caller)?;
-    let messages = get_data::read(shared, caller, &ticket.ticket, record, memory).await?;
-    let messages = Some(messages.boxed());
-    let (arena, memory) = (shared.catalog.arena().clone(), memory.clone());
+    let asker = Asker::of(shared, &head.headers, &head.extensions)?;
+    let memory = asker.memory.clone();
+    let messages = if head.uri.path() == DO_EXCHANGE {
+        exchange::join(shared, asker, body).await?.boxed()
+    } else {
+        let ticket = read_ticket(body).await?;
+        get_data::read(shared, &asker.caller, &ticket.ticket, asker.record, &memory).await?.boxed()
+    };
+    let messages = Some(messages);
+    let arena = shared.catalog.arena().clone();
     let making_bytes = MAKING_BYTES.min(shared.call_memory.whole().limit_bytes() / MAKING_PART);
     let body = WireBody { messages, ready: Vec::new().into_iter(), arena, memory, making_bytes, waiting: None };
     let mut response = Response::new(Body::new(body));
@@ -121,12 +127,7 @@ async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response
 async fn read_ticket(mut body: Body) -> Result<Ticket> {
     let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|status| match status.code() {
-            Code::ResourceExhausted => Error::Exhausted(status.message().into()),
-            Code::InvalidArgument => Error::Invalid(status.message().into()),
-            Code::DeadlineExceeded => Error::DeadlineExceeded(status.message().into()),
-            _ => Error::Cancelled(format!("the request broke off: {}", status.message())),
-        })?;
+        let frame = frame.map_err(|status| of_request(&status, "the request of DoGet"))?;
         bytes.extend_from_slice(frame.data_ref().map_or(&[], Bytes::as_ref));
         if bytes.len() > REQUEST_BYTES_MAX {
             return Err(Error::Exhausted(format!(

@@ -13,16 +13,16 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
+use arrow_flight::FlightDescriptor;
 use arrow_flight::flight_descriptor::DescriptorType;
-use arrow_flight::{FlightData, FlightDescriptor};
-use futures::{Stream, StreamExt};
-use tonic::Streaming;
+use futures::Stream;
+use tonic::body::Body;
 
 use super::commands::{self, JoinCommand};
 use super::encode::Message;
 use super::get_data;
 use super::get_info::{self, Asker};
-use super::ingest::{Content, Received, StreamDecoder, Working};
+use super::ingest::{Content, Source, Wire};
 use super::shared::Shared;
 use crate::catalog::Table;
 use crate::columns::fixed_width;
@@ -35,26 +35,31 @@ use crate::{Error, Result};
 /// Assumed bytes of a value of variable length, for the plan.
 const VARIABLE_BYTES: u64 = 16;
 
-/// Runs a join of a table with the rows in `messages`. Returns the messages of its result.
+/// Memory of the piece of the rows that is being copied, in bytes: about a frame of HTTP/2.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Runs a join of a table with the rows in `request`. Returns the messages of its result.
 ///
 /// # Errors
 /// Faults of the command and of the first messages, and refusals of the scheduler.
 pub async fn join(
     shared: &Arc<Shared>,
     asker: Asker,
-    messages: Streaming<FlightData>,
+    request: Body,
 ) -> Result<impl Stream<Item = Result<Message>> + use<>> {
-    let decoder = StreamDecoder::new(shared.catalog.arena().clone(), shared.limits.of_uploads());
-    let mut rows = Rows { messages, decoder: Working::new(decoder, shared.cpu_work.clone()) };
-    let (descriptor, schema) = rows.begin().await?;
-    let (record, of_feeder) = (asker.record.clone(), shared.clone());
+    asker.memory.hold(PIECE_BYTES, "the stream of rows")?;
+    let (arena, limits) = (shared.catalog.arena().clone(), shared.limits.of_uploads());
+    let bounds = asker.memory.bounds().clone();
+    let mut rows = Wire::with_pauses(request, arena, limits, shared.cpu_work.clone(), bounds);
+    let (descriptor, schema) = begin(&mut rows).await?;
+    let (record, memory, of_feeder) = (asker.record.clone(), asker.memory.clone(), shared.clone());
     // If the call ends meanwhile, the feeder is dropped, which cancels its job.
     let submitted = shared.work(move |shared, interrupt| {
         let job = submit(shared, &asker, &descriptor, schema, interrupt)?;
         Ok(Feeder { shared: of_feeder, job, has_ended: false })
     });
     let feeder = submitted.await?;
-    let result = get_data::of_job(shared, &feeder.job, record);
+    let result = get_data::of_job(shared, &feeder.job, record, &memory);
     tokio::spawn(feeder.feed(rows));
     result.await
 }
@@ -105,33 +110,17 @@ fn submit(
     get_info::submit_join(shared, asker, &in_words, JoinCommand { spec, options }, interrupt)
 }
 
-/// Messages of the call.
-struct Rows {
-    messages: Streaming<FlightData>,
-    decoder: Working<StreamDecoder>,
-}
-
-impl Rows {
-    /// Reads messages up to the schema. Returns it with the descriptor.
-    async fn begin(&mut self) -> Result<(FlightDescriptor, SchemaRef)> {
-        let mut descriptor = None;
-        while let Some(message) = self.next().await? {
-            descriptor = descriptor.or(message.descriptor);
-            if let Content::Schema(schema) = message.content {
-                let missing =
-                    || Error::Invalid("the first message has no flight descriptor, which has the command".into());
-                return Ok((descriptor.ok_or_else(missing)?, schema));
-            }
-        }
-        Err(Error::Invalid("the call ended before the schema of its rows arrived".into()))
-    }
-
-    async fn next(&mut self) -> Result<Option<Received>> {
-        match self.messages.next().await {
-            None => Ok(None),
-            Some(message) => self.decoder.decode(message).await.map(Some),
+/// Reads messages up to the schema. Returns it with the descriptor.
+async fn begin(rows: &mut Wire) -> Result<(FlightDescriptor, SchemaRef)> {
+    let mut descriptor = None;
+    while let Some(message) = rows.next().await? {
+        descriptor = descriptor.or(message.descriptor);
+        if let Content::Schema(schema) = message.content {
+            let missing = || Error::Invalid("the first message has no flight descriptor, which has the command".into());
+            return Ok((descriptor.ok_or_else(missing)?, schema));
         }
     }
+    Err(Error::Invalid("the call ended before the schema of its rows arrived".into()))
 }
 
 /// Job whose rows arrive. If this is dropped before the end of the rows, the job is cancelled.
@@ -143,7 +132,7 @@ struct Feeder {
 
 impl Feeder {
     /// Gives all rows to the job, until the client ends them or the job ends.
-    async fn feed(mut self, mut rows: Rows) {
+    async fn feed(mut self, mut rows: Wire) {
         let job = self.job.clone();
         let fed = tokio::select! {
             fed = self.feed_all(&mut rows) => fed,
@@ -155,7 +144,7 @@ impl Feeder {
         }
     }
 
-    async fn feed_all(&self, rows: &mut Rows) -> Result<()> {
+    async fn feed_all(&self, rows: &mut Wire) -> Result<()> {
         while let Some(message) = rows.next().await? {
             if !message.app_metadata.is_empty() {
                 return Err(Error::Unsupported(

@@ -9,16 +9,12 @@ use arrow_flight::{
     PollInfo, PutResult, SchemaResult, Ticket,
 };
 use futures::{Stream, StreamExt, TryStreamExt, stream};
-use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::auth::Caller;
-use super::call_memory::CallShare;
-use super::call_record::CallRecord;
 use super::get_info::Asker;
 use super::ingest::{self, UploadHandler};
 use super::shared::Shared;
-use super::{actions, exchange, get_data, get_info, handshake};
+use super::{actions, get_info, handshake};
 use crate::{Error, Result};
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -36,19 +32,13 @@ impl Flight {
     }
 
     fn asker<T>(&self, request: &Request<T>) -> Result<Asker> {
-        let caller = request.extensions().get::<Caller>().cloned().ok_or_else(no_caller)?;
-        let headers: &MetadataMap = request.metadata();
-        let session = self.shared.sessions.find(headers.as_ref(), &caller);
-        let record = request.extensions().get::<CallRecord>().cloned().unwrap_or_default();
-        let memory = request.extensions().get::<CallShare>().cloned().ok_or_else(no_caller)?;
-        Ok(Asker { caller, session, record, memory })
+        Asker::of(&self.shared, request.metadata().as_ref(), request.extensions())
     }
 }
 
-/// Returns the error of a call without a caller. The layer around every call sets the caller, and
-/// no call may proceed without one.
-pub(super) fn no_caller() -> Error {
-    Error::Internal("the call reached the service without passing authentication".into())
+/// Returns the status of a call that the layer in front of this service should have served.
+fn passed_by(method: &str) -> Status {
+    Error::Internal(format!("{method} reached the service without passing the layer that serves it")).into()
 }
 
 #[tonic::async_trait]
@@ -91,17 +81,12 @@ impl FlightService for Flight {
         Ok(Response::new(get_info::schema(&self.shared, asker, request.into_inner()).await?))
     }
 
-    async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
-        // Only calls in compressed messages arrive here. The layer in front serves all others.
-        let asker = self.asker(&request)?;
-        let messages =
-            get_data::read(&self.shared, &asker.caller, &request.get_ref().ticket, asker.record, &asker.memory).await?;
-        Ok(Response::new(messages.map_ok(FlightData::from).map_err(Status::from).boxed()))
+    async fn do_get(&self, _request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
+        Err(passed_by("DoGet"))
     }
 
     async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
-        // Only uploads to a command and uploads in compressed messages arrive here. The layer in
-        // front serves all others.
+        // Only uploads to a command arrive here. The layer in front serves all others.
         let (metadata, extensions, messages) = request.into_parts();
         let mut head = http::Request::new(()).into_parts().0;
         (head.headers, head.extensions) = (metadata.into_headers(), extensions);
@@ -114,11 +99,9 @@ impl FlightService for Flight {
 
     async fn do_exchange(
         &self,
-        request: Request<Streaming<FlightData>>,
+        _request: Request<Streaming<FlightData>>,
     ) -> Result<Response<Self::DoExchangeStream>, Status> {
-        let asker = self.asker(&request)?;
-        let messages = exchange::join(&self.shared, asker, request.into_inner()).await?;
-        Ok(Response::new(messages.map_ok(FlightData::from).map_err(Status::from).boxed()))
+        Err(passed_by("DoExchange"))
     }
 
     async fn do_action(&self, request: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {

@@ -88,14 +88,18 @@ pub async fn read(
 /// whose result is consumed as it is read is cancelled, as by a reader of its ticket.
 ///
 /// # Errors
-/// [`Error::NotFound`] for a job that is forgotten.
+/// [`Error::NotFound`] for a job that is forgotten, [`Error::Exhausted`] when the memory of calls
+/// has no room for the schema.
 pub fn of_job(
     shared: &Arc<Shared>,
     job: &Arc<Job>,
     record: CallRecord,
+    memory: &CallShare,
 ) -> impl Future<Output = Result<impl Stream<Item = Result<Message>> + use<>>> + use<> {
     let (shared, id) = (shared.clone(), job.id);
-    let source = open_result(&shared, id, Share::Endpoint { part: 0, parts: 1 });
+    let source = memory
+        .hold(schema_bytes(job.result.schema()), "the answer")
+        .and_then(|()| open_result(&shared, id, Share::Endpoint { part: 0, parts: 1 }));
     async move {
         let writing = record.writing();
         let encoding = Encoding::default();

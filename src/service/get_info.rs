@@ -29,6 +29,7 @@ use arrow_flight::{
 };
 use bytes::Bytes;
 use futures::{Stream, StreamExt, future, stream};
+use http::{Extensions, HeaderMap};
 use prost_types::Timestamp;
 use uuid::Uuid;
 
@@ -69,7 +70,25 @@ pub struct Asker {
     pub memory: CallShare,
 }
 
+/// Returns the error of a call without a caller. The layer around every call sets the caller, and
+/// no call may proceed without one.
+pub(super) fn not_identified() -> Error {
+    Error::Internal("the call reached the service without passing authentication".into())
+}
+
 impl Asker {
+    /// Returns the caller of a call with these headers, as earlier layers have identified it.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] without such a layer.
+    pub fn of(shared: &Shared, headers: &HeaderMap, extensions: &Extensions) -> Result<Self> {
+        let caller = extensions.get::<Caller>().cloned().ok_or_else(not_identified)?;
+        let session = shared.sessions.find(headers, &caller);
+        let record = extensions.get::<CallRecord>().cloned().unwrap_or_default();
+        let memory = extensions.get::<CallShare>().cloned().ok_or_else(not_identified)?;
+        Ok(Self { caller, session, record, memory })
+    }
+
     /// Takes the memory of an answer with that schema, until the end of the call.
     fn hold_answer(&self, schema: &SchemaRef) -> Result<()> {
         self.memory.hold(schema_bytes(schema), ANSWER)

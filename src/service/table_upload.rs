@@ -12,7 +12,7 @@ use http::{Extensions, HeaderMap};
 use super::auth::{Caller, Role};
 use super::call_record::CallRecord;
 use super::commands;
-use super::get_info::table_name;
+use super::get_info::{not_identified, table_name};
 use super::ingest::{Ack, UploadHandler, UploadSink};
 use super::shared::{Shared, shutting_down};
 use crate::catalog::{UploadOptions, UploadStream};
@@ -45,7 +45,7 @@ impl UploadHandler for TableUploads {
         schema: SchemaRef,
         app_metadata: Bytes,
     ) -> Result<Box<dyn UploadSink>> {
-        let caller = extensions.get::<Caller>().cloned().ok_or_else(super::flight::no_caller)?;
+        let caller = extensions.get::<Caller>().cloned().ok_or_else(not_identified)?;
         let record = extensions.get::<CallRecord>().cloned().unwrap_or_default();
         if descriptor.r#type != DescriptorType::Path as i32 {
             return Err(commands::flight_sql_refusal(&descriptor.cmd).unwrap_or_else(|| {

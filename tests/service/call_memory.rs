@@ -103,6 +103,7 @@ async fn uploads_with_a_long_field_before_the_descriptor_hold_bounded_memory() {
     check_bounded("DoPut", message(0, 11 * MIB, &unknown), 30).await;
     let header = [field(2, 10 * MIB), vec![0; 3 * MIB / 2]].concat();
     check_bounded("DoPut", message(0, 11 * MIB, &header), 30).await;
+    check_bounded("DoExchange", message(0, 11 * MIB, &header), 30).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -136,7 +137,7 @@ async fn messages_that_grow_are_refused_at_the_limit() {
     let server = TestServer::start(&[FLAG]).await;
     let bomb = zstd::bulk::compress(&vec![0; 200 * MIB], 3).unwrap();
     assert!(bomb.len() < 64 << 10);
-    for method in ["DoAction", "GetFlightInfo", "DoPut", "DoGet"] {
+    for method in ["DoAction", "GetFlightInfo", "DoPut", "DoExchange", "DoGet", "Handshake"] {
         let call = stopped(&server, method, message(1, bomb.len(), &bomb), "zstd", WINDOW);
         let status = call.await.unwrap().expect("a refusal has a status");
         assert_eq!(status.code(), Code::ResourceExhausted, "{method}: {status:?}");
@@ -160,4 +161,15 @@ async fn a_request_that_ends_inside_a_message_is_invalid() {
     let status = Status::from_header_map(response.headers()).unwrap();
     assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
     assert!(status.message().contains("ended inside a message"), "{status:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_rows_that_stops_inside_a_message_ends() {
+    let server = TestServer::start(&["--upload-idle-seconds=1"]).await;
+    for method in ["DoPut", "DoExchange"] {
+        let status = stopped(&server, method, message(0, 100, &[0x0a]), "identity", WINDOW).await.unwrap();
+        let status = status.expect("a refusal has a status");
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{method}: {status:?}");
+        assert!(status.message().contains("no rows arrived within 1 s"), "{method}: {status:?}");
+    }
 }

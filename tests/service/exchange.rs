@@ -313,3 +313,40 @@ async fn a_command_that_cannot_be_streamed_is_refused() {
     refused(exchange(&mut client, no_command).await, Code::InvalidArgument, "takes a join command");
     expect_nothing_left(&server, used).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_is_limited_and_a_stream_is_not() {
+    let server = TestServer::start(&["--message-limit=1MiB", "--call-memory=16MiB"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "names", keyed(1000, 1000)).await.unwrap();
+    let used = server.used_bytes().await;
+    let streamed = join("names", "facts", r#", "stream": "right""#);
+    let sent = messages(&streamed, &keyed(1000, 1000)).await;
+    let many: Vec<_> = sent[1..].iter().cycle().take(2000).cloned().collect();
+    let bytes: usize = many.iter().map(|message| message.data_body.len()).sum();
+    assert!(bytes > 16 << 20, "{bytes} bytes are no more than a request may have");
+    let found = exchange(&mut client, [&sent[..1], &many].concat()).await.unwrap();
+    assert_eq!(rows(&found), many.len() * 1000);
+    let mut large = sent.clone();
+    large[1].data_body = vec![0; 2 << 20].into();
+    refused(exchange(&mut client, large).await, Code::ResourceExhausted, "--message-limit");
+    expect_nothing_left(&server, used).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_may_pause_between_messages() {
+    let server = TestServer::start(&["--upload-idle-seconds=1"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "names", keyed(1000, 1000)).await.unwrap();
+    let used = server.used_bytes().await;
+    let sent = messages(&join("names", "facts", r#", "stream": "right""#), &keyed(1000, 1000)).await;
+    let (send, answers) = begin(&mut client, &sent[0]).await;
+    let reading = tokio::spawn(received(answers));
+    for message in &sent[1..] {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        send.send(message.clone()).await.unwrap();
+    }
+    drop(send);
+    assert_eq!(rows(&reading.await.unwrap().unwrap()), 1000 * (sent.len() - 1));
+    expect_nothing_left(&server, used).await;
+}

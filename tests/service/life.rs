@@ -114,7 +114,7 @@ async fn a_stalled_upload_is_given_up_after_a_while() {
                 Err(status) => break status,
             }
         };
-        refused::<()>(Err(ended), Code::DeadlineExceeded, "no rows arrived for this upload within 2 s");
+        refused::<()>(Err(ended), Code::DeadlineExceeded, "no rows arrived within 2 s");
         server.expect_used_bytes(0).await;
         drop(sender);
     }
@@ -139,7 +139,7 @@ async fn messages_without_rows_do_not_keep_an_upload_open() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
-    refused(to_the_end(acks).await, Code::DeadlineExceeded, "no rows arrived for this upload within 2 s");
+    refused(to_the_end(acks).await, Code::DeadlineExceeded, "no rows arrived within 2 s");
     server.expect_used_bytes(0).await;
     feed.await.unwrap();
 }

@@ -17,7 +17,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::messages::Messages;
-use super::{Call, outcome};
+use super::{Call, ONLY_ROWS, outcome};
 use crate::Error;
 use crate::memory::human_bytes;
 
@@ -206,10 +206,9 @@ impl RequestBody {
         let received = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         match received > self.limit {
             false => Ok(()),
-            true => Err(Error::Exhausted(format!(
-                "the request is larger than {}; only DoPut takes more",
-                human_bytes(self.limit)
-            ))),
+            true => {
+                Err(Error::Exhausted(format!("the request is larger than {}; {ONLY_ROWS}", human_bytes(self.limit))))
+            }
         }
     }
 

@@ -200,6 +200,11 @@ impl WireDecoder {
         self.parser.fields().header.as_ref().map_or(0, Vec::len).saturating_mul(HEADER_EFFORT)
     }
 
+    /// True if a message has begun and is not complete.
+    pub fn is_inside_message(&self) -> bool {
+        self.parser.is_inside_message()
+    }
+
     /// Ends the input.
     ///
     /// # Errors

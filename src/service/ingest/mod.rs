@@ -50,11 +50,11 @@ use arrow_flight::FlightDescriptor;
 use bytes::Bytes;
 use http::Extensions;
 
-pub use decoder::{Content, Received, StreamDecoder};
+pub use decoder::{Content, Received};
 pub use layer::{DoPut, DoPutLayer};
 pub use respond::Acks;
 pub use upload::upload_messages;
-pub(super) use upload::{Working, timeout};
+pub(super) use upload::{Source, Wire, timeout};
 
 use crate::Result;
 use crate::memory::Interrupt;

@@ -21,6 +21,7 @@ use crate::human::asked;
 use crate::memory::{Arena, Bounds, Held, Interrupt};
 use crate::service::cpu_work::CpuWork;
 use crate::service::encode::array_bytes;
+use crate::service::status::of_request;
 use crate::{Context, Error, Result};
 
 /// Runs an upload whose messages tonic has received: the ordinary path, with a second copy.
@@ -63,8 +64,8 @@ pub(super) fn spawn(
     })
 }
 
-/// Source of an upload's messages.
-pub(super) trait Source: Send {
+/// Source of the messages of a stream of rows.
+pub(in crate::service) trait Source: Send {
     /// Returns the next message; `None` when the client has sent all its data.
     fn next(&mut self) -> impl Future<Output = Result<Option<Received>>> + Send;
 }
@@ -129,13 +130,13 @@ fn viewed_bytes_max<T: ByteViewType>(views: &GenericByteViewArray<T>) -> usize {
 
 /// Value that long work takes along to another thread. If the work fails or is given up, the value
 /// is dropped where the work ends.
-pub(in crate::service) struct Working<T> {
+pub(super) struct Working<T> {
     value: Option<T>,
     cpu_work: CpuWork,
 }
 
 impl<T: Send + 'static> Working<T> {
-    pub(in crate::service) fn new(value: T, cpu_work: CpuWork) -> Self {
+    fn new(value: T, cpu_work: CpuWork) -> Self {
         Self { value: Some(value), cpu_work }
     }
 
@@ -169,7 +170,7 @@ impl Working<StreamDecoder> {
     ///
     /// # Errors
     /// As [`from_transport`] and [`StreamDecoder::decode`].
-    pub(in crate::service) async fn decode(&mut self, message: Result<FlightData, Status>) -> Result<Received> {
+    async fn decode(&mut self, message: Result<FlightData, Status>) -> Result<Received> {
         let message = message.map_err(from_transport)?;
         let effort = self.get()?.effort_of(&message);
         self.work(effort, |decoder, interrupt| decoder.decode(message, interrupt)).await
@@ -214,7 +215,7 @@ async fn begin(handler: &dyn UploadHandler, extensions: &Extensions, source: &mu
     Err(Error::Invalid("the upload ended before its schema arrived".into()))
 }
 
-/// Time limit on an upload without rows. Without it, a client that neither sends rows nor ends a
+/// Time limit on a stream without rows. Without it, a client that neither sends rows nor ends a
 /// call would occupy memory, a place among the uploads, and the name of a table, while its
 /// connection lives. Messages without rows do not extend the limit.
 #[derive(Debug)]
@@ -237,8 +238,8 @@ impl IdleLimit {
         let left = self.limit.saturating_sub(self.since.elapsed());
         tokio::time::timeout(left, next).await.map_err(|_| {
             Error::DeadlineExceeded(format!(
-                "no rows arrived for this upload within {} s (the server's --upload-idle-seconds), so it was dropped with its rows; \
-                 send it again",
+                "no rows arrived within {} s (the server's --upload-idle-seconds), so the call ended and its rows were dropped; \
+                 send them again",
                 self.limit.as_secs()
             ))
         })
@@ -278,7 +279,7 @@ impl RequestBody {
 }
 
 /// Messages that [`WireDecoder`] parses: the one-copy path.
-pub(super) struct Wire {
+pub(in crate::service) struct Wire {
     body: RequestBody,
     decoder: Working<WireDecoder>,
     /// Part of the last chunk that is not decoded yet.
@@ -286,12 +287,37 @@ pub(super) struct Wire {
     idle: IdleLimit,
     /// Bytes of rows that had arrived when the limit began anew.
     row_bytes: u64,
+    /// True if the limit does not run between messages.
+    may_pause: bool,
 }
 
 impl Wire {
+    /// Creates the messages of a stream whose client may pause as long as it likes between two
+    /// messages, and not inside of one.
+    pub(in crate::service) fn with_pauses(
+        rest: tonic::body::Body,
+        arena: Arena,
+        limits: Limits,
+        cpu_work: CpuWork,
+        bounds: Bounds,
+    ) -> Self {
+        let body = RequestBody { ahead: VecDeque::new(), rest };
+        Self { may_pause: true, ..Self::new(body, arena, limits, cpu_work, bounds) }
+    }
+
     pub(super) fn new(body: RequestBody, arena: Arena, limits: Limits, cpu_work: CpuWork, bounds: Bounds) -> Self {
         let decoder = Working::new(WireDecoder::new(arena, limits, bounds), cpu_work);
-        Self { body, decoder, chunk: Bytes::new(), idle: IdleLimit::new(limits), row_bytes: 0 }
+        Self { body, decoder, chunk: Bytes::new(), idle: IdleLimit::new(limits), row_bytes: 0, may_pause: false }
+    }
+
+    /// Waits for the next chunk of bytes; `None` at the end of the request.
+    async fn chunk(&mut self) -> Result<Option<Bytes>> {
+        if self.may_pause && !self.decoder.get()?.is_inside_message() {
+            let chunk = self.body.chunk().await;
+            self.idle.rows_arrived();
+            return chunk;
+        }
+        self.idle.arriving(self.body.chunk()).await?
     }
 }
 
@@ -320,7 +346,7 @@ impl Source for Wire {
             }
             // An empty chunk would keep the memory of its frame while the client is idle.
             self.chunk = Bytes::new();
-            match self.idle.arriving(self.body.chunk()).await?? {
+            match self.chunk().await? {
                 Some(chunk) => self.chunk = chunk,
                 None => return self.decoder.get()?.end().map(|()| None),
             }
@@ -351,17 +377,13 @@ where
 
 /// Converts a status that the transport made while it read a request.
 fn from_transport(status: Status) -> Error {
-    let message = status.message();
     match status.code() {
         // tonic reports a message above its size limit with this code.
-        Code::OutOfRange => {
-            Error::Exhausted(format!("{message}; send smaller batches, or raise the server's --message-limit"))
-        }
-        Code::ResourceExhausted => Error::Exhausted(message.into()),
-        Code::Unimplemented => Error::Unsupported(message.into()),
-        Code::DeadlineExceeded => Error::DeadlineExceeded(message.into()),
-        Code::InvalidArgument | Code::Internal => Error::Invalid(format!("the request could not be read: {message}")),
-        _ => Error::Cancelled(format!("the client ended the call before the upload was complete: {message}")),
+        Code::OutOfRange => Error::Exhausted(format!(
+            "{}; send smaller batches, or raise the server's --message-limit",
+            status.message()
+        )),
+        _ => of_request(&status, "the stream of rows"),
     }
 }
 

@@ -201,7 +201,8 @@ impl Parser {
         }
     }
 
-    fn is_inside_message(&self) -> bool {
+    /// True if a message has begun and is not complete.
+    pub fn is_inside_message(&self) -> bool {
         !matches!(self.state, State::Prefix { have: 0, .. })
     }
 
