@@ -29,7 +29,7 @@ use tonic::{Code, Status};
 use tower::{Layer, Service};
 
 use body::{CallBody, CallLimits, RequestBody, deadline_passed, server_ended};
-use messages::{Encoding, Messages, Owner};
+use messages::{Encoding, Owner, Rules};
 
 use super::auth::{Caller, presented_token};
 use super::call_memory::CallShare;
@@ -269,20 +269,18 @@ impl Call {
     }
 
     fn request_body(&self, body: Body, encoding: Option<Encoding>, share: CallShare) -> RequestBody {
-        let received = self.received.clone();
+        let (received, cpu_work) = (self.received.clone(), self.shared.cpu_work.clone());
         if TAKE_ROWS.contains(&self.rpc) {
             let limit = self.shared.limits.message_bytes;
+            let rules = Rules { memory: share, owner: Owner::Bytes, encoding, limit, advice: SMALLER_BATCHES };
             return match encoding {
-                None => RequestBody::passing(body, received),
-                Some(_) => {
-                    let messages = Messages::new(share, Owner::Bytes, encoding, limit, SMALLER_BATCHES);
-                    RequestBody::of_messages(body, received, messages)
-                }
+                None => RequestBody::passing(body, received, cpu_work),
+                Some(_) => RequestBody::of_messages(body, received, cpu_work, rules),
             };
         }
         let limit = request_bytes_max(self.rpc);
-        let messages = Messages::new(share, Owner::Call, encoding, limit as usize, ONLY_ROWS);
-        let body = RequestBody::of_messages(body, received, messages).at_most(limit);
+        let rules = Rules { memory: share, owner: Owner::Call, encoding, limit: limit as usize, advice: ONLY_ROWS };
+        let body = RequestBody::of_messages(body, received, cpu_work, rules).at_most(limit);
         // Reflection is a conversation of any length.
         if self.rpc.starts_with("grpc.reflection") { body } else { body.in_time() }
     }

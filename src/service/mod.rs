@@ -22,7 +22,6 @@ mod access;
 mod actions;
 mod admin;
 mod auth;
-mod blocking;
 mod call_memory;
 mod call_record;
 mod certificate;

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::HeaderMap;
 use http_body::{Body as _, Frame, SizeHint};
 use parking_lot::Mutex;
@@ -16,10 +17,11 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-use super::messages::Messages;
+use super::messages::{Messages, Rules};
 use super::{Call, ONLY_ROWS, outcome};
 use crate::Error;
-use crate::memory::human_bytes;
+use crate::memory::{Interrupt, human_bytes};
+use crate::service::cpu_work::CpuWork;
 
 pub(super) fn deadline_passed() -> Error {
     Error::DeadlineExceeded("the call's deadline passed before the call was done".into())
@@ -176,6 +178,9 @@ pub(super) struct RequestBody {
     limit: u64,
     /// `None` if bytes pass as they arrive.
     messages: Option<Messages>,
+    /// Decompression of a message, in the slots of CPU work if it may take long.
+    finishing: Option<BoxFuture<'static, crate::Result<Bytes>>>,
+    cpu_work: CpuWork,
     /// Limit of the time that the request takes to arrive.
     arrives_within: Option<Duration>,
     arrival: Option<Pin<Box<Sleep>>>,
@@ -183,13 +188,14 @@ pub(super) struct RequestBody {
 
 impl RequestBody {
     /// Creates a body whose bytes pass as they arrive.
-    pub(super) fn passing(body: Body, bytes: Arc<AtomicU64>) -> Self {
-        Self { body, bytes, limit: u64::MAX, messages: None, arrives_within: None, arrival: None }
+    pub(super) fn passing(body: Body, bytes: Arc<AtomicU64>, cpu_work: CpuWork) -> Self {
+        let limit = u64::MAX;
+        Self { body, bytes, limit, messages: None, finishing: None, cpu_work, arrives_within: None, arrival: None }
     }
 
     /// Creates a body of whole messages.
-    pub(super) fn of_messages(body: Body, bytes: Arc<AtomicU64>, messages: Messages) -> Self {
-        Self { messages: Some(messages), ..Self::passing(body, bytes) }
+    pub(super) fn of_messages(body: Body, bytes: Arc<AtomicU64>, cpu_work: CpuWork, rules: Rules) -> Self {
+        Self { messages: Some(Messages::new(rules)), ..Self::passing(body, bytes, cpu_work) }
     }
 
     /// Limits the size of the request in bytes.
@@ -230,10 +236,24 @@ impl http_body::Body for RequestBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
         loop {
+            if let Some(finishing) = &mut this.finishing {
+                let finished = std::task::ready!(finishing.as_mut().poll(cx));
+                this.finishing = None;
+                return Poll::Ready(Some(finished.map(Frame::data).map_err(Status::from)));
+            }
             if let Some(messages) = &mut this.messages
-                && let Some(message) = messages.next().transpose()
+                && let Some(message) = messages.next()?
             {
-                return Poll::Ready(Some(message.map(Frame::data).map_err(Status::from)));
+                let rules = messages.rules();
+                let effort = rules.effort(&message);
+                if effort == 0 {
+                    let message = rules.finish(message, &Interrupt::default())?;
+                    return Poll::Ready(Some(Ok(Frame::data(message))));
+                }
+                let (rules, cpu_work) = (rules.clone(), this.cpu_work.clone());
+                let finish = move |interrupt: &Interrupt| rules.finish(message, interrupt);
+                this.finishing = Some(Box::pin(async move { cpu_work.run_on(effort, finish).await }));
+                continue;
             }
             let frame = match std::task::ready!(this.poll_arriving(cx)) {
                 None if this.messages.as_ref().is_some_and(Messages::is_inside) => {
@@ -256,7 +276,7 @@ impl http_body::Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.messages.as_ref().is_none_or(Messages::is_empty) && self.body.is_end_stream()
+        self.finishing.is_none() && self.messages.as_ref().is_none_or(Messages::is_empty) && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -279,9 +299,10 @@ mod tests {
 
     fn body(chunks: Vec<&'static [u8]>) -> RequestBody {
         let frames = stream::iter(chunks).map(|chunk| Ok::<_, Status>(Frame::data(Bytes::from_static(chunk))));
-        let messages = Messages::new(CallShare::within(Bounds::default()), Owner::Call, None, 1000, "send less");
+        let memory = CallShare::within(Bounds::default());
+        let rules = Rules { memory, owner: Owner::Call, encoding: None, limit: 1000, advice: "send less" };
         let body = Body::new(StreamBody::new(frames.chain(stream::pending())));
-        RequestBody::of_messages(body, Arc::default(), messages)
+        RequestBody::of_messages(body, Arc::default(), CpuWork::new(), rules)
     }
 
     #[tokio::test]

@@ -13,8 +13,7 @@ use std::io::{self, Read};
 
 use bytes::{Buf, Bytes};
 
-use crate::memory::{CountedBytes, human_bytes};
-use crate::service::blocking::heavy;
+use crate::memory::{CountedBytes, Interrupt, human_bytes};
 use crate::service::call_memory::{CallShare, Counted};
 use crate::{Error, Result};
 
@@ -64,16 +63,22 @@ pub(super) enum Owner {
     Bytes,
 }
 
+/// How the messages of a request are taken.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    pub(super) memory: CallShare,
+    pub(super) owner: Owner,
+    pub(super) encoding: Option<Encoding>,
+    /// Largest message, before and after it is decompressed.
+    pub(super) limit: usize,
+    /// End of the error for a message over the limit: the method, or the setting that raises it.
+    pub(super) advice: &'static str,
+}
+
 /// Takes whole messages from the bytes of a request.
 #[derive(Debug)]
 pub(super) struct Messages {
-    memory: CallShare,
-    owner: Owner,
-    encoding: Option<Encoding>,
-    /// Largest message, before and after it is decompressed.
-    limit: usize,
-    /// Words for the limit: the method, or the setting that raises it.
-    advice: &'static str,
+    rules: Rules,
     /// Bytes of the request that were not taken yet.
     input: Bytes,
     /// Current message, with its head; empty before the first byte of the head.
@@ -81,16 +86,14 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// Creates the messages of a request. `advice` ends the error for a message over the limit.
-    pub(super) fn new(
-        memory: CallShare,
-        owner: Owner,
-        encoding: Option<Encoding>,
-        limit: usize,
-        advice: &'static str,
-    ) -> Self {
-        let current = CountedBytes::default();
-        Self { memory, owner, encoding, limit, advice, input: Bytes::new(), current }
+    /// Creates the messages of a request.
+    pub(super) fn new(rules: Rules) -> Self {
+        Self { rules, input: Bytes::new(), current: CountedBytes::default() }
+    }
+
+    /// Returns how the messages are taken.
+    pub(super) fn rules(&self) -> &Rules {
+        &self.rules
     }
 
     /// Adds bytes, after the messages of earlier bytes were taken.
@@ -109,27 +112,27 @@ impl Messages {
         self.input.is_empty() && !self.is_inside()
     }
 
-    /// Returns the next message with its head, uncompressed; `None` when more bytes are needed.
+    /// Returns the next message with its head, as it was sent; `None` when more bytes are needed.
+    /// [`Rules::finish`] follows.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the memory of calls has no room, or for a message over the limit;
-    /// [`Error::Invalid`] for a malformed head or a message that does not decompress.
-    pub(super) fn next(&mut self) -> Result<Option<Bytes>> {
+    /// [`Error::Invalid`] for a malformed head.
+    pub(super) fn next(&mut self) -> Result<Option<CountedBytes>> {
         while !self.input.is_empty() {
             let wanted = match self.current.len() {
                 have if have < HEAD_BYTES => HEAD_BYTES,
                 _ => HEAD_BYTES + self.declared_bytes()?,
             };
             let part = self.input.len().min(wanted - self.current.len());
-            self.current.extend(&self.input[..part], wanted, self.memory.bounds(), PURPOSE)?;
+            self.current.extend(&self.input[..part], wanted, self.rules.memory.bounds(), PURPOSE)?;
             self.input.advance(part);
             // A small part of a frame would keep the memory of the whole.
             if self.input.is_empty() {
                 self.input = Bytes::new();
             }
             if self.current.len() >= HEAD_BYTES && self.current.len() == HEAD_BYTES + self.declared_bytes()? {
-                let message = std::mem::take(&mut self.current);
-                return self.uncompressed(message).map(|message| Some(self.owned(message)));
+                return Ok(Some(std::mem::take(&mut self.current)));
             }
         }
         Ok(None)
@@ -141,41 +144,56 @@ impl Messages {
         if flag > 1 {
             return Err(Error::Invalid(format!("a message starts with flag {flag}, and gRPC defines 0 and 1")));
         }
-        if flag == 1 && self.encoding.is_none() {
+        if flag == 1 && self.rules.encoding.is_none() {
             return Err(Error::Invalid(
                 "a message is compressed, and its call does not say how; send the header grpc-encoding".into(),
             ));
         }
         let len =
             u32::from_be_bytes(self.current[1..HEAD_BYTES].try_into().expect("four bytes follow the flag")) as usize;
-        if len > self.limit {
-            return Err(self.over_limit(format!("a message of {}", human_bytes(len as u64))));
+        if len > self.rules.limit {
+            return Err(self.rules.over_limit(format!("a message of {}", human_bytes(len as u64))));
         }
         Ok(len)
+    }
+}
+
+impl Rules {
+    /// Returns the effort of finishing a message, as the bytes that it may have then.
+    pub(super) fn effort(&self, message: &[u8]) -> usize {
+        if message[0] == 0 { 0 } else { self.decompressed_bytes_max(message) }
+    }
+
+    /// Returns a message with its head, uncompressed, with the owner of its memory.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the memory of calls has no room, or for a message over the limit
+    /// or the ratio; [`Error::Invalid`] for a message that does not decompress; the interrupt's.
+    pub(super) fn finish(&self, message: CountedBytes, interrupt: &Interrupt) -> Result<Bytes> {
+        let (bytes, held) = self.uncompressed(message, interrupt)?.into_parts();
+        Ok(match self.owner {
+            Owner::Bytes => Bytes::from_owner(Counted { bytes, _held: held }),
+            Owner::Call => {
+                self.memory.keep(held);
+                bytes.into()
+            }
+        })
     }
 
     fn over_limit(&self, what: String) -> Error {
         Error::Exhausted(format!("{what} is over the limit of {}; {}", human_bytes(self.limit as u64), self.advice))
     }
 
-    /// Returns a message with the owner of its memory.
-    fn owned(&self, message: CountedBytes) -> Bytes {
-        let (bytes, held) = message.into_parts();
-        match self.owner {
-            Owner::Bytes => Bytes::from_owner(Counted { bytes, _held: held }),
-            Owner::Call => {
-                self.memory.keep(held);
-                bytes.into()
-            }
-        }
+    fn decompressed_bytes_max(&self, message: &[u8]) -> usize {
+        let compressed = message.len() - HEAD_BYTES;
+        RATIO_FREE_BYTES.max(compressed.saturating_mul(RATIO_MAX)).min(self.limit)
     }
 
-    fn uncompressed(&self, message: CountedBytes) -> Result<CountedBytes> {
+    fn uncompressed(&self, message: CountedBytes, interrupt: &Interrupt) -> Result<CountedBytes> {
         let (1, Some(encoding)) = (message[0], self.encoding) else { return Ok(message) };
         let compressed = &message[HEAD_BYTES..];
-        let by_ratio = RATIO_FREE_BYTES.max(compressed.len().saturating_mul(RATIO_MAX));
-        let limit = by_ratio.min(self.limit);
-        let mut out = heavy(limit, || self.decompressed(compressed, encoding, limit))?;
+        let limit = self.decompressed_bytes_max(&message);
+        let mut out = self.decompressed(compressed, encoding, limit, interrupt)?;
         let len = out.len() - HEAD_BYTES;
         if len > limit {
             return Err(match limit == self.limit {
@@ -194,7 +212,13 @@ impl Messages {
     }
 
     /// Decompresses up to one byte more than `limit`, behind a head for an uncompressed message.
-    fn decompressed(&self, compressed: &[u8], encoding: Encoding, limit: usize) -> Result<CountedBytes> {
+    fn decompressed(
+        &self,
+        compressed: &[u8],
+        encoding: Encoding,
+        limit: usize,
+        interrupt: &Interrupt,
+    ) -> Result<CountedBytes> {
         let wrong = |error: io::Error| Error::Invalid(format!("a message does not decompress: {error}"));
         let mut reader: Box<dyn Read + '_> = match encoding {
             Encoding::Gzip => Box::new(flate2::read::GzDecoder::new(compressed)),
@@ -212,6 +236,7 @@ impl Messages {
         // The decoder keeps the last bytes, as many as its window has.
         let mut window = self.memory.bounds().reserve(0, PURPOSE)?;
         while out.len() < most {
+            interrupt.check()?;
             let room = part.len().min(most - out.len());
             let read = reader.read(&mut part[..room]).map_err(wrong)?;
             if read == 0 {
@@ -239,7 +264,7 @@ mod tests {
 
     fn messages(budget: &Budget, encoding: Option<Encoding>) -> Messages {
         let memory = CallShare::within(Bounds::new([budget.clone()]));
-        Messages::new(memory, Owner::Bytes, encoding, LIMIT, "send less")
+        Messages::new(Rules { memory, owner: Owner::Bytes, encoding, limit: LIMIT, advice: "send less" })
     }
 
     fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
@@ -257,7 +282,7 @@ mod tests {
         for chunk in wire.chunks(step) {
             messages.push(Bytes::copy_from_slice(chunk));
             while let Some(message) = messages.next()? {
-                found.push(message);
+                found.push(messages.rules().finish(message, &Interrupt::default())?);
             }
         }
         Ok(found)
