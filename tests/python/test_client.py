@@ -1189,9 +1189,9 @@ def test_a_waiting_job_reports_the_reason_and_its_predicted_start(start: Callabl
     client = server.connect()
     client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
     # Both devices are taken by joins of 400 million rows.
-    running = [client.join("a", "a", on="k", retain_seconds=0) for _ in range(2)]
+    running = [client.join("a", "a", on="k", devices=1, retain_seconds=0) for _ in range(2)]
     server.wait_for(lambda: all(result.status().state == "running" for result in running), "both joins to run")
-    first, second = (client.join("a", "a", on="k", retain_seconds=0) for _ in range(2))
+    first, second = (client.join("a", "a", on="k", devices=1, retain_seconds=0) for _ in range(2))
     statuses = [first.status(), second.status()]
     assert [status.state for status in statuses] == ["queued", "queued"]
     assert [status.queue_position for status in statuses] == [0, 1]

@@ -19,7 +19,7 @@ import pytest
 import dovetail
 import oracle
 import tables
-from harness import GPUS, Server, clean, command_line
+from harness import GPUS, Server, clean, command_line, slow_devices
 from oracle import HOWS, LEFT_ROW, RIGHT_ROW, Case
 from refusals import refused
 from test_device_processes import (
@@ -171,6 +171,30 @@ def test_a_distribution_that_is_impossible_is_refused(gangs: dovetail.Client, na
             call("t", "t", **options)
 
 
+def test_the_server_chooses_how_many_devices_join_and_tells_of_the_others(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    rows = 1 << 18
+    server = start(topology=slow_devices(tmp_path, "40MB/s", "40MB/s"), host_memory="1GiB")
+    with server.connect() as client:
+        client.put("few", {"k": np.arange(1000), "a": np.arange(1000)})
+        client.put("many", {"k": np.arange(rows), "b": np.arange(rows)})
+        told = client.explain("few", "many", on="k", how="right")
+        assert [(each["devices"], each["ranks"], each["sets"]) for each in told["sets"]] == [
+            ("host:0", 1, 2),
+            ("host:0, host:1", 2, 1),
+        ]
+        alone, both = (each["predicted_seconds"] for each in told["sets"])
+        assert both < 0.7 * alone
+        assert "devices that could run it" in str(told) and "host:0 (2 such sets)" in str(told)
+        # Each has a link of its own, and together they copy twice as fast.
+        job = client.submit("few", "many", on="k", how="right")
+        assert job.wait().rows == rows
+        assert job.status().raw["devices"] == ["host:0", "host:1"]
+        # Calls take longer than these few rows.
+        assert client.explain("few", "few", on="k")["sets"] == []
+
+
 def test_all_devices_of_a_gang_are_shown(gangs_server: Server, gangs: dovetail.Client) -> None:
     gangs.put("l", pa.table({"k": np.arange(200_000), "a": np.arange(200_000)}))
     gangs.put("r", pa.table({"k": np.arange(1000), "b": np.arange(1000)}))
@@ -181,7 +205,7 @@ def test_all_devices_of_a_gang_are_shown(gangs_server: Server, gangs: dovetail.C
         "hash": ["exchanged by key among 2 devices"],
     }
     assert all(words in str(planned) for words in divided[planned["device"]["distribution"]]), planned
-    alone = gangs.explain("l", "r", on="k")
+    alone = gangs.explain("l", "r", on="k", devices=1)
     assert (alone["device"]["ranks"], alone["device"]["distribution"]) == (1, "alone")
 
     job = gangs.submit("l", "r", on="k", devices=["host:2", "host:0"], retain_seconds=300)
