@@ -24,6 +24,7 @@ mod interrupt;
 mod jobs;
 mod join;
 mod logging;
+mod manual;
 mod names;
 pub mod output;
 pub mod progress;
@@ -97,6 +98,10 @@ enum Command {
     Drop(tables::DropArgs),
     /// Show the devices of a server and the links between them
     Topology(tables::TopologyArgs),
+    /// Print the completions of a shell, to be read by the shell at its start
+    Completions(manual::CompletionsArgs),
+    /// Write the manual as man pages into a folder, one page per command
+    Man(manual::ManArgs),
     /// Run the joins of one device. The server starts this command
     #[command(hide = true)]
     DeviceProcess(device_process::DeviceProcessArgs),
@@ -114,7 +119,7 @@ pub fn main() -> ExitCode {
     };
     // For a command that asks no server, an invalid value is in the command line or the
     // configuration.
-    let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::DeviceProcess(_) | Command::ArenaTmpfs(_));
+    let asks_a_server = asks_a_server(&cli.command);
     // Keep the writer of lines until the last error is printed.
     let _flush = match outlives_readers(&cli.command).then(lines::start).transpose() {
         Ok(flush) => flush,
@@ -141,6 +146,8 @@ pub fn main() -> ExitCode {
         Command::Cancel(args) => block_on(jobs::run_cancel(args)),
         Command::Drop(args) => block_on(tables::run_drop(args)),
         Command::Topology(args) => block_on(tables::run_topology(args)),
+        Command::Completions(args) => manual::run_completions(&args),
+        Command::Man(args) => manual::run_man(&args),
         Command::DeviceProcess(args) => device_process::run(&args),
         Command::ArenaTmpfs(args) => arena_tmpfs::run(&args),
     };
@@ -197,6 +204,18 @@ fn status_of(outcome: Result<()>, asks_a_server: bool) -> ExitCode {
             }
         }
     }
+}
+
+/// True for a command that is a client of a server.
+fn asks_a_server(command: &Command) -> bool {
+    !matches!(
+        command,
+        Command::Serve(_)
+            | Command::Completions(_)
+            | Command::Man(_)
+            | Command::DeviceProcess(_)
+            | Command::ArenaTmpfs(_)
+    )
 }
 
 /// True for a command that continues even if writing to standard error or standard output fails.

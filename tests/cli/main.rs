@@ -13,7 +13,8 @@ use harness::{run, stderr, stdout};
 fn help_and_version_succeed_and_name_every_command() {
     let help = run(&["--help"]);
     assert!(help.status.success());
-    for name in ["serve", "demo", "put", "get", "join", "explain", "tables", "jobs", "cancel", "drop", "topology"] {
+    let names = "serve demo put get join explain tables jobs cancel drop topology completions man";
+    for name in names.split(' ') {
         assert!(stdout(&help).contains(name), "{name} is not in the help");
         let own = run(&[name, "--help"]);
         assert!(own.status.success(), "{name} --help");
@@ -60,6 +61,31 @@ fn errors_for_machines_are_one_json_object() {
     let error: serde_json::Value = serde_json::from_str(&stderr(&output)).unwrap();
     assert_eq!(error["error"]["kind"], "invalid_argument");
     assert!(error["error"]["message"].as_str().unwrap().contains("--on <COLUMNS>"), "{error}");
+}
+
+#[test]
+fn completions_are_read_by_bash_and_man_pages_are_written() {
+    let completions = run(&["completions", "bash"]);
+    assert!(completions.status.success(), "{}", stderr(&completions));
+    let script = format!(
+        "{}\nCOMP_WORDS=(dovetail serve --host-m); COMP_CWORD=2; _dovetail dovetail --host-m serve; echo \"${{COMPREPLY[@]}}\"",
+        stdout(&completions)
+    );
+    let completed = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert_eq!((&*stdout(&completed), &*stderr(&completed)), ("--host-memory\n", ""));
+    assert_eq!(run(&["completions", "cmd.exe"]).status.code(), Some(2));
+
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("share/man1");
+    let written = run(&["man", pages.to_str().unwrap()]);
+    assert!(written.status.success(), "{}", stderr(&written));
+    let mut names = harness::names_in(&pages);
+    names.sort();
+    assert!(names.contains(&"dovetail.1".to_owned()) && names.contains(&"dovetail-serve.1".to_owned()), "{names:?}");
+    assert_eq!(stdout(&written).lines().count(), names.len());
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let refused = run(&["man", folder.path().join("file").to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
 }
 
 #[test]
