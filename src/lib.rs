@@ -7,6 +7,7 @@
 //! | [`cli`] | the command line |
 //! | [`service`] | the client's interface: Flight, authentication, limits, health, metrics |
 //! | [`scheduler`] | jobs, the queue, placement, cancellation, progress |
+//! | [`doctor`] | checks the host and the limits of the container |
 //! | [`engine`] | runs the joins of a device, in this process or in a child process |
 //! | [`planner`] | turns a join specification into a plan, with reasons |
 //! | [`join`] | strategies, composed of primitives |
@@ -21,6 +22,7 @@ pub mod catalog;
 pub mod cli;
 pub mod columns;
 pub mod device;
+pub mod doctor;
 pub mod engine;
 mod error;
 mod human;

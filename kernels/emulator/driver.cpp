@@ -211,6 +211,22 @@ int cuDeviceGetUuid_v2(void* uuid, int device) {
 
 int cuDeviceGetAttribute(int* value, int attribute, int) { return attribute_of(attribute, value); }
 
+int cuDeviceTotalMem_v2(size_t* bytes, int) {
+    *bytes = MEMORY_BYTES;
+    return SUCCESS;
+}
+
+int cuDeviceGetPCIBusId(char* text, int bytes, int device) {
+    std::snprintf(text, size_t(bytes), "0000:%02x:00.0", device + 1);
+    return SUCCESS;
+}
+
+// Access goes through exported memory, which needs none of this.
+int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+    *can = device != peer;
+    return device < gpu_count() && peer < gpu_count() ? SUCCESS : INVALID_DEVICE;
+}
+
 // The handle of a memory pool is its GPU.
 int cuDeviceGetDefaultMemPool(void** pool, int device) {
     if (device < 0 || device >= gpu_count()) return INVALID_DEVICE;

@@ -8,7 +8,8 @@
 //!
 //! Results go to stdout, in a form for people or, with `--json`, as one JSON value per line.
 //! Progress, logs and errors go to stderr. The exit status is 0 for success, 1 for a failure, and 2
-//! for a wrong command line or configuration. It is 130 for work that Ctrl-C interrupted.
+//! for a wrong command line or configuration. It is 130 for work that Ctrl-C interrupted, and 3 or
+//! 4 for findings of `doctor`.
 //!
 //! The client commands know only the wire protocol: any Flight client can do the same.
 
@@ -17,6 +18,7 @@ mod client;
 mod demo;
 mod describe;
 mod device_process;
+mod doctor;
 mod files;
 mod get;
 mod heap;
@@ -98,6 +100,8 @@ enum Command {
     Drop(tables::DropArgs),
     /// Show the devices of a server and the links between them
     Topology(tables::TopologyArgs),
+    /// Check this host for a server, and say what to change
+    Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell, to be read by the shell at its start
     Completions(manual::CompletionsArgs),
     /// Write the manual as man pages into a folder, one page per command
@@ -146,6 +150,9 @@ pub fn main() -> ExitCode {
         Command::Cancel(args) => block_on(jobs::run_cancel(args)),
         Command::Drop(args) => block_on(tables::run_drop(args)),
         Command::Topology(args) => block_on(tables::run_topology(args)),
+        Command::Doctor(args) => {
+            return doctor::run(&args).unwrap_or_else(|error| status_of(Err(error), asks_a_server));
+        }
         Command::Completions(args) => manual::run_completions(&args),
         Command::Man(args) => manual::run_man(&args),
         Command::DeviceProcess(args) => device_process::run(&args),
@@ -211,6 +218,7 @@ fn asks_a_server(command: &Command) -> bool {
     !matches!(
         command,
         Command::Serve(_)
+            | Command::Doctor(_)
             | Command::Completions(_)
             | Command::Man(_)
             | Command::DeviceProcess(_)

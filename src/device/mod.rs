@@ -69,7 +69,7 @@ pub use cancel::CancelFlag;
 pub use copies::Copies;
 pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning};
 pub use loss::set_process_of_one_device;
-pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
+pub use open::{GpuSeen, gpu_count, gpus_seen, open_device, open_gpu, parse_device, why_no_gpu};
 pub use options::TestOptions;
 pub use pattern::Pattern;
 pub use peers::{PeerOps, PeerWindow, peers, shares_no_memory};

@@ -59,6 +59,36 @@ pub fn gpu_count() -> Result<u16> {
     Ok(0)
 }
 
+/// A GPU, or a slice of one, as the driver shows it. No context is made for this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuSeen {
+    pub name: String,
+    /// Address on the PCI bus, in lower case: `0000:1b:00.0`.
+    pub pci_address: String,
+    pub memory_bytes: u64,
+    /// True for each GPU, in the driver's order, whose memory this one can access. Its own is true.
+    pub peers: Vec<bool>,
+}
+
+/// Returns the GPUs that the driver shows to this process. Empty in a build without kernels, or
+/// without a driver.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) when there is a driver that does not work.
+#[cfg(dovetail_cuda)]
+pub fn gpus_seen() -> Result<Vec<GpuSeen>> {
+    super::cuda::gpus_seen()
+}
+
+/// Returns no GPU, because this build has no kernels.
+///
+/// # Errors
+/// None in this build.
+#[cfg(not(dovetail_cuda))]
+pub fn gpus_seen() -> Result<Vec<GpuSeen>> {
+    Ok(Vec::new())
+}
+
 /// Reason why [`gpu_count`] is 0, if it is.
 #[cfg(dovetail_cuda)]
 pub fn why_no_gpu() -> &'static str {

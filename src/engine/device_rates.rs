@@ -130,7 +130,7 @@ fn measured_rates(device: &dyn Engine, tell: &dyn Fn(f64)) -> DeviceRates {
 }
 
 /// Returns the path of the file of rates; `None`: rates are not saved.
-pub(super) fn rates_file(setting: &str) -> Option<PathBuf> {
+pub fn rates_file(setting: &str) -> Option<PathBuf> {
     match setting {
         "none" => None,
         "auto" => cache_folder(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))

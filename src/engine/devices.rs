@@ -404,6 +404,14 @@ fn own_tmpfs(is_shared: bool) -> Result<Backing> {
     })
 }
 
+/// Checks that the server may mount a tmpfs with huge pages for its host memory.
+///
+/// # Errors
+/// [`Error::Unavailable`] with the reason.
+pub fn check_own_tmpfs() -> Result<()> {
+    own_tmpfs(true).map(drop)
+}
+
 /// True if devices of a kind have processes of their own.
 ///
 /// # Errors

@@ -79,9 +79,10 @@ use std::thread::{JoinHandle, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 pub use child_engine::ChildEngine;
-pub use device_rates::{DeviceRates, set_rates};
+pub use device_rates::{DeviceRates, rates_file, set_rates};
 pub use devices::{
-    DeviceSettings, arena_backing, gpus_bytes, gpus_used, host_memory_bytes, open_devices, prefault_bytes, topology,
+    DeviceSettings, arena_backing, check_own_tmpfs, gpus_bytes, gpus_used, host_memory_bytes, open_devices,
+    prefault_bytes, topology,
 };
 pub(crate) use devices::{cache_bytes, device_memory_bytes};
 pub use gang::run_gang;

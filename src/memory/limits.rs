@@ -56,13 +56,26 @@ pub fn process_memory_free() -> Option<u64> {
 }
 
 /// Reads [`process_memory_limit`] from the system files under `root`.
-fn memory_limit(root: &Path) -> Option<u64> {
+pub fn memory_limit(root: &Path) -> Option<u64> {
     groups(root).iter().filter_map(Group::limit).chain(machine_memory(root, "MemTotal:")).min()
 }
 
 /// Reads [`process_memory_free`] from the system files under `root`.
-fn memory_free(root: &Path) -> Option<u64> {
+pub fn memory_free(root: &Path) -> Option<u64> {
     groups(root).iter().filter_map(Group::free).chain(machine_memory(root, "MemAvailable:")).min()
+}
+
+/// Reads the memory of the machine, in bytes, from the system files under `root`.
+pub fn machine_memory_bytes(root: &Path) -> Option<u64> {
+    machine_memory(root, "MemTotal:")
+}
+
+/// Control group of this process, or a group around it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlGroup {
+    pub folder: PathBuf,
+    /// True in the first version of control groups, whose files have other names.
+    pub is_first_version: bool,
 }
 
 /// Control group that may bound the memory of this process.
@@ -73,7 +86,6 @@ struct Group {
 
 /// Names of a control group's files.
 struct GroupFiles {
-    mount: &'static str,
     limit: &'static str,
     used: &'static str,
     /// Line of `memory.stat` with the bytes of caches that can be dropped.
@@ -81,36 +93,43 @@ struct GroupFiles {
 }
 
 const SECOND_VERSION: GroupFiles =
-    GroupFiles { mount: "sys/fs/cgroup", limit: "memory.max", used: "memory.current", droppable: "inactive_file " };
+    GroupFiles { limit: "memory.max", used: "memory.current", droppable: "inactive_file " };
 
-const FIRST_VERSION: GroupFiles = GroupFiles {
-    mount: "sys/fs/cgroup/memory",
-    limit: "memory.limit_in_bytes",
-    used: "memory.usage_in_bytes",
-    droppable: "total_inactive_file ",
-};
+const FIRST_VERSION: GroupFiles =
+    GroupFiles { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", droppable: "total_inactive_file " };
 
-/// Lists the control groups of this process and all groups around them. Inside a container the path
-/// of a group may be the host's, and only the files of the root group are visible.
-fn groups(root: &Path) -> Vec<Group> {
+/// Lists the control groups of this process that have a controller, and all groups around them,
+/// from the system files under `root`. Inside a container the path of a group may be the host's,
+/// and only the files of the root group are visible.
+pub fn control_groups(root: &Path, controller: &str) -> Vec<ControlGroup> {
     let lines = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    lines.lines().flat_map(|line| groups_of(root, line)).collect()
+    lines.lines().flat_map(|line| groups_of(root, line, controller)).collect()
 }
 
 /// Lists the groups of a line of `/proc/self/cgroup` (`id:controllers:path`).
-fn groups_of(root: &Path, line: &str) -> Vec<Group> {
+fn groups_of(root: &Path, line: &str, controller: &str) -> Vec<ControlGroup> {
     let mut parts = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
         return Vec::new();
     };
-    let files = match controllers {
-        "" => &SECOND_VERSION,
-        _ if controllers.split(',').any(|name| name == "memory") => &FIRST_VERSION,
+    let mount = root.join("sys/fs/cgroup");
+    let (mount, is_first_version) = match controllers {
+        "" => (mount, false),
+        _ if controllers.split(',').any(|name| name == controller) => (mount.join(controller), true),
         _ => return Vec::new(),
     };
     let group = Path::new(path.trim_start_matches('/'));
-    let group_at = |ancestor: &Path| Group { folder: root.join(files.mount).join(ancestor), files };
+    let group_at = |ancestor: &Path| ControlGroup { folder: mount.join(ancestor), is_first_version };
     group.ancestors().map(group_at).collect()
+}
+
+/// Lists the control groups that may bound the memory of this process.
+fn groups(root: &Path) -> Vec<Group> {
+    let group = |group: ControlGroup| Group {
+        folder: group.folder,
+        files: if group.is_first_version { &FIRST_VERSION } else { &SECOND_VERSION },
+    };
+    control_groups(root, "memory").into_iter().map(group).collect()
 }
 
 impl Group {

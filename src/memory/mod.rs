@@ -34,7 +34,10 @@ pub use arena::{
 pub use bounds::{Bounds, CountedBytes, Held};
 pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;
-pub use limits::{parse_memory_setting, process_memory_limit};
+pub use limits::{
+    ControlGroup, control_groups, machine_memory_bytes, memory_free, memory_limit, parse_memory_setting,
+    process_memory_limit,
+};
 pub use pool::ReservedPool;
 pub use schema_bytes::schema_bytes;
 

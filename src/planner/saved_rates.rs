@@ -135,6 +135,21 @@ impl RatesFile {
         self.kept.gangs.iter().find(|kept| kept.devices == devices)
     }
 
+    /// Returns the rates of the devices of a model's kind and name that were measured last.
+    pub fn latest(&self, kind: DeviceKind, name: &str) -> Option<&SavedRates> {
+        let kind = kind.to_string();
+        self.kept.devices.iter().rfind(|kept| kept.model.kind == kind && kept.model.name == name)
+    }
+
+    /// Returns the rates of `count` devices of one kind together that were measured last.
+    pub fn latest_links(&self, kind: DeviceKind, count: usize) -> Option<&SavedLinkRates> {
+        let kind = kind.to_string();
+        let is_of = |kept: &&SavedLinkRates| {
+            kept.devices.len() == count && kept.devices.iter().all(|device| device.kind == kind)
+        };
+        self.kept.gangs.iter().rfind(is_of)
+    }
+
     /// Adds measured rates and removes earlier ones of the same model. [`RatesFile::save`] writes
     /// them.
     pub fn add(&mut self, measured: SavedRates) {

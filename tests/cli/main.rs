@@ -13,7 +13,7 @@ use harness::{run, stderr, stdout};
 fn help_and_version_succeed_and_name_every_command() {
     let help = run(&["--help"]);
     assert!(help.status.success());
-    let names = "serve demo put get join explain tables jobs cancel drop topology completions man";
+    let names = "serve demo put get join explain tables jobs cancel drop topology doctor completions man";
     for name in names.split(' ') {
         assert!(stdout(&help).contains(name), "{name} is not in the help");
         let own = run(&[name, "--help"]);
@@ -173,4 +173,50 @@ fn the_demo_for_people_fits_a_terminal_and_has_no_escapes_when_piped() {
     }
     assert!(text.contains("What to try next"), "{text}");
     assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn the_doctor_says_what_it_found_and_its_status_follows_the_verdict() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let doctor = |arguments: &[&str]| {
+        run(&[&["doctor", "--rates-file", "none", "--root", root.path().to_str().unwrap()], arguments].concat())
+    };
+    // Limits of files are those of the tests' process, whatever the files say.
+    write("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 16777216 kB\n");
+    let good = doctor(&["--json"]);
+    assert!(matches!(good.status.code(), Some(0 | 3)), "{}", stderr(&good));
+    let findings = harness::json_lines(&good);
+    let memory = findings.iter().find(|finding| finding["check"] == "memory").unwrap();
+    assert_eq!(
+        (&memory["found"], &memory["verdict"], &memory["change"]),
+        (&"16.0 GiB".into(), &"good".into(), &"".into())
+    );
+    assert!(findings.last().unwrap()["verdict"].is_string());
+
+    write("proc/self/cgroup", "0::/\n");
+    write("sys/fs/cgroup/memory.max", "268435456\n");
+    let limited = doctor(&[]);
+    assert_eq!(limited.status.code(), Some(3), "{}", stderr(&limited));
+    let text = stdout(&limited);
+    assert!(text.contains("attention  memory") && text.contains("256.0 MiB of 16.0 GiB"), "{text}");
+    assert!(text.contains("→ raise the limit (docker run --memory)"), "{text}");
+
+    write("sys/bus/pci/devices/0000:1b:00.0/vendor", "0x10de\n");
+    write("sys/bus/pci/devices/0000:1b:00.0/class", "0x030200\n");
+    let fault = doctor(&[]);
+    assert_eq!(fault.status.code(), Some(4), "{}", stderr(&fault));
+    assert!(stdout(&fault).contains("fault"), "{}", stdout(&fault));
+    // Rates that are measured are saved, also those of the CPU.
+    let rates = root.path().join("rates.json");
+    let measured = run(&["doctor", "--measure", "--rates-file", rates.to_str().unwrap()]);
+    assert!(matches!(measured.status.code(), Some(0 | 3 | 4)), "{}", stderr(&measured));
+    assert!(std::fs::read_to_string(&rates).unwrap().contains("\"calibration\""));
+    // The files of this machine.
+    let here = run(&["doctor"]);
+    assert!(matches!(here.status.code(), Some(0 | 3 | 4)) && stdout(&here).contains("driver"), "{}", stderr(&here));
 }

@@ -36,7 +36,7 @@ use super::observe::Observer;
 use super::tuning::Limits;
 use crate::device::fault::Trigger;
 use crate::device::loss::remedy;
-use crate::device::{ComputeCapability, DeviceHandle, DeviceId, DeviceKind, TestOptions};
+use crate::device::{ComputeCapability, DeviceHandle, DeviceId, DeviceKind, GpuSeen, TestOptions};
 use crate::memory::Pin;
 use crate::{Error, Result};
 
@@ -70,6 +70,36 @@ fn driver_count() -> Result<u16> {
         };
     }
     Ok(u16::try_from(result::device::get_count().map_err(attempt)?).unwrap_or(u16::MAX))
+}
+
+/// Returns the GPUs that the driver shows to this process.
+pub(super) fn gpus_seen() -> Result<Vec<GpuSeen>> {
+    let attempt = |error: DriverError| Error::Unsupported(format!("asking the CUDA driver about its GPUs: {error}"));
+    let devices = (0..driver_count()?).map(|ordinal| result::device::get(ordinal.into()));
+    let devices = devices.collect::<Result<Vec<_>, _>>().map_err(attempt)?;
+    let seen = |&device: &sys::CUdevice| {
+        // SAFETY: the driver gave the device.
+        let memory_bytes = unsafe { result::device::total_mem(device) }? as u64;
+        let peers = devices.iter().map(|&peer| Ok(device == peer || can_access(device, peer)?));
+        let peers = peers.collect::<Result<_, DriverError>>()?;
+        Ok(GpuSeen { name: result::device::get_name(device)?, pci_address: pci_address(device)?, memory_bytes, peers })
+    };
+    devices.iter().map(seen).collect::<Result<_, _>>().map_err(attempt)
+}
+
+fn can_access(device: sys::CUdevice, peer: sys::CUdevice) -> Result<bool, DriverError> {
+    let mut can: c_int = 0;
+    // SAFETY: the driver gave both devices, and writes one number.
+    unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, device, peer) }.result()?;
+    Ok(can != 0)
+}
+
+fn pci_address(device: sys::CUdevice) -> Result<String, DriverError> {
+    let mut text = [0u8; 32];
+    // SAFETY: the driver gave the device, and writes at most as many bytes, the last of them 0.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as c_int, device) }.result()?;
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    Ok(String::from_utf8_lossy(&text[..end]).to_lowercase())
 }
 
 /// Class of an error: the party that can act on it, and the work that it ends.

@@ -77,9 +77,10 @@ use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::{
     BitSlice, BytesColumn, BytesPart, CacheOps, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer,
-    DeviceFacts, DeviceId, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField,
-    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, PeerOps, Positions, RadixBits,
-    Sorted, Stream, StringOps, Table, TimingOps, Tuning, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    DeviceFacts, DeviceId, DeviceKind, Event, Filter, GpuSeen, Hashing, HostBytes, HostColumn, JoinedPartitions,
+    KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, PeerOps, Positions,
+    RadixBits, Sorted, Stream, StringOps, Table, TimingOps, Tuning, Unmatched, ValueField, Wanted, Which, Width,
+    WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -90,6 +91,14 @@ use crate::memory::{Arena, Budget, Pin};
 /// [`Unsupported`](crate::Error::Unsupported) if a driver is installed but does not work.
 pub fn device_count() -> Result<u16> {
     driver::gpu_count()
+}
+
+/// Returns the GPUs that the driver shows to this process.
+///
+/// # Errors
+/// [`Unsupported`](crate::Error::Unsupported) if a driver is installed but does not work.
+pub fn gpus_seen() -> Result<Vec<GpuSeen>> {
+    driver::gpus_seen()
 }
 
 /// True if this machine has a CUDA driver.

@@ -1,6 +1,7 @@
 //! Opens the parts of a server from its settings.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -8,6 +9,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::{Catalog, Uploads};
+use crate::device::DeviceKind;
+use crate::doctor;
 use crate::engine::{self, Engine};
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
@@ -92,6 +95,13 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
     let uploads = Uploads::new(catalog.clone(), limits.uploads);
     let of_devices = settings.of_devices();
     tracing::info!("{}", engine::gpus_used(&of_devices, &devices));
+    // The arena has told of its memory. A server that asks for the CPU alone looks for no GPU.
+    let rates_file = engine::rates_file(&of_devices.rates_file);
+    let may_use_gpus =
+        of_devices.devices == "auto" || devices.iter().any(|device| device.id().kind == DeviceKind::Cuda);
+    let with_gpus = may_use_gpus && of_devices.topology.is_none();
+    let facts = doctor::Facts::gather(Path::new("/"), rates_file.as_deref(), Ok(()), with_gpus);
+    doctor::log_lines(&facts.findings()).iter().for_each(|line| tracing::warn!("{line}"));
     engine::set_rates(&of_devices, &topology, &mut devices, tell);
     let devices: Vec<Arc<dyn Engine>> = devices.into_iter().map(Arc::from).collect();
     let options = SchedulerOptions {
