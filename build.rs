@@ -33,7 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns the commit of the build, or `unknown` outside a checkout. Adds `-dirty` if tracked files
+/// Returns the commit of the build. Outside a checkout, it is in the environment variable
+/// `DOVETAIL_REVISION`, or `unknown`. Adds `-dirty` if tracked files
 /// outside `benches/results` differ from the commit.
 fn commit() -> String {
     let git =
@@ -47,7 +48,10 @@ fn commit() -> String {
             println!("cargo::rerun-if-changed={path}");
         }
     }
-    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
+    println!("cargo::rerun-if-env-changed=DOVETAIL_REVISION");
+    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else {
+        return std::env::var("DOVETAIL_REVISION").unwrap_or_else(|_| "unknown".into());
+    };
     let dirty = git(&["status", "--porcelain", "--untracked-files=no", "--", ":!benches/results"])
         .is_some_and(|status| !status.stdout.is_empty());
     format!("{}{}", String::from_utf8_lossy(&head.stdout).trim(), if dirty { "-dirty" } else { "" })
