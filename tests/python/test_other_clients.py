@@ -1,6 +1,6 @@
-"""The examples in Go, Java and Rust, run against the real server: what they read is what pyarrow reads and computes.
+"""The examples in Go, Java, Node and Rust, run against the real server: what they read is what pyarrow reads and computes.
 
-``DOVETAIL_OTHER_CLIENTS`` says what to do with those in Go and Java, whose libraries come from the network: ``off``,
+``DOVETAIL_OTHER_CLIENTS`` says what to do with those in Go, Java and Node, whose libraries come from the network: ``off``,
 the default, skips them; ``auto`` runs those whose tool chain and libraries can be had; ``require`` runs all, and fails
 when something is missing. The example in Rust is built with the server, from the same libraries, and always run.
 """
@@ -39,7 +39,7 @@ RUN_SECONDS = 120
 NO_NETWORK = re.compile(r"Could not (resolve|transfer)|could not be resolved|Unknown host|offline mode", re.IGNORECASE)
 
 
-@pytest.fixture(params=["go", "java", "rust"])
+@pytest.fixture(params=["go", "java", "node", "rust"])
 def example(request: pytest.FixtureRequest) -> list[str]:
     """The command that runs an example; the server's address is to be added."""
     assert MODE in MODES, f"DOVETAIL_OTHER_CLIENTS is {MODE!r}; it may be {', '.join(MODES)}"
@@ -142,6 +142,18 @@ def _java() -> list[str] | Missing:
 
 
 @cache
+def _node() -> list[str] | Missing:
+    folder = ROOT / "clients" / "node"
+    for tool in ("node", "npm"):
+        if not shutil.which(tool):
+            return Missing(f"there is no `{tool}`")
+    fetched = _tool(["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"], folder)
+    if fetched.returncode:
+        return Missing(f"`npm ci` failed: {_output(fetched)}")
+    return ["node", str(folder / "join.mjs")]
+
+
+@cache
 def _rust() -> list[str] | Missing:
     path = binary().parent / "join"
     if not path.exists():
@@ -149,7 +161,7 @@ def _rust() -> list[str] | Missing:
     return [str(path)]
 
 
-BUILDERS: dict[str, Callable[[], list[str] | Missing]] = {"go": _go, "java": _java, "rust": _rust}
+BUILDERS: dict[str, Callable[[], list[str] | Missing]] = {"go": _go, "java": _java, "node": _node, "rust": _rust}
 
 
 def _tool(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
