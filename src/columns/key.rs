@@ -89,9 +89,9 @@ pub fn key_class(data_type: &DataType) -> Result<KeyClass> {
 mod tests {
     use super::*;
 
-    /// Mirrors the table of README.md.
+    /// Mirrors the table of docs/types.md.
     #[test]
-    fn key_types_match_as_the_readme_lists_them() {
+    fn key_types_match_as_the_page_lists_them() {
         use DataType as T;
         let classes = [
             vec![T::Int8, T::UInt64, T::Decimal32(5, 0), T::Decimal128(20, 0), T::Decimal256(60, 0)],

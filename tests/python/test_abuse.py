@@ -1,6 +1,6 @@
 """Peers that make the server hold memory: all at once, against a small server, which must stay within its bound.
 
-`docs/operating.md` states the bound of the whole process. Each abuse here made a server hold hundreds of megabytes, or
+`docs/memory.md` states the bound of the whole process. Each abuse here made a server hold hundreds of megabytes, or
 more, before it was bounded. A tenant with a writer's token does all of them, while another tenant works.
 """
 
@@ -40,7 +40,7 @@ SETTINGS = {
     "upload_limit": UPLOADS,
 }
 
-# The bound of the process, as docs/operating.md states it.
+# The bound of the process, as docs/memory.md states it.
 BOUND = (
     "host-memory + device-memory + 2 × call-memory + upload-limit × 1 MiB\n"
     "+ connections × 128 KiB + processors × 32 MiB + 128 MiB"
@@ -102,7 +102,7 @@ def memory_is_back(server: Server) -> None:
 
 
 def test_the_page_states_the_bound_that_is_tested() -> None:
-    assert BOUND in (ROOT / "docs" / "operating.md").read_text()
+    assert BOUND in (ROOT / "docs" / "memory.md").read_text()
 
 
 @pytest.mark.parametrize(("abuse", "scale"), ABUSES, ids=[abuse.__name__ for abuse, _ in ABUSES])

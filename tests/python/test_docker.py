@@ -23,6 +23,7 @@ from harness import ROOT, Server, binary
 yaml = pytest.importorskip("yaml")
 
 DOCKER = ROOT / "docker"
+PAGE = ROOT / "docs" / "operating.md"
 
 pytestmark = pytest.mark.skipif(not DOCKER.exists(), reason="this is no clone of the repository")
 
@@ -171,6 +172,10 @@ def test_the_secrets_are_made_once_and_let_a_client_in(tmp_path: Path) -> None:
     options = {"token": made["token"].decode().strip(), "tls_root_certs": made["tls.crt"]}
     with server, server.connect(**options) as client:
         assert client.server_info()["devices"]
+        # The command line of docs/operating.md, at the port that this server has.
+        [line] = re.findall(r"^dovetail (tables --server \S+ --ca \S+ --token \S+)$", PAGE.read_text(), re.MULTILINE)
+        words = line.replace("localhost:8815", f"localhost:{server.address.split(':')[1]}").split()
+        subprocess.run([binary(), *words], cwd=tmp_path, check=True, capture_output=True)
     names = subprocess.run(
         ["openssl", "x509", "-in", secrets["tls.crt"], "-noout", "-ext", "subjectAltName"],
         check=True,

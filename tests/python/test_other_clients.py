@@ -1,8 +1,9 @@
-"""The examples in Go, Java, Node and Rust, run against the real server: what they read is what pyarrow reads and computes.
+"""The examples in Go, Java, Node and Rust, run against the real server: what they read is what pyarrow reads.
 
-``DOVETAIL_OTHER_CLIENTS`` says what to do with those in Go, Java and Node, whose libraries come from the network: ``off``,
-the default, skips them; ``auto`` runs those whose tool chain and libraries can be had; ``require`` runs all, and fails
-when something is missing. The example in Rust is built with the server, from the same libraries, and always run.
+``DOVETAIL_OTHER_CLIENTS`` says what to do with those in Go, Java and Node, whose libraries come from the network:
+``off``, the default, skips them; ``auto`` runs those whose tool chain and libraries can be had; ``require`` runs all,
+and fails when something is missing. The example in Rust is built with the server, from the same libraries, and always
+run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there, and ARCHITECTURE.md names what is there."""
+"""What the pages show works as it stands there, what they link to and name is there, and generated ones are current."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,11 +21,11 @@ from harness import ROOT, STOP_SECONDS, Server, StartFailed, binary
 ADDRESS = "grpc://127.0.0.1:8815"
 
 
-def blocks(language: str, heading: str | None = None) -> list[str]:
-    """The blocks of code in a language, of the whole README or of one section."""
-    text = (ROOT / "README.md").read_text()
+def blocks(language: str, heading: str | None = None, page: str = "README.md") -> list[str]:
+    """The blocks of code in a language, of a whole page or of one section."""
+    text = (ROOT / page).read_text()
     if heading:
-        assert f"\n## {heading}\n" in text, f"README.md has no section {heading!r}"
+        assert f"\n## {heading}\n" in text, f"{page} has no section {heading!r}"
         text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
@@ -45,15 +46,30 @@ def run(line: str, folder: Path, server: Server) -> str:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
-    """The folder that the README's reader is in, with the tables of the demo in it."""
+    """The folder that the reader is in, with the tables of the demo in it."""
     folder = tmp_path_factory.mktemp("readme")
-    [save] = [line for block in blocks("sh", "Try it") for line in block.splitlines() if "--save" in line]
+    [save] = [line for block in blocks("sh", "Two commands") for line in block.splitlines() if "--save" in line]
     run(save.replace("demo", "demo --scale 0.001", 1), folder, server)
     return folder
 
 
-def test_the_command_line_of_the_readme_works(files: Path, server: Server, client: dovetail.Client) -> None:
-    [block] = blocks("sh", "Join from the command line")
+def test_the_command_line_of_the_readme_works(files: Path, server: Server) -> None:
+    [block] = blocks("sh", "One join, three ways")
+    for line in block.splitlines():
+        assert run(line.replace("dovetail put", "dovetail put --mode replace"), files, server), line
+    lines = pq.read_metadata(files / "lineitem.parquet").num_rows
+    # An order has at least one line, and every line an order.
+    assert pq.read_metadata(files / "joined.parquet").num_rows == lines
+    for name in ("orders", "lineitem"):
+        run(f"dovetail drop {name}", files, server)
+
+
+def test_the_page_of_the_command_line_works(files: Path, server: Server, client: dovetail.Client) -> None:
+    commands, manual = blocks("sh", page="docs/command-line.md")
+    for line in manual.splitlines():
+        run(line.split("#")[0].split(";")[0], files, server)
+    assert (files / "dovetail.bash").stat().st_size > 0 and (files / "man1/dovetail-serve.1").exists()
+    block = commands
     lines = block.splitlines()
     assert len(lines) >= 5
     for line in lines:
@@ -67,8 +83,8 @@ def test_the_command_line_of_the_readme_works(files: Path, server: Server, clien
 
 
 def server_lines() -> list[str]:
-    """The command lines of the section on servers, without what is said of them."""
-    [block] = blocks("sh", "Run a server")
+    """The command lines of the page on operating, without what is said of them."""
+    [block] = blocks("sh", "A server", "docs/operating.md")
     return [line.split("#")[0].strip() for line in block.splitlines()]
 
 
@@ -80,7 +96,7 @@ def settings_of(line: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("line", [line for line in server_lines() if "--print-config" not in line])
-def test_the_servers_of_the_readme_start_and_end_with_ctrl_c(tmp_path: Path, line: str) -> None:
+def test_the_servers_of_the_page_start_and_end_with_ctrl_c(tmp_path: Path, line: str) -> None:
     settings = settings_of(line)
     if "host_memory" in settings:
         # Of which this machine may have less.
@@ -100,7 +116,7 @@ def test_the_servers_of_the_readme_start_and_end_with_ctrl_c(tmp_path: Path, lin
         assert server.process.wait(STOP_SECONDS) == 0, server.tail()
 
 
-def test_the_settings_in_the_readme_are_right(tmp_path: Path) -> None:
+def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
     def serve(*words: str, **env: str) -> str:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
         command = [str(binary()), "serve", *words]
@@ -110,12 +126,26 @@ def test_the_settings_in_the_readme_are_right(tmp_path: Path) -> None:
 
     assert "dovetail serve --print-config" in server_lines()
     printed = serve("--print-config")
-    text = (ROOT / "README.md").read_text().split("\n## Run a server\n")[1].split("\n## ")[0]
+    text = (ROOT / "docs/operating.md").read_text()
     for address, setting in (("127.0.0.1:8815", "listen"), ("127.0.0.1:8816", "admin-listen")):
         assert address in text and f'\n{setting} = "{address}"' in f"\n{printed}"
-    flags = set(re.findall(r"--[a-z][a-z-]+", text))
+    # Flags in code, and not those of Docker and of other commands.
+    flags = set(re.findall(r"--[a-z][a-z-]+", " ".join(re.findall(r"`([^`\n]*)`", text))))
     help_text = serve("--help")
-    assert len(flags) > 10 and {flag for flag in flags if flag not in help_text} == set()
+    unknown = {flag for flag in flags if flag not in help_text}
+    others = {
+        "--json",
+        "--measure",
+        "--check",
+        "--devices",
+        "--gpus",
+        "--memory",
+        "--cpus",
+        "--cpuset-cpus",
+        "--ulimit",
+        "--cap-add",
+    }
+    assert len(flags) > 30 and unknown <= {*others, "--stop-timeout", "--device", "--profile"}
     # Flags win over the environment, and that over the file.
     [variable] = re.findall(r"`(DOVETAIL_HOST_MEMORY)=4GiB`", text)
     file = tmp_path / "dovetail.toml"
@@ -139,6 +169,66 @@ def test_the_python_of_the_readme_works(
     assert {"o_orderdate", "l_quantity"} <= set(result.column_names)
 
 
+@pytest.mark.parametrize("heading", ["Python", "pandas", "Polars", "DuckDB"])
+def test_the_python_of_the_clients_page_works(
+    files: Path, server: Server, monkeypatch: pytest.MonkeyPatch, heading: str
+) -> None:
+    [block] = blocks("python", heading, "docs/clients.md")
+    assert ADDRESS in block
+    monkeypatch.chdir(files)
+    names: dict[str, object] = {}
+    exec(block.replace(ADDRESS, server.uri), names)
+    lines = pq.read_metadata("lineitem.parquet").num_rows
+    match heading:
+        case "Python":
+            assert names["rows"] == lines
+        case "DuckDB":
+            assert sum(count for _, count in names["answer"]) == lines
+        case _:
+            assert len(names["frame"]) == lines
+
+
+def pages() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [ROOT / name for name in listed.split() if (ROOT / name).exists()]
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to sections of a page may name, as GitHub makes it of their headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name} links to {target}, which is not there"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{page.name} links to {target}: {sorted(anchors(path))}"
+
+
+def test_the_readme_fits_two_screens_and_points_to_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    for page in (ROOT / "docs").glob("*.md"):
+        linked = f"(docs/{page.name})" in text
+        operating = (ROOT / "docs/operating.md").read_text()
+        assert linked or f"({page.name})" in operating, f"nothing links to {page.name}"
+
+
+def test_the_pages_made_of_results_are_current() -> None:
+    # A process of its own, because modules there have the names of modules here.
+    check = subprocess.run(
+        [sys.executable, ROOT / "benches/results_page.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
 def test_the_architecture_page_names_every_room_and_only_existing_paths() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     named = {name for name in re.findall(r"`([\w./-]+)`", text) if name.endswith((".rs", "/"))}
@@ -158,26 +248,3 @@ def test_the_tables_of_measurements_equal_the_recorded_results() -> None:
     named = {found["name"] for found in tables.MARKED.finditer(page)}
     assert named == set(tables.TABLES), "benches/cpu.md has a place for each of the tables, and for no other"
     assert page == tables.with_tables(page), "results were recorded: run `python benches/tables.py --write`"
-
-
-def anchors(page: Path) -> set[str]:
-    """What links to sections of a page may name, as GitHub makes it of their headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_links_in_the_documentation_lead_somewhere() -> None:
-    for page in [
-        ROOT / "README.md",
-        ROOT / "ARCHITECTURE.md",
-        *ROOT.glob("kernels/**/*.md"),
-        *ROOT.glob("clients/**/README.md"),
-        *ROOT.glob("benches/*.md"),
-    ]:
-        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-            if link.startswith("https://"):
-                continue
-            name, _, section = link.partition("#")
-            target = page.parent / name if name else page
-            assert target.exists(), f"{page} links to {link}"
-            assert not section or section in anchors(target), f"{page} links to {link}, a section that is not there"
