@@ -240,15 +240,27 @@ def newest_head(lines: Iterable[Line]) -> list[Line]:
     return [line for line in known if (line["commit"], host(line)) == head]
 
 
+GANG_WORKLOADS = {
+    "narrow": "two columns",
+    "wide": "five columns",
+    "text": "text keys",
+    "zipf-0.5": "Zipf 0.5",
+    "hmg-a": "HMG A",
+    "hmg-b": "HMG B",
+}
+
+
 def gang_table(run: list[Line]) -> str:
     """Joins on several devices, beside the floor that the same run measured and beside one device."""
+    run = [line for line in run if not line.get("is_chosen") and line["workload"] in GANG_WORKLOADS]
     alone = {(x["workload"], x["build_rows"], x["probe_rows"], x["count"]): x for x in run if x["ranks"] == 1}
     rows = []
     for line in run:
         key = (line["workload"], line["build_rows"], line["probe_rows"], line["count"])
         if line["ranks"] == 1 or key not in alone:
             continue
-        what = f"{power(key[1])} with {power(key[2])} rows, {'counted' if key[3] else 'all columns written'}"
+        rows_of = f"{power(key[1])} with {power(key[2])} rows, {'counted' if key[3] else 'all columns written'}"
+        what = f"{GANG_WORKLOADS[key[0]]}: {rows_of}"
         ratio = f"{alone[key]['seconds'] / line['seconds']:.2f} ×"
         share = f"{100 * line['floor_seconds'] / line['seconds']:.0f} %"
         way = f"{line['ranks']}, `{line['distribution']}`"
@@ -259,8 +271,7 @@ def gang_table(run: list[Line]) -> str:
 
 
 def two_gpus() -> str:
-    lines = [line for line in lines_of("gangs") if line.get("workload") == "narrow" and line.get("devices") == "cuda:2"]
-    lines = [line for line in lines if line["build_rows"] == line["probe_rows"] and line["ranks"] <= 2]
+    lines = [line for line in lines_of("gangs") if line.get("devices") == "cuda:2"]
     lines = [line for line in lines if not line["commit"].endswith("-dirty") and line.get("floor_seconds")]
     run = newest_head(lines)
     return gang_table(run) if run else nothing("python benches/gangs.py --devices cuda:2")
