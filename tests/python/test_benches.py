@@ -257,21 +257,28 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_gangs_measures_every_way_to_divide_a_join(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "benches" / "gangs.py"), "--devices", "host:2", "--host-memory", "256MiB"]
-    workloads = ["narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5", "hmg-a"]
+    workloads = ["narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5", "match-0.5", "hmg-a"]
     size = ["--workloads", *workloads, "--sizes", "10:14", "--factors", "1e-5", "--runs", "1", "--no-floors"]
     env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
     ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "gangs.jsonl").read_text().splitlines()]
-    measured = {(line["workload"], line["ranks"], line["distribution"], line["count"]) for line in lines}
-    assert len(lines) == len(measured)
+    by_choice = [line for line in lines if line["is_chosen"]]
+    assert len(by_choice) == 2 * len(workloads) and all(line["best_seconds"] > 0 for line in by_choice)
+    asked = [line for line in lines if not line["is_chosen"]]
+    measured = {(line["workload"], line["ranks"], line["distribution"], line["count"]) for line in asked}
+    assert len(asked) == len(measured)
     for workload in workloads:
         found = {(ranks, how) for of, ranks, how, _ in measured if of == workload}
         exchanged = set() if workload == "text" else {(2, "hash")}
         assert found == {(1, "alone"), (2, "broadcast"), *exchanged}
     for line in lines:
         rows = 10_000 if line["workload"] == "hmg-a" else 1 << 14
-        assert (line["result_rows"], line["memory"]) == (rows, "used before")
+        if line["workload"] == "match-0.5":
+            assert 0.45 * rows < line["result_rows"] < 0.55 * rows
+        else:
+            assert line["result_rows"] == rows
+        assert line["memory"] == "used before"
         assert (line["exchange"] is not None) == (line["distribution"] == "hash")
         assert len(line["of_ranks"]) == (line["ranks"] if line["ranks"] > 1 else 0)
 
@@ -281,9 +288,12 @@ def test_keys_of_hmg_workloads_are_distinct_and_spread_over_the_range_of_their_t
         keys = gangs.scattered(np.arange(100_000), key_bytes)
         assert keys.dtype.itemsize == key_bytes and len(np.unique(keys)) == len(keys)
         assert keys.min() < -0.99 * 2 ** (bits - 1) and keys.max() > 0.99 * 2 ** (bits - 1)
-    left, right = (gangs.hmg_side(name, rows, 500, 8, 1).read_all() for name, rows in (("a", 500), ("b", 3000)))
+    left, right = (gangs.hmg_batch(name, 0, rows, 500, 8, 1) for name, rows in (("a", 500), ("b", 3000)))
     assert len(set(left["k"].to_pylist())) == 500
     assert set(right["k"].to_pylist()) <= set(left["k"].to_pylist())
+    # Batches of one side continue each other.
+    whole, rest = gangs.hmg_batch("a", 0, 500, 500, 8, 1), gangs.hmg_batch("a", 200, 300, 500, 8, 1)
+    assert whole.slice(200).equals(rest)
 
 
 def test_clients_of_gangs_and_of_small_joins_are_measured_alone_and_together(tmp_path: Path) -> None:
