@@ -14,7 +14,7 @@
 //! the body arrives. [`DoPutLayer`] stands in front of tonic's Flight service. It takes the calls
 //! of DoPut whose descriptor is a path, and copies each chunk straight to its aligned place. It
 //! passes all other calls on unchanged. This includes calls whose messages gRPC itself compresses,
-//! which [`StreamDecoder`] decodes.
+//! which [`StreamDecoder`](decoder::StreamDecoder) decodes.
 //!
 //! No data of a client is trusted. A length is checked against the available bytes before memory is
 //! taken for it. Every array is validated in full before it leaves this room. An error ends only
