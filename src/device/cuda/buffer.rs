@@ -131,9 +131,8 @@ impl Drop for CudaBuffer {
         if let Memory::PartOf(_) = self.memory {
             return;
         }
-        // A lost device has nothing to free.
         let queue = self.queue.get_mut();
-        if let (Ok(()), Ok(_visit)) = (queue.gpu.check_not_lost(), queue.gpu.visit()) {
+        if let Some(_visit) = queue.gpu.visit_unless_lost() {
             // SAFETY: work that uses the memory is done, or was queued before, on this stream or on
             // one that this stream waits for.
             let _ = unsafe { result::free_async(self.pointer, queue.raw()) };

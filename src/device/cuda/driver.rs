@@ -257,6 +257,13 @@ impl Gpu {
         Ok(Visit { before: before.filter(|before| *before != self.context.cu_ctx()) })
     }
 
+    /// Visits this GPU as [`visit`](Self::visit) does, unless it is lost. A lost GPU has nothing to
+    /// free.
+    pub(super) fn visit_unless_lost(&self) -> Option<Visit> {
+        self.check_not_lost().ok()?;
+        self.visit().ok()
+    }
+
     /// Turns adding up the times of work on or off.
     pub(super) fn add_up_times(&self, on: bool) -> Result<()> {
         self.bind()?;
@@ -372,7 +379,7 @@ impl Pin for PinForGpus {
         /// Pins for the contexts of all GPUs, not only of this one.
         const PORTABLE: u32 = 1;
         // The arena maps slabs in the middle of another GPU's work too.
-        let Some(_visit) = self.gpu.check_not_lost().ok().and_then(|()| self.gpu.visit().ok()) else { return false };
+        let Some(_visit) = self.gpu.visit_unless_lost() else { return false };
         // SAFETY: the slab is mapped, and is unpinned before it is unmapped.
         let pinned = unsafe { sys::cuMemHostRegister_v2(start.cast(), len, PORTABLE) }.result();
         if let Err(error) = pinned {

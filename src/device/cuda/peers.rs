@@ -84,7 +84,7 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // A lost GPU has nothing to unmap.
-        if let (Ok(()), Ok(_visit)) = (self.gpu.check_not_lost(), self.gpu.visit()) {
+        if let Some(_visit) = self.gpu.visit_unless_lost() {
             // SAFETY: exactly the range that was mapped, and no work uses it any more.
             unsafe {
                 let _ = sys::cuMemUnmap(self.pointer, self.bytes);
@@ -141,7 +141,7 @@ impl<'a> Physical<'a> {
 
 impl Drop for Physical<'_> {
     fn drop(&mut self) {
-        if let (Ok(()), Ok(_visit)) = (self.gpu.check_not_lost(), self.gpu.visit()) {
+        if let Some(_visit) = self.gpu.visit_unless_lost() {
             // SAFETY: the reference is released once.
             let _ = unsafe { sys::cuMemRelease(self.handle) };
         }
