@@ -10,7 +10,7 @@ use super::devices::DeviceSettings;
 use super::gang_rates::{Links, set_link_rates};
 use crate::device::{DeviceId, DeviceInfo};
 use crate::planner::{DeviceModel, GangRates, Rates, RatesFile, SavedRates};
-use crate::topology::{Hop, Topology};
+use crate::topology::{Hop, SharedLinks, Topology};
 
 /// Rates that the planner uses for a device, and their origin.
 #[derive(Clone, Debug)]
@@ -23,25 +23,25 @@ pub struct DeviceRates {
     /// Rates of the device and others of its kind at the same time; `None`: they are assumed.
     pub(super) links: Option<Arc<Links>>,
     /// Links that devices share; `None`: they are not described.
-    pub(super) topology: Option<Arc<Topology>>,
+    pub(super) shared: Option<Arc<SharedLinks>>,
 }
 
 impl DeviceRates {
     /// Returns the rates that are assumed for a device of the given description.
     pub(super) fn assumed(id: DeviceId, info: &DeviceInfo) -> Self {
         let values = Rates::defaults(id.kind, info.facts.parallelism);
-        Self { values, measured: None, kept_in: None, links: None, topology: None }
+        Self { values, measured: None, kept_in: None, links: None, shared: None }
     }
 
     /// Returns measured rates, of this start.
     pub fn measured_now(values: Rates) -> Self {
-        Self { values, measured: Some(SystemTime::now()), kept_in: None, links: None, topology: None }
+        Self { values, measured: Some(SystemTime::now()), kept_in: None, links: None, shared: None }
     }
 
     /// Adds the links that devices share.
     #[must_use]
-    pub fn linked_by(self, topology: Arc<Topology>) -> Self {
-        Self { topology: Some(topology), ..self }
+    pub fn linked_by(self, links: Arc<SharedLinks>) -> Self {
+        Self { shared: Some(links), ..self }
     }
 
     /// Returns the measured bytes per second from one device to another of its kind while all write
@@ -54,21 +54,21 @@ impl DeviceRates {
     /// devices together. The links that devices share bound both. Rates that were not measured
     /// follow from these links, or are assumed.
     pub fn of_set(&self, devices: &[DeviceId]) -> (Rates, GangRates) {
-        let mut values = self.values.clone();
+        let values = self.values.clone();
         let measured = self.links.as_ref().and_then(|links| links.of_set(devices.iter().copied()));
+        let or_assumed = || measured.unwrap_or_else(|| GangRates::assumed(&self.values));
         let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
-        let Some(shared) = self.topology.as_ref().and_then(|topology| topology.together(&names)) else {
-            return (values, measured.unwrap_or_else(|| GangRates::assumed(&self.values)));
+        let Some(shared) = self.shared.as_ref().and_then(|links| links.together(&names)) else {
+            return (values, or_assumed());
         };
-        values.copy_in = values.copy_in.min(shared.into_each);
-        values.copy_out = values.copy_out.min(shared.out_of_each);
         let of_links = shared.both_of_each * devices.len() as f64;
-        let assumed = GangRates::assumed(&self.values);
-        let gang = match measured {
-            Some(measured) => GangRates { host_memory: measured.host_memory.min(of_links), ..measured },
-            None => GangRates { peers: shared.to_others.unwrap_or(assumed.peers), host_memory: of_links },
+        let gang = match (measured, shared.to_others) {
+            (Some(measured), _) => GangRates { host_memory: measured.host_memory.min(of_links), ..measured },
+            (None, Some(peers)) => GangRates { peers, host_memory: of_links },
+            (None, None) => GangRates { host_memory: of_links, ..or_assumed() },
         };
-        (values, gang)
+        let (copy_in, copy_out) = (values.copy_in.min(shared.into_each), values.copy_out.min(shared.out_of_each));
+        (Rates { copy_in, copy_out, ..values }, gang)
     }
 }
 
@@ -97,9 +97,9 @@ pub fn set_rates(settings: &DeviceSettings, topology: &Topology, devices: &mut [
     }
     is_new |= set_link_rates(file.as_mut(), settings.recalibrate, topology, devices);
     if !topology.links.is_empty() {
-        let topology = Arc::new(topology.clone());
+        let links = Arc::new(SharedLinks::new(topology.clone()));
         for device in devices.iter_mut() {
-            device.set_rates(device.rates().clone().linked_by(topology.clone()));
+            device.set_rates(device.rates().clone().linked_by(links.clone()));
         }
     }
     if let Some(file) = file.filter(|_| is_new)
@@ -118,7 +118,7 @@ pub(super) fn model_of(device: &dyn Engine, topology: &Topology) -> DeviceModel 
 fn kept_rates(file: &RatesFile, model: &DeviceModel) -> Option<DeviceRates> {
     let kept = file.find(model)?;
     let (values, measured) = (kept.rates.clone(), Some(kept.measured));
-    Some(DeviceRates { values, measured, kept_in: Some(file.path().into()), links: None, topology: None })
+    Some(DeviceRates { values, measured, kept_in: Some(file.path().into()), links: None, shared: None })
 }
 
 /// Measures the rates of a device, or returns assumed ones if it cannot be measured.

@@ -323,10 +323,7 @@ mod tests {
 
     #[test]
     fn the_fixtures_describe_the_machines_they_are_named_for() {
-        let read = |name: &str| {
-            let path = format!("{}/tests/fixtures/topology/{name}.toml", env!("CARGO_MANIFEST_DIR"));
-            Topology::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
-        };
+        let read = Topology::fixture;
         let rates = |topology: &Topology, from: &str, to: &str| topology.route(from, to).unwrap().rate;
 
         let ac922 = read("ac922");

@@ -28,7 +28,7 @@ use std::fmt;
 use serde::Serialize;
 
 pub use route::Route;
-pub use together::Together;
+pub use together::{SharedLinks, Together};
 
 /// The nodes and links of one host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -216,6 +216,15 @@ impl fmt::Display for NodeKind {
             Self::Host => "host",
             Self::Cuda => "cuda",
         })
+    }
+}
+
+#[cfg(test)]
+impl Topology {
+    /// Reads one of the machines in `tests/fixtures/topology`.
+    pub(crate) fn fixture(name: &str) -> Self {
+        let path = format!("{}/tests/fixtures/topology/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+        Self::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 }
 

@@ -95,8 +95,7 @@ mod tests {
 
     #[test]
     fn every_node_and_link_is_shown() {
-        let path = format!("{}/tests/fixtures/topology/ac922.toml", env!("CARGO_MANIFEST_DIR"));
-        let topology = Topology::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let topology = Topology::fixture("ac922");
         let text = topology.to_string();
         let nodes = topology.sockets.iter().map(|socket| &socket.name);
         for name in nodes.chain(topology.devices.iter().map(|device| &device.name)) {

@@ -9,7 +9,7 @@
 //!
 //! Every device moves as many bytes as the others, so the most crowded link bounds all of them.
 
-use super::{DeviceNode, Hop, Topology};
+use super::{DeviceNode, Hop, HostRoute, Topology};
 
 /// Bytes per second of each device while all devices of a set copy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,49 +25,68 @@ pub struct Together {
     pub to_others: Option<f64>,
 }
 
-impl Topology {
+/// The links of a machine's devices, with every route between them, and between them and host
+/// memory. Routes are found once, because a join may have hundreds of sets as candidates.
+#[derive(Clone, Debug)]
+pub struct SharedLinks {
+    topology: Topology,
+    /// By device; `None` for one without a link.
+    to_host: Vec<Option<HostRoute>>,
+    /// By the device that writes, and the one whose memory it is.
+    between: Vec<Vec<Option<Vec<Hop>>>>,
+}
+
+impl SharedLinks {
+    /// Finds the routes of a topology.
+    pub fn new(topology: Topology) -> Self {
+        let devices = &topology.devices;
+        let to_all = |from: &DeviceNode| devices.iter().map(|to| topology.hops(&from.name, &to.name)).collect();
+        let to_host = devices.iter().map(|node| topology.host_route(node)).collect();
+        Self { to_host, between: devices.iter().map(to_all).collect(), topology }
+    }
+
     /// Returns the rates of the named devices while all of them copy from and to the memory of
     /// their own sockets, or write to each other. `None` if the topology does not describe the
     /// links of all of them to host memory.
     pub fn together(&self, devices: &[String]) -> Option<Together> {
-        let nodes = devices.iter().map(|name| self.device(name)).collect::<Option<Vec<_>>>()?;
-        let routes = nodes.iter().map(|node| self.host_route(node)).collect::<Option<Vec<_>>>()?;
-        let mut into = Crowd::new(self);
-        let mut out = Crowd::new(self);
-        let mut both = Crowd::new(self);
-        for route in &routes {
+        let index = |name: &String| self.topology.devices.iter().position(|node| node.name == *name);
+        let members = devices.iter().map(index).collect::<Option<Vec<_>>>()?;
+        let routes = members.iter().map(|&member| self.to_host[member].as_ref()).collect::<Option<Vec<_>>>()?;
+        let crowd = || Crowd::new(&self.topology);
+        let (mut into, mut out, mut both) = (crowd(), crowd(), crowd());
+        for route in routes {
             into.add(&route.to_device);
             out.add(&route.from_device);
             both.add(&route.to_device);
             both.add(&route.from_device);
         }
-        let of_memory = self.memory_of_each(&nodes);
+        let of_memory = self.memory_of_each(&members);
         Some(Together {
             into_each: into.rate_of_each().min(of_memory),
             out_of_each: out.rate_of_each().min(of_memory),
             both_of_each: (2.0 * both.rate_of_each()).min(of_memory),
-            to_others: self.to_others(&nodes),
+            to_others: self.to_others(&members),
         })
     }
 
     /// Returns each device's part of its socket's memory, of the socket with the least for each.
-    fn memory_of_each(&self, nodes: &[&DeviceNode]) -> f64 {
-        let of_node = |node: &&DeviceNode| {
-            let socket = self.socket_of(node)?;
-            let users = nodes.iter().filter(|other| self.socket_of(other) == Some(socket)).count();
-            Some(socket.memory_rate? / users as f64)
+    fn memory_of_each(&self, members: &[usize]) -> f64 {
+        let socket = |&member: &usize| self.topology.socket_of(&self.topology.devices[member]);
+        let of_member = |member: &usize| {
+            let own = socket(member)?;
+            let users = members.iter().filter(|other| socket(other) == Some(own)).count();
+            Some(own.memory_rate? / users as f64)
         };
-        nodes.iter().filter_map(of_node).fold(f64::INFINITY, f64::min)
+        members.iter().filter_map(of_member).fold(f64::INFINITY, f64::min)
     }
 
     /// Returns the rate out of each device. In each round, every device writes to another one.
-    fn to_others(&self, nodes: &[&DeviceNode]) -> Option<f64> {
-        let count = nodes.len();
+    fn to_others(&self, members: &[usize]) -> Option<f64> {
+        let count = members.len();
         let round = |step: usize| {
-            let mut crowd = Crowd::new(self);
-            for (at, from) in nodes.iter().enumerate() {
-                let to = nodes[(at + step) % count];
-                crowd.add(&self.hops(&from.name, &to.name)?);
+            let mut crowd = Crowd::new(&self.topology);
+            for (at, &from) in members.iter().enumerate() {
+                crowd.add(self.between[from][members[(at + step) % count]].as_ref()?);
             }
             Some(crowd.rate_of_each())
         };
@@ -108,54 +127,53 @@ impl<'a> Crowd<'a> {
 mod tests {
     use super::*;
 
-    fn of(topology: &Topology, devices: &[u16]) -> Together {
+    fn of(links: &SharedLinks, devices: &[u16]) -> Together {
         let names: Vec<String> = devices.iter().map(|index| format!("host:{index}")).collect();
-        topology.together(&names).unwrap()
+        links.together(&names).unwrap()
     }
 
     fn assert_close(found: Option<f64>, expected: f64) {
         assert!(found.is_some_and(|found| (found / expected - 1.0).abs() < 1e-9), "{found:?}, not {expected}");
     }
 
-    fn fixture(name: &str) -> Topology {
-        let path = format!("{}/tests/fixtures/topology/{name}.toml", env!("CARGO_MANIFEST_DIR"));
-        Topology::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
+    fn fixture(name: &str) -> SharedLinks {
+        SharedLinks::new(Topology::fixture(name))
     }
 
     #[test]
     fn devices_behind_one_switch_share_its_link() {
-        let topology = fixture("pcie-two-sockets");
-        assert_eq!(of(&topology, &[0]).into_each, 25e9);
-        let (near, far) = (of(&topology, &[0, 1]), of(&topology, &[0, 2]));
+        let links = fixture("pcie-two-sockets");
+        assert_eq!(of(&links, &[0]).into_each, 25e9);
+        let (near, far) = (of(&links, &[0, 1]), of(&links, &[0, 2]));
         assert_eq!((near.into_each, near.out_of_each, near.both_of_each), (12.5e9, 12.5e9, 20e9));
         assert_eq!((far.into_each, far.both_of_each), (25e9, 40e9));
         // Writes between two devices of a switch do not leave it.
         assert_close(near.to_others, 25e9);
         assert_close(far.to_others, 20e9);
-        assert_eq!(of(&topology, &[0, 1, 2, 3]).into_each, 12.5e9);
+        assert_eq!(of(&links, &[0, 1, 2, 3]).into_each, 12.5e9);
     }
 
     #[test]
     fn the_memory_of_a_socket_is_shared_by_its_devices() {
-        let topology = fixture("dgx-h100");
-        assert_eq!(of(&topology, &[0, 1, 2, 3]).both_of_each, 307e9 / 4.0);
-        assert_eq!(of(&topology, &[0, 4]).both_of_each, 110e9);
-        assert_close(of(&topology, &[0, 1, 2, 3, 4, 5, 6, 7]).to_others, 450e9);
-        assert_eq!(of(&topology, &[3]).to_others, None);
+        let links = fixture("dgx-h100");
+        assert_eq!(of(&links, &[0, 1, 2, 3]).both_of_each, 307e9 / 4.0);
+        assert_eq!(of(&links, &[0, 4]).both_of_each, 110e9);
+        assert_close(of(&links, &[0, 1, 2, 3, 4, 5, 6, 7]).to_others, 450e9);
+        assert_eq!(of(&links, &[3]).to_others, None);
     }
 
     #[test]
     fn pairs_across_a_slow_link_bound_an_exchange() {
-        let topology = fixture("ac922");
-        assert_close(of(&topology, &[0, 1]).to_others, 75e9);
-        assert_close(of(&topology, &[0, 2]).to_others, 64e9);
+        let links = fixture("ac922");
+        assert_close(of(&links, &[0, 1]).to_others, 75e9);
+        assert_close(of(&links, &[0, 2]).to_others, 64e9);
         // In two rounds, one device crosses the bus in each direction. In the third, two do.
-        assert_close(of(&topology, &[0, 1, 2, 3]).to_others, 48e9);
+        assert_close(of(&links, &[0, 1, 2, 3]).to_others, 48e9);
     }
 
     #[test]
     fn links_that_are_not_described_have_no_rates() {
-        assert_eq!(Topology::host(2).together(&["host:0".into(), "host:1".into()]), None);
+        assert_eq!(SharedLinks::new(Topology::host(2)).together(&["host:0".into(), "host:1".into()]), None);
         assert_eq!(fixture("ac922").together(&["host:9".into()]), None);
     }
 }

@@ -6,12 +6,12 @@ use super::*;
 use crate::catalog::ColumnStatistics;
 use crate::device::{Capabilities, Tuning};
 use crate::planner::{Distribution, Resource};
-use crate::topology::Topology;
+use crate::topology::{SharedLinks, Topology};
 
 /// Returns a machine whose devices work at a share of an H200's rates.
 fn machine(fixture: &str, share: f64) -> Stage {
-    let path = format!("{}/tests/fixtures/topology/{fixture}.toml", env!("CARGO_MANIFEST_DIR"));
-    let topology = Arc::new(Topology::parse(&std::fs::read_to_string(path).unwrap()).unwrap());
+    let topology = Topology::fixture(fixture);
+    let links = Arc::new(SharedLinks::new(topology.clone()));
     // The links of the file are the narrower ones.
     let rates = Rates { copy_in: 1e12, copy_out: 1e12, ..Rates::h200() }.of_faster_device(share);
     let tuning = Tuning {
@@ -26,7 +26,7 @@ fn machine(fixture: &str, share: f64) -> Stage {
     };
     let device = |node: &crate::topology::DeviceNode| {
         let id = DeviceId { kind: DeviceKind::Host, index: node.index };
-        let rates = DeviceRates::measured_now(rates.clone()).linked_by(topology.clone());
+        let rates = DeviceRates::measured_now(rates.clone()).linked_by(links.clone());
         (id, node.memory_bytes.expect("the files say how much memory a device has"), rates)
     };
     let devices = topology.devices.iter().map(device).collect();
