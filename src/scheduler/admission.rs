@@ -134,9 +134,8 @@ impl ClassPlan {
 struct Planned {
     fitting: Vec<ClassPlan>,
     refused: Vec<(ClassPlan, Error)>,
-    /// Sets of several devices that end the join hardly sooner than fewer devices do, and why they
-    /// are left out.
-    left_out: Vec<(ClassPlan, String)>,
+    /// Sets of several devices that end the join hardly sooner than fewer devices do.
+    left_out: Vec<ClassPlan>,
 }
 
 impl Planned {
@@ -152,42 +151,37 @@ impl Planned {
         interrupt: &Interrupt,
         in_service: impl Fn(usize) -> bool,
     ) -> Result<()> {
-        let alone = fastest(self.fitting.iter().map(|class| &class.plan).enumerate());
-        let alone = alone.map(|class| self.fitting[class].plan.seconds);
-        if alone.is_some_and(|seconds| seconds < SEVERAL_SECONDS_MIN) {
+        if self.least_seconds(2).is_some_and(|alone| alone < SEVERAL_SECONDS_MIN) {
             return Ok(());
         }
         let ids: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
         let may = |device: usize| in_service(device) && engines[device].info().capabilities.forms_gangs;
-        // The least seconds of sets smaller than those at hand, and of those at hand.
-        let (mut ranks, mut of_fewer, mut least) = (1, alone, alone);
         for (class, sets) in DeviceClass::group(sets_of_several(&ids, may), engines, join) {
-            let planned = match planner::propose(join.clone(), &options.overrides(), class.target(), interrupt) {
+            let (plan, refusal) = match planner::propose(join.clone(), &options.overrides(), class.target(), interrupt)
+            {
                 // Other devices may be able to divide the join.
                 Err(Error::Invalid(_) | Error::Unsupported(_)) => continue,
                 planned => planned?,
             };
-            let (plan, refusal) = planned;
             if plan.target.ranks == 1 {
                 continue;
             }
-            if plan.target.ranks > ranks {
-                (ranks, of_fewer) = (plan.target.ranks, least);
-            }
-            let seconds = plan.seconds;
+            let of_fewer = self.least_seconds(plan.target.ranks);
+            let is_worth_it = of_fewer.is_none_or(|of_fewer| plan.seconds * WORTH_MORE_DEVICES <= of_fewer);
             let class = ClassPlan::new(plan, sets);
-            match (refusal, of_fewer) {
-                (Some(refusal), _) => self.refused.push((class, refusal)),
-                (None, Some(of_fewer)) if seconds * WORTH_MORE_DEVICES > of_fewer => {
-                    self.left_out.push((class, "fewer devices take about as long".into()));
-                }
-                (None, _) => {
-                    least = Some(least.map_or(seconds, |least| least.min(seconds)));
-                    self.fitting.push(class);
-                }
+            match refusal {
+                Some(refusal) => self.refused.push((class, refusal)),
+                None if is_worth_it => self.fitting.push(class),
+                None => self.left_out.push(class),
             }
         }
         Ok(())
+    }
+
+    /// Returns the least predicted seconds of sets that fit, with fewer than `ranks` devices.
+    fn least_seconds(&self, ranks: usize) -> Option<f64> {
+        let smaller = self.fitting.iter().map(|class| &class.plan).filter(|plan| plan.target.ranks < ranks);
+        smaller.map(|plan| plan.seconds).reduce(f64::min)
     }
 
     /// Describes all sets, small sets first.
@@ -199,7 +193,8 @@ impl Planned {
         let lacking = |plan: &Plan| format!("needs {} of memory on each", human_bytes(plan.memory.minimum_bytes));
         let fitting = self.fitting.iter().map(|class| explained(class, None));
         let refused = self.refused.iter().map(|(class, _)| explained(class, Some(lacking(&class.plan))));
-        let left_out = self.left_out.iter().map(|(class, why)| explained(class, Some(why.clone())));
+        let too_little = || Some("fewer devices take about as long".into());
+        let left_out = self.left_out.iter().map(|class| explained(class, too_little()));
         let mut all: Vec<ExplainedSet> = fitting.chain(refused).chain(left_out).collect();
         all.sort_by_key(|set| set.ranks);
         all

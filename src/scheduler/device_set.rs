@@ -51,8 +51,7 @@ impl DeviceSet {
 /// Returns all sets of two and more devices of one kind that a condition holds for, small sets
 /// first.
 pub(super) fn sets_of_several(devices: &[DeviceId], holds: impl Fn(usize) -> bool) -> Vec<DeviceSet> {
-    let of_kind = |kind| (0..devices.len()).filter(|&at| devices[at].kind == kind && holds(at)).collect::<Vec<_>>();
-    let kinds = [of_kind(DeviceKind::Cuda), of_kind(DeviceKind::Host)];
+    let kinds = by_kind(devices, holds);
     let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
     (2..=most)
         .flat_map(|count| kinds.iter().flat_map(move |of_kind| sets_of(of_kind, count)).collect::<Vec<_>>())
@@ -66,8 +65,7 @@ impl DeviceRequest {
     /// # Errors
     /// [`Error::Invalid`] for a request that these devices can never serve.
     pub(super) fn sets(&self, devices: &[DeviceId]) -> Result<Vec<DeviceSet>> {
-        let of_kind = |kind| (0..devices.len()).filter(move |&at| devices[at].kind == kind).collect::<Vec<_>>();
-        let kinds = [of_kind(DeviceKind::Cuda), of_kind(DeviceKind::Host)];
+        let kinds = by_kind(devices, |_| true);
         match self {
             Self::Any | Self::Count(1) => Ok((0..devices.len()).map(|device| DeviceSet::new([device])).collect()),
             Self::Count(0) => Err(Error::Invalid(format!(
@@ -92,6 +90,12 @@ impl DeviceRequest {
             Self::Named(asked) => Ok(vec![named(asked, devices)?]),
         }
     }
+}
+
+/// Returns the devices of each kind that a condition holds for, by index. GPUs come first.
+fn by_kind(devices: &[DeviceId], holds: impl Fn(usize) -> bool) -> [Vec<usize>; 2] {
+    let of_kind = |kind| (0..devices.len()).filter(|&at| devices[at].kind == kind && holds(at)).collect();
+    [of_kind(DeviceKind::Cuda), of_kind(DeviceKind::Host)]
 }
 
 fn names(devices: &[DeviceId]) -> String {

@@ -304,11 +304,10 @@ impl Timeline {
     /// for the job.
     fn start_on(&self, place: &Place) -> Option<Duration> {
         let free_at = self.slot_free_at(place)?.max(self.now);
-        Some(match () {
-            () if self.is_short_of_memory(place) => self.now + RETRY,
-            () if free_at > self.now && self.ends_while_slots_are_idle(place) => self.now,
-            () => free_at,
-        })
+        if self.is_short_of_memory(place) {
+            return Some(self.now + RETRY);
+        }
+        Some(if free_at > self.now && self.ends_while_slots_are_idle(place) { self.now } else { free_at })
     }
 
     /// True if the devices have a free slot for the job, but not the memory.
@@ -339,26 +338,20 @@ impl Timeline {
         if place.shared_bytes.is_some() { place.seconds * (1 + most) as f64 } else { place.seconds }
     }
 
-    /// Books slots for a job. `keeps_idle`: slots that are idle stay so until the job starts.
-    fn book(&mut self, place: &Place, start: Duration, end: Duration, keeps_idle: bool) {
-        let idles_until = (start > self.now && !keeps_idle).then_some(start);
+    /// Books slots for a job. Other jobs may use a slot that is idle until the job starts, unless
+    /// the job `lacks_memory`, which they would take.
+    fn book(&mut self, place: &Place, start: Duration, end: Duration, lacks_memory: bool) {
+        let idles_until = (start > self.now && !lacks_memory).then_some(start);
         let is_backfill = start <= self.now && self.slot_free_at(place).is_some_and(|free_at| free_at > self.now);
         for device in place.devices.iter() {
             let (slots, idle_until) = (&mut self.slots[device], &mut self.idle_until[device]);
-            let booked = match (place.shared_bytes, is_backfill) {
-                (None, _) => 0..slots.len(),
-                (Some(_), false) => {
-                    let first =
-                        (0..slots.len()).min_by_key(|&slot| slots[slot]).expect("a device in service has a slot");
-                    first..first + 1
-                }
-                (Some(_), true) => {
-                    let longest = (0..slots.len()).max_by_key(|&slot| idle_until[slot]);
-                    let longest = longest.expect("a device in service has a slot");
-                    longest..longest + 1
-                }
+            let all = 0..slots.len();
+            let one = match is_backfill {
+                true => all.clone().max_by_key(|&slot| idle_until[slot]),
+                false => all.clone().min_by_key(|&slot| slots[slot]),
             };
-            for slot in booked {
+            let one = one.expect("a device in service has a slot");
+            for slot in if place.shared_bytes.is_some() { one..one + 1 } else { all } {
                 slots[slot] = slots[slot].max(end);
                 idle_until[slot] = idle_until[slot].and_then(|until| Some(until.min(idles_until?)));
             }

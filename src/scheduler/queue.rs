@@ -11,8 +11,9 @@
 //! In that order, each job is placed on the devices where it is predicted to finish first. Running
 //! jobs and jobs placed earlier count (list scheduling by earliest finish; see
 //! [`placing`](super::placing)). If that device is busy, the job waits for it. Later jobs may use
-//! another device meanwhile, but cannot overtake on this one. So small jobs do not starve a large
-//! job. A large job does not hold up small ones on devices that it does not use.
+//! another device meanwhile, but overtake on this one only where they are predicted to end well
+//! before the job starts. So small jobs do not starve a large job. A large job does not hold up
+//! small ones on devices that it does not use.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
