@@ -340,7 +340,7 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
 
 /// Returns the job to explain; `None` for a join.
 fn job_to_explain(action: &Action) -> Result<Option<JobId>> {
-    /// A body of which only the key is read. Other values would take many times their size.
+    /// The only key of a body that is read. Other values would take many times their size.
     #[derive(Deserialize)]
     struct Key {
         job: Option<IgnoredAny>,

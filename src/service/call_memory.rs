@@ -167,14 +167,14 @@ impl CallShare {
     }
 }
 
-/// Bytes with their share of the memory of calls.
+/// Bytes with their share of the memory of calls, which other bytes may have a part in.
 #[derive(Debug)]
-pub(super) struct Counted<B> {
+pub(super) struct Counted<B, H = Held> {
     pub(super) bytes: B,
-    pub(super) _held: Held,
+    pub(super) _held: H,
 }
 
-impl<B: AsRef<[u8]>> AsRef<[u8]> for Counted<B> {
+impl<B: AsRef<[u8]>, H> AsRef<[u8]> for Counted<B, H> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }

@@ -26,7 +26,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::{Layer, Service};
 
-use super::call_memory::CallShare;
+use super::call_memory::{CallShare, Counted};
 use super::encode::Message;
 use super::get_info::Asker;
 use super::shared::Shared;
@@ -192,13 +192,13 @@ impl WireBody {
         }
     }
 
-    /// Returns the pieces of a message with their memory, of which `held` was taken already.
+    /// Returns the pieces of a message with their memory. A part of it was taken already: `held`.
     fn pieces(&self, message: Message, mut held: Held) -> Result<Vec<Bytes>> {
         let bytes = message.heap_bytes(&self.arena) as u64;
         held.shrink_to(bytes);
         held.try_grow(bytes - held.bytes(), "the answer")?;
         let held = Arc::new(held);
-        let counted = |bytes| Bytes::from_owner(Piece { bytes, _held: held.clone() });
+        let counted = |bytes| Bytes::from_owner(Counted { bytes, _held: held.clone() });
         Ok(message.into_wire().into_iter().map(counted).collect())
     }
 
@@ -210,18 +210,6 @@ impl WireBody {
         let Some(messages) = &mut self.messages else { return Poll::Ready(None) };
         let message = std::task::ready!(messages.as_mut().poll_next(cx));
         Poll::Ready(message.map(|message| self.pieces(message?, held)))
-    }
-}
-
-/// Piece of a message, with the memory of the whole message.
-struct Piece {
-    bytes: Bytes,
-    _held: Arc<Held>,
-}
-
-impl AsRef<[u8]> for Piece {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }
 
