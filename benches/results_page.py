@@ -4,8 +4,8 @@
     python benches/results_page.py --write    writes docs/results.md and docs/results.svg, and the table of README.md
     python benches/results_page.py --check    fails if one of them is not current
 
-A table has the numbers of one commit on one host, except where it says otherwise. A table whose results nobody has
-recorded yet says so, and how to record them.
+A table has the numbers of one commit on one host, except where it says otherwise. A table without recorded
+results says so, and how to record them.
 """
 
 from __future__ import annotations

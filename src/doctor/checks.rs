@@ -23,7 +23,7 @@ const PEER_SHARE_MIN: f64 = 0.6;
 /// CPU threads per GPU that uploads, readers and the GPU's helpers keep busy.
 const CPUS_PER_GPU_MIN: usize = 4;
 
-/// Open files of which the server makes full use: as many connections as its default limit.
+/// Open files that the server can use: as many connections as its default limit, and some more.
 const FILES_MIN: u64 = 12_000;
 
 /// Locked memory below which some drivers refuse to pin.
