@@ -23,7 +23,7 @@ from harness import ROOT, Server, binary
 yaml = pytest.importorskip("yaml")
 
 DOCKER = ROOT / "docker"
-PAGE = ROOT / "docs" / "operating.md"
+PAGE = ROOT / "docs" / "container.md"
 
 pytestmark = pytest.mark.skipif(not DOCKER.exists(), reason="this is no clone of the repository")
 
@@ -146,6 +146,16 @@ def test_the_dashboard_is_provisioned_and_asks_for_metrics_that_the_server_has(
         assert declared and set(re.findall(r'"(\w+)"', declared[1])) == of, name
 
 
+def test_the_page_of_the_image_gives_settings_that_exist() -> None:
+    text = help_of_serve()
+    page = PAGE.read_text()
+    for variable in re.findall(r"-e (DOVETAIL_\w+)=", page):
+        assert f"{variable}=" in text, f"the server has no setting {variable}"
+    # The compose file has those of its command line.
+    [names] = re.findall(r"^(DOVETAIL_\w+)=\S+ (DOVETAIL_\w+)=\S+ docker compose", page, re.MULTILINE)
+    assert all(f"${{{name}:-" in (DOCKER / "compose.yaml").read_text() for name in names)
+
+
 def test_the_secrets_are_made_once_and_let_a_client_in(tmp_path: Path) -> None:
     folder = tmp_path / "docker"
     folder.mkdir()
@@ -155,6 +165,8 @@ def test_the_secrets_are_made_once_and_let_a_client_in(tmp_path: Path) -> None:
         subprocess.run([folder / "secrets", "db.example.org", "10.0.0.7"], check=True, capture_output=True)
 
     make()
+    # A client's user reads the certificate, whichever user made it.
+    assert (folder / "secrets.d/tls.crt").stat().st_mode & 0o777 == 0o644
     made = {path.name: path.read_bytes() for path in (folder / "secrets.d").iterdir()}
     assert set(made) == {"token", "tokens", "tls.crt", "tls.key"}
     make()
@@ -172,7 +184,7 @@ def test_the_secrets_are_made_once_and_let_a_client_in(tmp_path: Path) -> None:
     options = {"token": made["token"].decode().strip(), "tls_root_certs": made["tls.crt"]}
     with server, server.connect(**options) as client:
         assert client.server_info()["devices"]
-        # The command line of docs/operating.md, at the port that this server has.
+        # The command line of docs/container.md, at the port that this server has.
         [line] = re.findall(r"^dovetail (tables --server \S+ --ca \S+ --token \S+)$", PAGE.read_text(), re.MULTILINE)
         words = line.replace("localhost:8815", f"localhost:{server.address.split(':')[1]}").split()
         subprocess.run([binary(), *words], cwd=tmp_path, check=True, capture_output=True)

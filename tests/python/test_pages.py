@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -99,7 +100,7 @@ def settings_of(line: str) -> dict[str, object]:
 def test_the_servers_of_the_page_start_and_end_with_ctrl_c(tmp_path: Path, line: str) -> None:
     settings = settings_of(line)
     if "host_memory" in settings:
-        # Of which this machine may have less.
+        # This machine may have less.
         settings["host_memory"] = "1GiB"
     try:
         server = Server(tmp_path, **settings)
@@ -126,7 +127,7 @@ def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
 
     assert "dovetail serve --print-config" in server_lines()
     printed = serve("--print-config")
-    text = (ROOT / "docs/operating.md").read_text()
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("operating.md", "container.md"))
     for address, setting in (("127.0.0.1:8815", "listen"), ("127.0.0.1:8816", "admin-listen")):
         assert address in text and f'\n{setting} = "{address}"' in f"\n{printed}"
     # Flags in code, and not those of Docker and of other commands.
@@ -144,6 +145,8 @@ def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
         "--cpuset-cpus",
         "--ulimit",
         "--cap-add",
+        "--build-arg",
+        "--distribution",
     }
     assert len(flags) > 30 and unknown <= {*others, "--stop-timeout", "--device", "--profile"}
     # Flags win over the environment, and that over the file.
@@ -186,6 +189,34 @@ def test_the_python_of_the_clients_page_works(
             assert sum(count for _, count in names["answer"]) == lines
         case _:
             assert len(names["frame"]) == lines
+
+
+def test_a_server_with_a_token_lets_the_clients_of_the_pages_in(
+    tmp_path: Path, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [block] = blocks("text", "Who may connect", "docs/operating.md")
+    token, certificate, serve, tables = block.replace("\\\n", " ").replace("HOST", "localhost").splitlines()
+    for line in (token, certificate):
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "tokens").stat().st_mode & 0o77 == 0
+    monkeypatch.chdir(tmp_path)
+    settings = {**settings_of(serve), "listen": "127.0.0.1:0", "devices": "host:1", "host_memory": "256MiB"}
+    server = start(**settings)
+    address = f"localhost:{server.address.split(':')[1]}"
+    words = tables.replace("localhost:8815", address).split()
+    subprocess.run([binary(), *words[1:]], check=True, capture_output=True)
+
+
+def test_the_service_of_the_page_has_settings_that_exist() -> None:
+    [block] = blocks("ini", "As a service of systemd", "docs/operating.md")
+    [line] = re.findall(r"^ExecStart=(.*)$", block, re.MULTILINE)
+    program, *words = line.split()
+    assert program.endswith("/dovetail") and words.pop(0) == "serve"
+    help_text = subprocess.run([binary(), "serve", "--help"], check=True, capture_output=True, text=True).stdout
+    assert all(word in help_text for word in words if word.startswith("--"))
+    [drain] = re.findall(r"--drain-seconds.*?\[default: (\d+)\]", help_text, re.DOTALL)
+    [stop] = re.findall(r"^TimeoutStopSec=(\d+)$", block, re.MULTILINE)
+    assert int(stop) > int(drain)
 
 
 def pages() -> list[Path]:
