@@ -49,7 +49,7 @@ def run(line: str, folder: Path, server: Server) -> str:
 def files(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     """The folder that the reader is in, with the tables of the demo in it."""
     folder = tmp_path_factory.mktemp("readme")
-    [save] = [line for block in blocks("sh", "Two commands") for line in block.splitlines() if "--save" in line]
+    [save] = [line for block in blocks("sh", "Build and start") for line in block.splitlines() if "--save" in line]
     run(save.replace("demo", "demo --scale 0.001", 1), folder, server)
     return folder
 
@@ -57,7 +57,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
 def test_the_command_line_of_the_readme_works(files: Path, server: Server) -> None:
     [block] = blocks("sh", "One join, three ways")
     for line in block.splitlines():
-        assert run(line.replace("dovetail put", "dovetail put --mode replace"), files, server), line
+        assert run(line, files, server), line
     lines = pq.read_metadata(files / "lineitem.parquet").num_rows
     # An order has at least one line, and every line an order.
     assert pq.read_metadata(files / "joined.parquet").num_rows == lines
@@ -170,6 +170,8 @@ def test_the_python_of_the_readme_works(
     assert isinstance(result, pa.Table)
     assert result.num_rows == client.get("lineitem").num_rows > 0
     assert {"o_orderdate", "l_quantity"} <= set(result.column_names)
+    # Nothing of the join is left.
+    assert client.jobs()[-1].raw["released"]
 
 
 @pytest.mark.parametrize("heading", ["Python", "pandas", "Polars", "DuckDB"])
@@ -205,6 +207,10 @@ def test_a_server_with_a_token_lets_the_clients_of_the_pages_in(
     address = f"localhost:{server.address.split(':')[1]}"
     words = tables.replace("localhost:8815", address).split()
     subprocess.run([binary(), *words[1:]], check=True, capture_output=True)
+    with_client, with_pyarrow = blocks("python", "With TLS and a token", "docs/clients.md")
+    for code in (with_client, with_pyarrow):
+        assert "//HOST:8815" in code
+        exec(code.replace("HOST:8815", address), {})
 
 
 def test_the_service_of_the_page_has_settings_that_exist() -> None:
