@@ -76,7 +76,10 @@ impl Shared {
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
-        let feed = options.streamed.map(|side| Feed::new(side, plan, places.clone()));
+        let feed = options.streamed.map(|side| {
+            let resident = self.resident(&planned, side, &options, &places);
+            Feed::new(side, plan, resident)
+        });
         let charge = match schema_bytes(&plan.join.schema) {
             small if small <= SMALL_SCHEMA_BYTES => self.catalog.charge(&owner),
             _ => self.catalog.charge_schema(&owner, &plan.join.schema)?,
@@ -133,15 +136,12 @@ impl Shared {
         ));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
-        state.queue.push(Waiting {
-            id,
-            tenant: owner,
-            priority,
-            submitted: now,
-            places,
-            starved_since: None,
-            unsatisfiable_since: None,
-        });
+        let (starved_since, unsatisfiable_since) = (None, None);
+        let entry = Waiting { id, tenant: owner, priority, submitted: now, places, starved_since, unsatisfiable_since };
+        match &job.feed {
+            Some(_) => self.open_new(&mut state, &job, entry),
+            None => state.queue.push(entry),
+        }
         let predicted_ms = (job.plan.seconds * 1e6).round() / 1e3;
         tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy(), predicted_ms, "queued");
         let mut leftovers = Vec::new();
@@ -210,6 +210,7 @@ impl Shared {
 
     /// Takes one round of turns. True if a waiting job has failed.
     fn take_turns(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) -> bool {
+        self.queue_next_turns(state);
         let now = self.clock.now();
         let loads = self.loads(state, now);
         let host = self.host_memory(state, now);
@@ -234,7 +235,7 @@ impl Shared {
                 Some(Wait::Device) => device.to_string(),
                 Some(Wait::DeviceMemory { needed_bytes, free_bytes }) => {
                     let missing_bytes = needed_bytes.saturating_sub(free_bytes);
-                    Self::evict_feeds(state, &scheduled.place.devices, missing_bytes, leftovers);
+                    Self::evict_residents(state, &scheduled.place.devices, missing_bytes, leftovers);
                     let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
                     format!("{needed} of the memory of {device}, and {free} are free")
                 }

@@ -1,6 +1,5 @@
 //! Ends of jobs: complete, failed, or stopped by a client, the timer or the server.
 
-use super::feeds::Feed;
 use super::job::{Job, JobState};
 use super::state::{Leftovers, Shared, State};
 use super::stats::SchedulerStats;
@@ -33,7 +32,7 @@ impl Shared {
             _tables: life.tables.take(),
             _table_holds: std::mem::take(&mut life.table_holds),
             _into: life.into.take(),
-            _prepared: job.feed.as_ref().and_then(Feed::close),
+            _prepared: job.feed.as_ref().and_then(|feed| feed.close(job.id)),
         };
         drop(life);
         match state {
@@ -50,9 +49,10 @@ impl Shared {
         let mut state = self.state.lock();
         // Jobs leave the queue under the scheduler's lock, and end under their own lock.
         let mut life = job.life.lock();
+        let has_no_turn = Self::take_out_open(&mut state, job);
         let waits = match &life.state {
             JobState::Queued => true,
-            JobState::Running => Self::take_out_open(&mut state, job),
+            JobState::Running => has_no_turn,
             _ => false,
         };
         match &life.state {

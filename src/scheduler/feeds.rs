@@ -6,11 +6,12 @@
 //!                        └─ evicted: the device's memory goes to another job ─► queue ─► prepare
 //! ```
 //!
-//! The table is the build side. It stays on its device, in memory of its own. The *feed* is the
-//! other side: rows that a caller adds. The job takes a slot of the device only for a *turn*, which
-//! joins the rows that have arrived. Between turns the job is *open*: it waits for rows, or for its
-//! reader, and holds no slot. So a slow client never holds a device, and small batches share the
-//! cost of a turn.
+//! The table is the build side. It stays on its device, in memory of its own, for all jobs that join
+//! it in the same way (`residents.rs`). The *feed* is the other side: rows that a caller adds. The
+//! job takes a slot of the device only for a *turn*, which joins the rows that have arrived. Between
+//! turns the job is *open*: it waits for rows, for its reader, or for the turn of another job with
+//! the same build side, and holds no slot. So a slow client never holds a device, and small batches
+//! share the cost of a turn.
 //!
 //! # Memory
 //! Rows that wait for a turn are bounded in bytes, and their sender waits for room. A turn begins
@@ -18,10 +19,15 @@
 //! device memory of an open job. The open job then gives it up, and prepares its join again when
 //! rows arrive. A join that emits build rows at its end cannot: its device knows which build rows
 //! were matched. So such a join may take only a smaller part of a device's memory.
+//!
+//! # Loss of a device
+//! A join that could give up its memory goes on elsewhere, unless rows of its present turn have
+//! left already. Until a turn ends, the job keeps the rows that it joins.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -31,10 +37,11 @@ use tokio::sync::Notify;
 use super::admission::Admitted;
 use super::device_set::DeviceSet;
 use super::handle::Scheduler;
-use super::job::Job;
+use super::job::{Job, JobId, JobState, QueueForecast};
 use super::job_options::JobOptions;
 use super::placing::{HostNeed, Place, Waiting};
-use super::state::{Leftovers, Shared, State, Taken};
+use super::residents::{Built, ResidentUse};
+use super::state::{Shared, State, Taken};
 use crate::columns::Role;
 use crate::engine::{Engine, Grant, Prepared};
 use crate::join::{IncomingBatches, Monitor, Side, TableRows};
@@ -65,23 +72,12 @@ pub(super) struct Feed {
     arriving: Mutex<Arriving>,
     /// Wakes the sender of rows.
     has_room: Notify,
-    built: Mutex<Option<Built>>,
-    /// True if the device memory can be given up between turns.
-    is_evictable: bool,
-    /// Places at admission, for a join that must be prepared again.
-    places: Vec<Place>,
+    build: ResidentUse,
+    /// Rows of the turn that runs, and the number of batches of the result at its beginning.
+    in_turn: Mutex<(Vec<RecordBatch>, usize)>,
     /// Predicted seconds and result bytes of a row.
     row_seconds: f64,
     row_bytes: f64,
-}
-
-/// Prepared join, on its device.
-#[derive(Clone)]
-struct Built {
-    join: Arc<dyn Prepared>,
-    device: usize,
-    /// Bytes of device memory that it holds.
-    bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -116,7 +112,7 @@ impl fmt::Debug for Feed {
 }
 
 impl Feed {
-    pub(super) fn new(side: Side, plan: &Plan, places: Vec<Place>) -> Self {
+    pub(super) fn new(side: Side, plan: &Plan, build: ResidentUse) -> Self {
         let table = plan.join.table(side);
         let rows = TURN_ROWS as f64;
         Self {
@@ -125,9 +121,8 @@ impl Feed {
             name: table.name.clone(),
             arriving: Mutex::default(),
             has_room: Notify::new(),
-            built: Mutex::default(),
-            is_evictable: is_evictable(&plan.join, side),
-            places,
+            build,
+            in_turn: Mutex::default(),
             row_seconds: plan.seconds / rows,
             row_bytes: plan.row_bytes * (plan.estimates.pairs / rows).max(1.0),
         }
@@ -169,22 +164,44 @@ impl Feed {
         (batches.into(), arriving.has_ended)
     }
 
-    /// Drops the rows that wait, and the prepared join. The caller must drop the latter without the
-    /// scheduler's lock.
-    pub(super) fn close(&self) -> Option<Arc<dyn Prepared>> {
+    /// Puts the rows of a turn that failed back, before those that have arrived since. Returns
+    /// `false` if rows of their result have left, or if the build side knows of them.
+    pub(super) fn put_rows_back(&self, result_batches: usize) -> bool {
+        let (rows, batches_before) = std::mem::take(&mut *self.in_turn.lock());
+        if !self.build.resident().is_evictable() || batches_before != result_batches {
+            return false;
+        }
+        let mut arriving = self.arriving.lock();
+        for batch in rows.into_iter().rev() {
+            arriving.bytes += batch.get_array_memory_size();
+            arriving.rows += batch.num_rows() as u64;
+            arriving.batches.push_front(batch);
+        }
+        true
+    }
+
+    /// Drops the rows that wait, and ends the use of the build side. Returns the prepared join that
+    /// no other job uses. The caller must drop it without the scheduler's lock.
+    pub(super) fn close(&self, job: JobId) -> Option<Arc<dyn Prepared>> {
         self.arriving.lock().is_closed = true;
         self.take();
-        self.built.lock().take().map(|built| built.join)
+        std::mem::take(&mut *self.in_turn.lock());
+        self.build.end(job).map(|built| built.join)
     }
 
     /// True if a turn with this place lacks the prepared join, which was evicted.
     pub(super) fn lacks_join(&self, place: &Place) -> bool {
-        place.shared_bytes == Some(0) && self.built.lock().is_none()
+        place.shared_bytes == Some(0) && self.build.resident().built().is_none()
+    }
+
+    /// Returns the places of a turn of `seconds` that must prepare the build side.
+    pub(super) fn places(&self) -> &[Place] {
+        &self.build.resident().places
     }
 }
 
 /// True if nothing about the rows so far is kept on the device.
-fn is_evictable(join: &BoundJoin, streamed: Side) -> bool {
+pub(super) fn is_evictable(join: &BoundJoin, streamed: Side) -> bool {
     join.how.build_rows_kept(streamed.other()).is_none() && !join.how.keeps_unmatched(streamed.other())
 }
 
@@ -302,16 +319,35 @@ impl Shared {
         job.feed.as_ref().is_some_and(Feed::has_work) && has_room()
     }
 
-    /// Puts an open job in the queue. Returns `false` if it is not open.
-    fn queue_turn(&self, state: &mut State, job: &Arc<Job>) -> bool {
-        let (Some(feed), Some(open)) = (&job.feed, state.open.remove(&job.id)) else { return false };
-        let entry = open.entry;
+    /// True if a turn of an open job has work to do. The first turn prepares the build side.
+    pub(super) fn wants_a_turn(&self, job: &Job) -> bool {
+        job.life.lock().state == JobState::Queued || self.may_take_a_turn(job)
+    }
+
+    /// Adds a new job, and gives it its first turn.
+    pub(super) fn open_new(&self, state: &mut State, job: &Arc<Job>, entry: Waiting) {
+        let (position, start) = (0, SystemTime::now());
+        let waiting_for = "the turn of another join with the same build side".into();
+        job.life.lock().forecast = Some(QueueForecast { position, start, waiting_for });
+        state.open.insert(job.id, Open { job: job.clone(), entry });
+        self.queue_turn(state, job);
+    }
+
+    /// Puts an open job in the queue. Returns `false` if it is not open, or if another job has the
+    /// turn of its build side. It gets its turn later then.
+    pub(super) fn queue_turn(&self, state: &mut State, job: &Arc<Job>) -> bool {
+        let Some(feed) = job.feed.as_ref().filter(|_| state.open.contains_key(&job.id)) else { return false };
+        let now = self.clock.now();
+        if !feed.build.resident().begin_turn(job.id, now) {
+            return false;
+        }
+        let Some(Open { entry, .. }) = state.open.remove(&job.id) else { return false };
         let rows = feed.arriving.lock().rows as f64;
         let bytes = ((rows * feed.row_bytes) as u64).min(self.window_bytes());
         let host = HostNeed { bytes, least_bytes: bytes };
         // The prepared join has its memory.
-        let places = match &*feed.built.lock() {
-            None => feed.places.iter().map(|place| Place { host, ..place.clone() }).collect(),
+        let places = match feed.build.resident().built() {
+            None => feed.places().iter().map(|place| Place { host, ..place.clone() }).collect(),
             Some(built) => vec![Place {
                 devices: DeviceSet::new([built.device]),
                 plan: job.life.lock().plan_number(),
@@ -321,8 +357,7 @@ impl Shared {
                 host,
             }],
         };
-        let submitted = self.clock.now();
-        state.queue.push(Waiting { places, submitted, starved_since: None, unsatisfiable_since: None, ..entry });
+        state.queue.push(Waiting { places, submitted: now, starved_since: None, unsatisfiable_since: None, ..entry });
         true
     }
 
@@ -337,8 +372,8 @@ impl Shared {
         job: &Job,
         monitor: &Monitor,
     ) -> Result<Turn> {
-        let built = feed.built.lock().clone();
-        let prepared = match built {
+        *feed.in_turn.lock() = (Vec::new(), job.result.progress().0);
+        let prepared = match feed.build.resident().built() {
             Some(built) => built.join,
             None => {
                 let build = work.join.table(feed.side.other()).clone();
@@ -346,17 +381,19 @@ impl Shared {
                 let bytes = grant.device_memory.as_ref().map_or(0, Budget::limit_bytes);
                 let engine = &self.engines[device];
                 let join: Arc<dyn Prepared> = engine.prepare(task, &TableRows::new(build), grant, monitor)?.into();
-                *feed.built.lock() = Some(Built { join: join.clone(), device, bytes });
+                feed.build.resident().set_built(Built { join: join.clone(), device, bytes });
                 join
             }
         };
         let (batches, has_ended) = feed.take();
+        feed.in_turn.lock().0.clone_from(&batches);
         if !batches.is_empty() {
             let rows = IncomingBatches::new(&feed.name, feed.schema.clone(), usize::MAX);
             batches.into_iter().try_for_each(|batch| rows.push(batch, monitor.cancel()))?;
             rows.finish();
             prepared.probe(&rows, &job.host_memory, &job.result, monitor)?;
         }
+        *feed.in_turn.lock() = (Vec::new(), job.result.progress().0);
         if !has_ended {
             return Ok(Turn::Open);
         }
@@ -375,6 +412,10 @@ impl Shared {
         }
         self.release_devices(&mut state, taken);
         state.open.insert(job.id, Open { job: job.clone(), entry: taken.entry.clone() });
+        if let Some(feed) = &job.feed {
+            feed.build.resident().end_turn(job.id);
+        }
+        self.queue_next_turns(&mut state);
         if self.may_take_a_turn(job) {
             self.queue_turn(&mut state, job);
         }
@@ -385,36 +426,5 @@ impl Shared {
     /// has one, or has no feed.
     pub(super) fn take_out_open(state: &mut State, job: &Job) -> bool {
         job.feed.is_some() && (state.open.remove(&job.id).is_some() || state.queue.remove(job.id).is_some())
-    }
-
-    /// Takes at least `missing_bytes` of device memory away from jobs between turns, for a job that
-    /// waits for the given devices. Jobs without rows come first. The memory is free after
-    /// [`free_leftovers`](Self::free_leftovers).
-    pub(super) fn evict_feeds(
-        state: &mut State,
-        devices: &DeviceSet,
-        missing_bytes: u64,
-        leftovers: &mut Vec<Leftovers>,
-    ) {
-        // One job at a time: what it gets may be enough for the next.
-        if leftovers.iter().any(|left| left._prepared.is_some()) {
-            return;
-        }
-        let queued = state.queue.ids().filter_map(|id| state.live.get(&id));
-        let open = state.open.values().map(|open| &open.job);
-        let victims: Vec<Arc<Job>> = open.chain(queued).filter(|job| job.feed.is_some()).cloned().collect();
-        let mut freed_bytes = 0;
-        for job in victims {
-            let Some(feed) = job.feed.as_ref().filter(|feed| feed.is_evictable) else { continue };
-            let is_in_the_way = |built: &mut Built| devices.iter().any(|device| device == built.device);
-            let Some(built) = feed.built.lock().take_if(is_in_the_way) else { continue };
-            tracing::info!(job = job.id.0, "the build side leaves its device for another job, until rows arrive");
-            state.queue.replace_places(job.id, &feed.places);
-            freed_bytes += built.bytes;
-            leftovers.push(Leftovers { _prepared: Some(built.join), ..Leftovers::default() });
-            if freed_bytes >= missing_bytes {
-                return;
-            }
-        }
     }
 }

@@ -63,6 +63,7 @@ impl Scheduler {
             devices: engines.iter().map(|_| DeviceState::default()).collect(),
             publishing: Vec::new(),
             open: BTreeMap::new(),
+            residents: Vec::new(),
             live: BTreeMap::new(),
             history: VecDeque::new(),
             last_id: 0,

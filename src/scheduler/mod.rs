@@ -67,6 +67,7 @@ mod options;
 mod placing;
 mod publishing;
 mod queue;
+mod residents;
 mod state;
 mod stats;
 #[cfg(test)]

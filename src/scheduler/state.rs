@@ -13,6 +13,7 @@ use super::job::{Job, JobId, Tables};
 use super::options::SchedulerOptions;
 use super::placing::Waiting;
 use super::queue::Queue;
+use super::residents::Resident;
 use super::stats::SchedulerStats;
 use crate::Error;
 use crate::catalog::{Catalog, ChargeHold, NameReservation};
@@ -40,8 +41,10 @@ pub(super) struct State {
     pub(super) devices: Vec<DeviceState>,
     /// Jobs that have left their devices and whose result is becoming a table, oldest first.
     pub(super) publishing: Vec<Publishing>,
-    /// Jobs with a feed, between two turns.
+    /// Jobs with a feed, before their first turn or between two turns.
     pub(super) open: BTreeMap<JobId, Open>,
+    /// Build sides of jobs with a feed.
+    pub(super) residents: Vec<Arc<Resident>>,
     /// Jobs that wait, run, or have a result that is not released.
     pub(super) live: BTreeMap<JobId, Arc<Job>>,
     /// Jobs that are over, oldest first.

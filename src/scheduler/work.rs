@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 use parking_lot::MutexGuard;
 
 use super::ending::count_failure;
-use super::feeds::Turn;
+use super::feeds::{Feed, Turn};
 use super::job::{Job, QueueForecast};
 use super::placing::RETRY;
 use super::state::{Leftovers, Shared, State, Taken};
@@ -246,9 +246,14 @@ impl Shared {
     fn try_again(&self, state: &mut State, taken: &Taken, lost: Option<usize>, leftovers: &mut Vec<Leftovers>) -> bool {
         let (job, is_lost) = (&taken.job, lost.is_some());
         let in_service = |device: usize| state.devices[device].lost.is_none();
-        let has_place = taken.entry.places.iter().any(|place| place.devices.iter().all(in_service));
-        // Rows that have arrived are gone.
-        if !has_place || job.feed.is_some() || job.result.progress().0 > 0 || state.shutdown {
+        let places = job.feed.as_ref().map_or(&taken.entry.places[..], Feed::places);
+        let has_place = places.iter().any(|place| place.devices.iter().all(in_service));
+        let delivered = job.result.progress().0;
+        let can_begin_again = match &job.feed {
+            None => delivered == 0,
+            Some(feed) => feed.put_rows_back(delivered),
+        };
+        if !has_place || !can_begin_again || state.shutdown {
             return false;
         }
         {
@@ -295,6 +300,7 @@ impl Shared {
     /// Fails the jobs whose devices are all lost. The caller must drop the leftovers without the
     /// lock.
     pub(super) fn fail_unplaceable(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
+        Self::leave_lost_devices(state, leftovers);
         let loads = self.loads(state, self.clock.now());
         for entry in state.queue.remove_unplaceable(&loads) {
             let job = state.live[&entry.id].clone();

@@ -1,0 +1,303 @@
+//! Build sides that stay on a device while rows arrive for them.
+//!
+//! ```text
+//!   job ─┐               ┌─► prepared on a device ── evicted, or the device is lost ─┐
+//!   job ─┼─► Resident ───┤                                                           │
+//!   job ─┘               └─◄──────────── prepared again, by the next turn ◄──────────┘
+//! ```
+//!
+//! Jobs that join arriving rows with one table in the same way share a resident: it is prepared
+//! once, and takes device memory once. A join that marks the rows of its table is not shared.
+//!
+//! The jobs of a resident take their turns one after the other. A turn plans with all memory of the
+//! resident that is free, so two at once would run out of it. A resident of which no turn runs may
+//! be evicted when another job needs the device's memory. It is freed when its last job ends.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arrow::datatypes::SchemaRef;
+use parking_lot::Mutex;
+
+use super::device_set::DeviceSet;
+use super::feeds::is_evictable;
+use super::job::{JobId, JobPlans};
+use super::job_options::{DeviceRequest, JobOptions};
+use super::placing::Place;
+use super::state::{Leftovers, Shared, State};
+use crate::catalog::Table;
+use crate::engine::Prepared;
+use crate::join::Side;
+use crate::planner::{JoinKey, JoinKind, OutputColumn, Strategy};
+
+/// Build side for the jobs of one join whose rows arrive.
+pub(super) struct Resident {
+    /// `None`: no other job may use it.
+    shape: Option<Shape>,
+    /// Places at admission, for a turn that must prepare the build side.
+    pub(super) places: Vec<Place>,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    built: Option<Built>,
+    /// Number of jobs that use it.
+    users: usize,
+    /// Job whose turn waits in the queue or runs.
+    turn: Option<JobId>,
+    /// Jobs whose turns come next.
+    next: VecDeque<JobId>,
+    last_used: Duration,
+    /// True if the last job has left. No job may enter any more.
+    is_gone: bool,
+}
+
+/// Prepared join, on its device.
+#[derive(Clone)]
+pub(super) struct Built {
+    pub(super) join: Arc<dyn Prepared>,
+    pub(super) device: usize,
+    /// Bytes of device memory that it holds.
+    pub(super) bytes: u64,
+}
+
+/// All that two jobs must have in common to share a resident.
+struct Shape {
+    table: Weak<Table>,
+    streamed: Side,
+    arriving: SchemaRef,
+    how: JoinKind,
+    keys: Vec<JoinKey>,
+    output: Vec<OutputColumn>,
+    batch_rows: Option<usize>,
+    strategy: Option<Strategy>,
+    devices: DeviceRequest,
+}
+
+impl Shape {
+    fn new(planned: &JobPlans, streamed: Side, options: &JobOptions) -> Self {
+        let join = &planned.plan().join;
+        // Plans have tables without rows.
+        let [left, right] = planned.tables();
+        let table = if streamed == Side::Right { left } else { right };
+        Self {
+            table: Arc::downgrade(table),
+            streamed,
+            arriving: join.table(streamed).schema.clone(),
+            how: join.how,
+            keys: join.keys.clone(),
+            output: join.output.clone(),
+            batch_rows: join.batch_rows,
+            strategy: options.strategy,
+            devices: options.devices.clone(),
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.table, &other.table)
+            && (self.streamed, self.how, self.batch_rows, self.strategy)
+                == (other.streamed, other.how, other.batch_rows, other.strategy)
+            && self.keys == other.keys
+            && self.output == other.output
+            && self.devices == other.devices
+            && self.arriving == other.arriving
+    }
+}
+
+impl fmt::Debug for Resident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = self.held.lock();
+        f.debug_struct("Resident").field("users", &held.users).field("turn", &held.turn).finish_non_exhaustive()
+    }
+}
+
+impl Resident {
+    /// True if the device memory can be given up between turns: nothing about the rows so far is
+    /// kept on the device.
+    pub(super) fn is_evictable(&self) -> bool {
+        self.shape.is_some()
+    }
+
+    pub(super) fn built(&self) -> Option<Built> {
+        self.held.lock().built.clone()
+    }
+
+    pub(super) fn set_built(&self, built: Built) {
+        self.held.lock().built = Some(built);
+    }
+
+    /// Takes the prepared join away from its device. The caller drops it without the scheduler's
+    /// lock.
+    pub(super) fn take_built(&self) -> Option<Built> {
+        self.held.lock().built.take()
+    }
+
+    /// Adds a job. Returns `false` if the resident is gone.
+    fn enter(&self) -> bool {
+        let mut held = self.held.lock();
+        held.users += usize::from(!held.is_gone);
+        !held.is_gone
+    }
+
+    /// Ends the use by one job. Returns what the last job leaves, which the caller drops without
+    /// the scheduler's lock.
+    fn leave(&self) -> Option<Built> {
+        let mut held = self.held.lock();
+        held.users -= 1;
+        held.is_gone = held.users == 0;
+        if held.is_gone { held.built.take() } else { None }
+    }
+
+    /// Gives a job the next turn. Returns `false`, and remembers the job, if another has it.
+    pub(super) fn begin_turn(&self, job: JobId, now: Duration) -> bool {
+        let mut held = self.held.lock();
+        held.last_used = now;
+        match held.turn {
+            None => held.turn = Some(job),
+            Some(_) if !held.next.contains(&job) => held.next.push_back(job),
+            Some(_) => {}
+        }
+        held.turn == Some(job)
+    }
+
+    /// Ends the turn of a job, if it has one, and its wait for another.
+    pub(super) fn end_turn(&self, job: JobId) {
+        let mut held = self.held.lock();
+        held.next.retain(|&waiting| waiting != job);
+        held.turn = held.turn.filter(|&with_turn| with_turn != job);
+    }
+
+    /// Returns the job whose turn comes next, if no job has one.
+    fn take_next(&self) -> Option<JobId> {
+        let mut held = self.held.lock();
+        if held.turn.is_none() { held.next.pop_front() } else { None }
+    }
+}
+
+/// Use of a resident by one job.
+#[derive(Debug)]
+pub(super) struct ResidentUse {
+    resident: Arc<Resident>,
+    has_left: Mutex<bool>,
+}
+
+impl ResidentUse {
+    pub(super) fn resident(&self) -> &Arc<Resident> {
+        &self.resident
+    }
+
+    /// Ends the use. Returns what the last job leaves, which the caller drops without the
+    /// scheduler's lock.
+    pub(super) fn end(&self, job: JobId) -> Option<Built> {
+        self.resident.end_turn(job);
+        let has_left = std::mem::replace(&mut *self.has_left.lock(), true);
+        if has_left { None } else { self.resident.leave() }
+    }
+}
+
+impl Drop for ResidentUse {
+    fn drop(&mut self) {
+        if !*self.has_left.get_mut() {
+            self.resident.leave();
+        }
+    }
+}
+
+impl Shared {
+    /// Returns the resident of a join whose rows arrive: that of earlier jobs, or a new one.
+    pub(super) fn resident(
+        &self,
+        planned: &JobPlans,
+        streamed: Side,
+        options: &JobOptions,
+        places: &[Place],
+    ) -> ResidentUse {
+        let is_shared = is_evictable(&planned.plan().join, streamed);
+        let shape = is_shared.then(|| Shape::new(planned, streamed, options));
+        let mut state = self.state.lock();
+        state.residents.retain(|resident| !resident.held.lock().is_gone);
+        let is_like = |resident: &&Arc<Resident>| match (&resident.shape, &shape) {
+            (Some(one), Some(other)) => one.is_like(other),
+            _ => false,
+        };
+        let known = state.residents.iter().find(is_like).filter(|resident| resident.enter()).cloned();
+        let resident = known.unwrap_or_else(|| {
+            let held = Mutex::new(Held { users: 1, ..Held::default() });
+            let made = Arc::new(Resident { shape, places: places.to_vec(), held });
+            state.residents.push(made.clone());
+            made
+        });
+        ResidentUse { resident, has_left: Mutex::new(false) }
+    }
+
+    /// Queues the next turn of each resident of which no job has one.
+    pub(super) fn queue_next_turns(&self, state: &mut State) {
+        for resident in state.residents.clone() {
+            while let Some(id) = resident.take_next() {
+                let Some(job) = state.open.get(&id).map(|open| open.job.clone()) else { continue };
+                if self.wants_a_turn(&job) && self.queue_turn(state, &job) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Takes at least `missing_bytes` of device memory away from residents, for a job that waits
+    /// for the given devices. Those that have been idle for longest come first. The memory is free
+    /// after [`free_leftovers`](Self::free_leftovers).
+    pub(super) fn evict_residents(
+        state: &mut State,
+        devices: &DeviceSet,
+        missing_bytes: u64,
+        leftovers: &mut Vec<Leftovers>,
+    ) {
+        // One job at a time: what it gets may be enough for the next.
+        if leftovers.iter().any(|left| left._prepared.is_some()) {
+            return;
+        }
+        let is_on = |built: &Built| devices.iter().any(|device| device == built.device);
+        let mut victims: Vec<(Duration, Arc<Resident>)> = Vec::new();
+        for resident in state.residents.iter().filter(|resident| resident.is_evictable()) {
+            let held = resident.held.lock();
+            let runs = held.turn.is_some_and(|id| !state.queue.ids().any(|queued| queued == id));
+            if !runs && held.built.as_ref().is_some_and(is_on) {
+                victims.push((held.last_used, resident.clone()));
+            }
+        }
+        victims.sort_by_key(|(last_used, _)| *last_used);
+        let mut freed_bytes = 0;
+        for (_, resident) in victims {
+            let Some(built) = Self::unbuild(state, &resident) else { continue };
+            tracing::info!("a build side leaves its device for another job, until rows arrive");
+            freed_bytes += built.bytes;
+            leftovers.push(Leftovers { _prepared: Some(built.join), ..Leftovers::default() });
+            if freed_bytes >= missing_bytes {
+                return;
+            }
+        }
+    }
+
+    /// Takes the residents of lost devices away from them. They are prepared again elsewhere.
+    pub(super) fn leave_lost_devices(state: &mut State, leftovers: &mut Vec<Leftovers>) {
+        for resident in state.residents.clone() {
+            let is_lost = resident.built().is_some_and(|built| state.devices[built.device].lost.is_some());
+            if !is_lost || !resident.is_evictable() {
+                continue;
+            }
+            if let Some(built) = Self::unbuild(state, &resident) {
+                leftovers.push(Leftovers { _prepared: Some(built.join), ..Leftovers::default() });
+            }
+        }
+    }
+
+    /// Takes a build side away from its device. A turn that waits in the queue will prepare it.
+    fn unbuild(state: &mut State, resident: &Resident) -> Option<Built> {
+        let built = resident.take_built()?;
+        let turn = resident.held.lock().turn;
+        turn.into_iter().for_each(|job| state.queue.replace_places(job, &resident.places));
+        Some(built)
+    }
+}
