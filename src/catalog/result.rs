@@ -43,6 +43,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::watch;
 
@@ -170,12 +171,19 @@ struct Inner {
     progress: watch::Sender<(usize, SpoolState)>,
 }
 
+/// Batch of a result, with the bytes that it holds.
+#[derive(Debug)]
+struct HeldBatch {
+    batch: RecordBatch,
+    bytes: u64,
+    note: Option<Bytes>,
+}
+
 /// Batches of the result, with their accounting.
 #[derive(Default)]
 struct SpoolContents {
-    /// Batches, indexed by batch number minus `taken`, each with its bytes. `None`: taken out of
-    /// turn.
-    batches: VecDeque<Option<(RecordBatch, u64)>>,
+    /// Batches, indexed by batch number minus `taken`. `None`: taken out of turn.
+    batches: VecDeque<Option<HeldBatch>>,
     /// Number of batches that were taken and are no longer in `batches`.
     taken: usize,
     bytes: u64,
@@ -248,7 +256,7 @@ impl SpoolContents {
     }
 
     /// Removes all batches and their charges. The caller drops the batches once no lock is held.
-    fn take_all(&mut self) -> VecDeque<Option<(RecordBatch, u64)>> {
+    fn take_all(&mut self) -> VecDeque<Option<HeldBatch>> {
         let batches = std::mem::take(&mut self.batches);
         self.taken += batches.len();
         self.bytes = 0;
@@ -408,11 +416,33 @@ impl ResultSpool {
         if let Some(statistics) = &held.statistics {
             statistics.add(&batch);
         }
-        held.batches.push_back(Some((batch, bytes)));
+        self.add(&mut held, HeldBatch { batch, bytes, note: None }, all_bytes);
+        Ok(())
+    }
+
+    /// Adds a batch without rows and with a note, for the reader of a result that is consumed as it
+    /// is read. The note comes after all batches that were pushed before.
+    ///
+    /// # Errors
+    /// See [`ResultSpool::push`]. [`Error::Internal`] for a result that is kept.
+    pub fn push_note(&self, note: Bytes) -> Result<()> {
+        if !self.is_consumed_by_reading() {
+            return Err(Error::Internal("a note in a result that is kept".into()));
+        }
+        let mut held = self.inner.held.lock();
+        let (batch, bytes) = (RecordBatch::new_empty(self.inner.schema.clone()), note.len() as u64);
+        self.wait_for_room(&mut held, bytes)?;
+        self.check_not_released()?;
+        held.bytes += bytes;
+        self.add(&mut held, HeldBatch { batch, bytes, note: Some(note) }, 0);
+        Ok(())
+    }
+
+    fn add(&self, held: &mut SpoolContents, batch: HeldBatch, all_bytes: u64) {
+        held.batches.push_back(Some(batch));
         let count = held.taken + held.batches.len();
         held.parts.push(count, all_bytes);
         self.inner.progress.send_modify(|progress| progress.0 = count);
-        Ok(())
     }
 
     /// Ends the result: the join is complete, or failed. Starts the lease. A result that was
@@ -581,7 +611,7 @@ impl ResultSpool {
                     name.name()
                 )));
             };
-            let batches: Vec<_> = held.batches.iter().flatten().map(|(batch, _)| batch.clone()).collect();
+            let batches: Vec<_> = held.batches.iter().flatten().map(|held| held.batch.clone()).collect();
             (statistics, batches, held.pushed_bytes, held.charge.take())
         };
         let collectors = statistics.finish(&self.interrupt)?;

@@ -6,12 +6,12 @@
 //!                        └─ evicted: the device's memory goes to another job ─► queue ─► prepare
 //! ```
 //!
-//! The table is the build side. It stays on its device, in memory of its own, for all jobs that join
-//! it in the same way (`residents.rs`). The *feed* is the other side: rows that a caller adds. The
-//! job takes a slot of the device only for a *turn*, which joins the rows that have arrived. Between
-//! turns the job is *open*: it waits for rows, for its reader, or for the turn of another job with
-//! the same build side, and holds no slot. So a slow client never holds a device, and small batches
-//! share the cost of a turn.
+//! The table is the build side. It stays on its device, in memory of its own, for all jobs that
+//! join it in the same way (`residents.rs`). The *feed* is the other side: rows that a caller
+//! adds. The job takes a slot of the device only for a *turn*, which joins the rows that have
+//! arrived. Between turns the job is *open*: it waits for rows, for its reader, or for the turn of
+//! another job with the same build side, and holds no slot. So a slow client never holds a device,
+//! and small batches share the cost of a turn.
 //!
 //! # Memory
 //! Rows that wait for a turn are bounded in bytes, and their sender waits for room. A turn begins
@@ -31,6 +31,7 @@ use std::time::SystemTime;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -74,15 +75,28 @@ pub(super) struct Feed {
     has_room: Notify,
     build: ResidentUse,
     /// Rows of the turn that runs, and the number of batches of the result at its beginning.
-    in_turn: Mutex<(Vec<RecordBatch>, usize)>,
+    in_turn: Mutex<(Vec<Arrived>, usize)>,
     /// Predicted seconds and result bytes of a row.
     row_seconds: f64,
     row_bytes: f64,
 }
 
+/// Rows that have arrived. A note is the last part of their answer.
+#[derive(Clone, Debug)]
+struct Arrived {
+    batch: RecordBatch,
+    note: Option<Bytes>,
+}
+
+impl Arrived {
+    fn bytes(&self) -> usize {
+        self.batch.get_array_memory_size() + self.note.as_ref().map_or(0, Bytes::len)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Arriving {
-    batches: VecDeque<RecordBatch>,
+    batches: VecDeque<Arrived>,
     bytes: usize,
     rows: u64,
     has_ended: bool,
@@ -128,14 +142,14 @@ impl Feed {
         }
     }
 
-    fn push(&self, batch: RecordBatch) {
+    fn push(&self, arrived: Arrived) {
         let mut arriving = self.arriving.lock();
         if arriving.is_closed {
             return;
         }
-        arriving.bytes += batch.get_array_memory_size();
-        arriving.rows += batch.num_rows() as u64;
-        arriving.batches.push_back(batch);
+        arriving.bytes += arrived.bytes();
+        arriving.rows += arrived.batch.num_rows() as u64;
+        arriving.batches.push_back(arrived);
     }
 
     /// Waits until there is room for another batch.
@@ -156,7 +170,7 @@ impl Feed {
     }
 
     /// Takes the rows that have arrived, and returns true with them if no more will.
-    fn take(&self) -> (Vec<RecordBatch>, bool) {
+    fn take(&self) -> (Vec<Arrived>, bool) {
         let mut arriving = self.arriving.lock();
         let batches = std::mem::take(&mut arriving.batches);
         (arriving.bytes, arriving.rows) = (0, 0);
@@ -172,10 +186,10 @@ impl Feed {
             return false;
         }
         let mut arriving = self.arriving.lock();
-        for batch in rows.into_iter().rev() {
-            arriving.bytes += batch.get_array_memory_size();
-            arriving.rows += batch.num_rows() as u64;
-            arriving.batches.push_front(batch);
+        for arrived in rows.into_iter().rev() {
+            arriving.bytes += arrived.bytes();
+            arriving.rows += arrived.batch.num_rows() as u64;
+            arriving.batches.push_front(arrived);
         }
         true
     }
@@ -194,7 +208,7 @@ impl Feed {
         place.shared_bytes == Some(0) && self.build.resident().built().is_none()
     }
 
-    /// Returns the places of a turn of `seconds` that must prepare the build side.
+    /// Returns the places of a turn that must prepare the build side.
     pub(super) fn places(&self) -> &[Place] {
         &self.build.resident().places
     }
@@ -253,11 +267,12 @@ pub(super) fn place_feed(
 
 impl Scheduler {
     /// Adds rows to a join whose rows arrive ([`JobOptions::streamed`]). Waits until there is room
-    /// for the next batch, or until the job has ended.
+    /// for the next batch, or until the job has ended. A `note` comes back in the result after the
+    /// rows of this batch and of those before it.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a batch with other columns. [`Error::Internal`] for another job.
-    pub async fn feed(&self, job: &Arc<Job>, batch: RecordBatch) -> Result<()> {
+    pub async fn feed(&self, job: &Arc<Job>, batch: RecordBatch, note: Option<Bytes>) -> Result<()> {
         let feed = feed_of(job)?;
         if batch.schema_ref().fields() != feed.schema.fields() {
             return Err(Error::Invalid(format!(
@@ -266,10 +281,10 @@ impl Scheduler {
                 feed.schema.fields()
             )));
         }
-        if batch.num_rows() == 0 {
+        if batch.num_rows() == 0 && note.is_none() {
             return Ok(());
         }
-        feed.push(batch);
+        feed.push(Arrived { batch, note });
         self.resume(job);
         tokio::select! {
             () = feed.wait_for_room() => {}
@@ -385,13 +400,19 @@ impl Shared {
                 join
             }
         };
-        let (batches, has_ended) = feed.take();
-        feed.in_turn.lock().0.clone_from(&batches);
-        if !batches.is_empty() {
-            let rows = IncomingBatches::new(&feed.name, feed.schema.clone(), usize::MAX);
-            batches.into_iter().try_for_each(|batch| rows.push(batch, monitor.cancel()))?;
-            rows.finish();
-            prepared.probe(&rows, &job.host_memory, &job.result, monitor)?;
+        let (arrived, has_ended) = feed.take();
+        feed.in_turn.lock().0.clone_from(&arrived);
+        // Rows up to a note are joined together.
+        for answered in arrived.split_inclusive(|arrived| arrived.note.is_some()) {
+            let batches = answered.iter().map(|arrived| &arrived.batch).filter(|batch| batch.num_rows() > 0);
+            let batches: Vec<RecordBatch> = batches.cloned().collect();
+            if !batches.is_empty() {
+                let rows = IncomingBatches::new(&feed.name, feed.schema.clone(), usize::MAX);
+                batches.into_iter().try_for_each(|batch| rows.push(batch, monitor.cancel()))?;
+                rows.finish();
+                prepared.probe(&rows, &job.host_memory, &job.result, monitor)?;
+            }
+            answered.last().and_then(|last| last.note.clone()).map_or(Ok(()), |note| job.result.push_note(note))?;
         }
         *feed.in_turn.lock() = (Vec::new(), job.result.progress().0);
         if !has_ended {

@@ -51,15 +51,22 @@ const PIECE_BYTES_MIN: usize = 16 << 10;
 pub struct Message {
     /// Arrow message, as a flatbuffer.
     header: Bytes,
+    app_metadata: Bytes,
     /// Body, in pieces; empty for a schema.
     body: Vec<Buffer>,
     body_bytes: usize,
 }
 
 impl Message {
-    /// Returns the bytes of the header and the body.
+    /// Returns the same message with `app_metadata`.
+    #[must_use]
+    pub fn with_app_metadata(self, app_metadata: Bytes) -> Self {
+        Self { app_metadata, ..self }
+    }
+
+    /// Returns the bytes of the header, the metadata and the body.
     pub fn bytes(&self) -> usize {
-        self.header.len() + self.body_bytes
+        self.header.len() + self.app_metadata.len() + self.body_bytes
     }
 
     /// Returns the bytes of the body.
@@ -72,19 +79,29 @@ impl Message {
         // Small pieces are copied, wherever they are stored.
         let is_on_heap = |piece: &&Buffer| piece.len() < PIECE_BYTES_MIN || !arena.owns(piece.as_ptr());
         let pieces = self.body.iter().filter(is_on_heap).map(|piece| piece.len());
-        2 * self.header.len() + self.body.len() * size_of::<Buffer>() + pieces.sum::<usize>()
+        2 * (self.header.len() + self.app_metadata.len())
+            + self.body.len() * size_of::<Buffer>()
+            + pieces.sum::<usize>()
     }
 
     /// Returns the message as gRPC sends it: its frame and protobuf fields, then the pieces of its
     /// body.
     pub fn into_wire(self) -> Vec<Bytes> {
-        // Fields 2 (data_header) and 1000 (data_body) of FlightData, both of them bytes.
+        // Fields 2 (data_header), 3 (app_metadata) and 1000 (data_body) of FlightData, all of them
+        // bytes.
         const HEADER_KEY: u64 = 2 << 3 | 2;
+        const METADATA_KEY: u64 = 3 << 3 | 2;
         const BODY_KEY: u64 = 1000 << 3 | 2;
-        let mut fields = BytesMut::with_capacity(self.header.len() + 64);
-        put_varint(HEADER_KEY, &mut fields);
-        put_varint(self.header.len() as u64, &mut fields);
-        fields.put_slice(&self.header);
+        let mut fields = BytesMut::with_capacity(self.header.len() + self.app_metadata.len() + 64);
+        let mut put = |key, bytes: &Bytes| {
+            put_varint(key, &mut fields);
+            put_varint(bytes.len() as u64, &mut fields);
+            fields.put_slice(bytes);
+        };
+        put(HEADER_KEY, &self.header);
+        if !self.app_metadata.is_empty() {
+            put(METADATA_KEY, &self.app_metadata);
+        }
         if self.body_bytes > 0 {
             put_varint(BODY_KEY, &mut fields);
             put_varint(self.body_bytes as u64, &mut fields);
@@ -119,7 +136,8 @@ impl From<Message> for FlightData {
     fn from(message: Message) -> Self {
         let mut body = BytesMut::with_capacity(message.body_bytes);
         message.body.iter().for_each(|piece| body.put_slice(piece));
-        Self { data_header: message.header, data_body: body.freeze(), ..Self::default() }
+        let Message { header, app_metadata, .. } = message;
+        Self { data_header: header, app_metadata, data_body: body.freeze(), ..Self::default() }
     }
 }
 
@@ -193,7 +211,8 @@ impl Encoder {
         let mut dictionaries = DictionaryTracker::new(false);
         let message =
             IpcDataGenerator::default().schema_to_bytes_with_dictionary_tracker(&schema, &mut dictionaries, &options);
-        let message = Message { header: message.ipc_message.into(), body: Vec::new(), body_bytes: 0 };
+        let message =
+            Message { header: message.ipc_message.into(), app_metadata: Bytes::new(), body: Vec::new(), body_bytes: 0 };
         let stream = StreamEncoder::try_new_with_options(&schema, options)?;
         let has_dictionaries = !dictionaries.dict_id().is_empty();
         let rowless = RecordBatch::new_empty(schema);
@@ -421,7 +440,7 @@ impl Pieces {
         let body_bytes = usize::try_from(message.bodyLength()).map_err(|_| malformed())?;
         let is_schema = message.header_type() == arrow::ipc::MessageHeader::Schema;
         let body = self.take(body_bytes);
-        Ok(Some((Message { header, body, body_bytes }, is_schema)))
+        Ok(Some((Message { header, app_metadata: Bytes::new(), body, body_bytes }, is_schema)))
     }
 
     fn take(&mut self, mut bytes: usize) -> Vec<Buffer> {

@@ -9,6 +9,10 @@
 //! Both directions hold each other back. The server reads the next batch when the job has room for
 //! it, and the job takes the next rows when its result has room. A client that goes away cancels
 //! its job. A batch that cannot be read fails the job, and with it the call.
+//!
+//! A batch with `app_metadata` is answered: after the last of its rows, and of all rows sent before
+//! it, comes a batch without rows that has the same `app_metadata`. So a client can send a question
+//! and wait for its answer. Batches without it may be joined together.
 
 use std::sync::Arc;
 
@@ -146,14 +150,20 @@ impl Feeder {
 
     async fn feed_all(&self, rows: &mut Wire) -> Result<()> {
         while let Some(message) = rows.next().await? {
-            if !message.app_metadata.is_empty() {
-                return Err(Error::Unsupported(
-                    "a batch has app_metadata, which does not come back with its rows yet; send it without".into(),
-                ));
-            }
-            if let Content::Batch(batch) = message.content {
-                self.shared.metrics.received_rows.inc_by(batch.num_rows() as u64);
-                self.shared.scheduler.feed(&self.job, batch).await?;
+            let note = Some(message.app_metadata).filter(|note| !note.is_empty());
+            match message.content {
+                Content::Batch(batch) => {
+                    self.shared.metrics.received_rows.inc_by(batch.num_rows() as u64);
+                    self.shared.scheduler.feed(&self.job, batch, note).await?;
+                }
+                _ if note.is_some() => {
+                    return Err(Error::Invalid(
+                        "a message without a batch has app_metadata, which comes back after the rows of a batch; send it \
+                         with a batch, which may be empty"
+                            .into(),
+                    ));
+                }
+                _ => {}
             }
         }
         self.shared.scheduler.end_rows(&self.job)

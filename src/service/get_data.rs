@@ -17,6 +17,7 @@ use std::time::Duration;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, SchemaRef};
+use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::timeout;
 
@@ -108,6 +109,9 @@ pub fn of_job(
     }
 }
 
+/// Batch, with the `app_metadata` of its message.
+type Noted = (RecordBatch, Option<Bytes>);
+
 enum Source {
     Table { table: Arc<Table>, next: usize, end: usize, _held: Vec<ChargeHold> },
     Result { job: Arc<Job>, rows: ResultReader, leaving: Reader, delivery: Delivery },
@@ -136,15 +140,16 @@ impl Source {
         }
     }
 
-    async fn next(&mut self) -> Result<Option<RecordBatch>> {
+    /// Returns the next batch; `None` at the end. A batch with a note has no rows.
+    async fn next(&mut self) -> Result<Option<Noted>> {
         match self {
             Self::Table { table, next, end, .. } => {
                 let index = *next;
                 *next += 1;
-                Ok((index < *end).then(|| table.batches[index].clone()))
+                Ok((index < *end).then(|| (table.batches[index].clone(), None)))
             }
             Self::Result { rows, leaving, delivery, .. } => {
-                let batch = rows.next().await;
+                let batch = rows.next_noted().await;
                 // A join whose rows arrive may have waited for this room.
                 delivery.shared.scheduler.resume(&delivery.job);
                 if matches!(batch, Ok(None) | Err(_)) {
@@ -260,7 +265,7 @@ struct State {
     /// Schema message, until it is sent.
     schema: Option<Message>,
     /// Batch that was taken from the source and could not be joined with the batches before it.
-    ahead: Option<RecordBatch>,
+    ahead: Option<Noted>,
     record: CallRecord,
     encoding: Encoding,
 }
@@ -284,7 +289,11 @@ impl State {
                 None => timeout(keep_alive, self.source.next()).await,
             };
             match first {
-                Ok(Ok(Some(batch))) => {
+                Ok(Ok(Some((_, Some(note))))) => {
+                    let noted = |encoder: &mut Encoder| Ok(Some(encoder.keep_alive()?.with_app_metadata(note)));
+                    return self.encode(0, noted).await;
+                }
+                Ok(Ok(Some((batch, None)))) => {
                     let batch = self.join_small(batch)?;
                     let (rows, effort) = (batch.num_rows() as u64, effort_bytes(&batch));
                     self.record.add_rows(rows);
@@ -343,11 +352,12 @@ impl State {
         // If the source must wait or fails, the next call sees it: polling the source here loses
         // nothing.
         let mut rows = small[0].num_rows();
-        while let Some(Ok(Some(batch))) = self.source.next().now_or_never() {
+        while let Some(Ok(Some((batch, note)))) = self.source.next().now_or_never() {
             bytes += batch_bytes(&batch);
             rows += batch.num_rows();
-            if bytes > 2 * JOINED_BYTES || rows > self.source.batch_rows_max() || !may_join(&small[0], &batch) {
-                self.ahead = Some(batch);
+            let is_large = bytes > 2 * JOINED_BYTES || rows > self.source.batch_rows_max();
+            if is_large || note.is_some() || !may_join(&small[0], &batch) {
+                self.ahead = Some((batch, note));
                 break;
             }
             small.push(batch);

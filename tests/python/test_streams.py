@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.flight as flight
 import pytest
 
 import dovetail
@@ -147,6 +152,92 @@ def test_a_reader_that_stops_early_ends_the_join(server: Server, client: dovetai
     joined.close()
     client.drop("kept")
     clean(server, client)
+
+
+@pytest.mark.parametrize("how", ["inner", "right", "right_semi", "right_anti"])
+def test_questions_are_answered_one_by_one(server: Server, client: dovetail.Client, how: str) -> None:
+    client.put("kept", numbers(1000))
+    schema = pa.schema({"k": pa.int64(), "w": pa.int64()})
+    columns = ["right.k", "w"] if how in ("inner", "right") else None
+    with client.open_stream("kept", schema, on="k", how=how, columns=columns) as stream:
+        for first in (0, 990, 995, 2000, 5):
+            keys = list(range(first, first + 10))
+            answer = stream.ask({"k": keys, "w": keys})
+            known = [key for key in keys if key < 1000]
+            expected = {"right": keys, "right_anti": [key for key in keys if key >= 1000]}.get(how, known)
+            assert answer.schema == stream.schema
+            assert sorted(answer["w"].to_pylist()) == expected
+        assert stream.ask(schema.empty_table()).num_rows == 0
+        # A question of many megabytes.
+        many = pa.table({"k": np.arange(2_000_000) % 2000, "w": np.arange(2_000_000)})
+        assert stream.ask(many).num_rows == {"right": 2_000_000}.get(how, 1_000_000)
+        with pytest.raises(dovetail.InvalidRequest, match="other columns"):
+            stream.ask({"k": [1]})
+        assert stream.ask({"k": [1001], "w": [3]}).num_rows == (how in ("right", "right_anti"))
+    with pytest.raises(dovetail.Cancelled, match="closed"):
+        stream.ask({"k": [1], "w": [1]})
+    client.drop("kept")
+    clean(server, client)
+
+
+def test_metadata_comes_back_after_the_rows_of_its_batch(server: Server, client: dovetail.Client) -> None:
+    client.put("kept", numbers(100))
+    command = {"join": {"left": "kept", "right": "sent", "on": [{"left": "k", "right": "k"}], "stream": "right"}}
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
+    raw = flight.connect(server.uri)
+    writer, reader = raw.do_exchange(descriptor)
+    with writer:
+        writer.begin(pa.schema({"k": pa.int64()}))
+        for number in range(20):
+            batch = pa.record_batch({"k": [number, number + 1000]})
+            if number % 3 == 0:
+                writer.write_with_metadata(batch, pa.py_buffer(f"note {number}".encode()))
+            else:
+                writer.write_batch(batch)
+        writer.done_writing()
+        seen: list[int] = []
+        notes = 0
+        for chunk in reader:
+            if chunk.app_metadata is None:
+                seen += chunk.data["k"].to_pylist()
+                continue
+            assert chunk.data.num_rows == 0
+            number = int(chunk.app_metadata.to_pybytes().split()[1])
+            assert sorted(seen) == list(range(number + 1)), "all rows before the note, and no others"
+            notes += 1
+        assert (notes, len(seen)) == (7, 20)
+    raw.close()
+    client.drop("kept")
+    clean(server, client)
+
+
+def test_streams_of_one_join_share_its_build_side(tmp_path: Path) -> None:
+    """Twelve of these build sides would need more memory than the device has."""
+    with Server(tmp_path, devices="host:1", device_memory="48MiB", host_memory="1GiB") as server:
+        with server.connect() as client, ExitStack() as stack:
+            client.put("kept", numbers(100_000))
+            schema = pa.schema({"k": pa.int64()})
+            streams = [stack.enter_context(client.open_stream("kept", schema, on="k")) for _ in range(12)]
+            for stream in streams:
+                assert stream.ask({"k": [7, 99_999, 100_000]}).num_rows == 2
+            held = server.device_used()
+            assert 0 < held < 24 << 20, held
+            # All at once, and again in turn.
+            keys = pa.table({"k": np.arange(0, 200_000, 2)})
+            with ThreadPoolExecutor(len(streams)) as pool:
+                answers = list(pool.map(lambda stream: stream.ask(keys), streams))
+            assert [answer.num_rows for answer in answers] == [50_000] * len(streams)
+            # A join that needs the memory gets it, and the streams go on.
+            sparse = np.arange(2_300_000) * 7_919_000_000_033 % (1 << 60)
+            client.put("large", {"k": sparse, "v": np.arange(len(sparse))})
+            with client.join("large", "large", on="k", columns=["k", "left.v"]) as joined:
+                assert joined.table().num_rows == len(sparse)
+            assert "leaves its device" in server.log()
+            assert all(stream.ask({"k": [1, 2]}).num_rows == 2 for stream in streams)
+            streams.pop().close()
+            assert all(stream.ask({"k": [3]}).num_rows == 1 for stream in streams)
+        with server.connect() as client:
+            clean(server, client)
 
 
 def test_a_stream_that_is_refused_says_why(server: Server, client: dovetail.Client) -> None:

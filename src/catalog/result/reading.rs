@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
 use arrow::array::RecordBatch;
+use bytes::Bytes;
 
-use super::{ResultSpool, SpoolContents, SpoolState, released};
+use super::{HeldBatch, ResultSpool, SpoolContents, SpoolState, released};
 use crate::{Error, Result};
 
 /// Reads a share of a result. See [`ResultSpool::reader`].
@@ -34,6 +35,15 @@ impl ResultReader {
     /// See [`ResultSpool::batch`]; [`Error::Precondition`] when the result is consumed as it is
     /// read, and this endpoint was read before.
     pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        Ok(self.next_noted().await?.map(|(batch, _)| batch))
+    }
+
+    /// Returns the next batch as [`next`](Self::next) does, with its note. A batch with a note has
+    /// no rows.
+    ///
+    /// # Errors
+    /// The errors of [`next`](Self::next).
+    pub async fn next_noted(&mut self) -> Result<Option<(RecordBatch, Option<Bytes>)>> {
         if self.spool.is_consumed_by_reading() {
             // Without this check, a second reader of an endpoint would be told that it has no rows.
             if !self.begun && !self.spool.inner.held.lock().begun.insert(self.next) {
@@ -50,7 +60,7 @@ impl ResultReader {
         if batch.is_some() {
             self.next += self.step;
         }
-        Ok(batch)
+        Ok(batch.map(|batch| (batch, None)))
     }
 }
 
@@ -96,7 +106,7 @@ impl ResultSpool {
     }
 
     /// Waits for the first batch that no reader has taken, and returns it.
-    async fn next_of_all(&self) -> Result<Option<RecordBatch>> {
+    async fn next_of_all(&self) -> Result<Option<(RecordBatch, Option<Bytes>)>> {
         let mut progress = self.inner.progress.subscribe();
         loop {
             // The state is read before the batches: if the writer had finished by then, `take_next`
@@ -122,22 +132,22 @@ impl ResultSpool {
             }
             let batch = match &held.given_to {
                 Some(given_to) => given_to.table()?.batches.get(index).cloned(),
-                None => held.batches.get(index).and_then(Option::as_ref).map(|(batch, _)| batch.clone()),
+                None => held.batches.get(index).and_then(Option::as_ref).map(|held| held.batch.clone()),
             };
             return batch.ok_or_else(|| Error::Internal(format!("batch {index} of a result is missing")));
         }
         let slot = index.checked_sub(held.taken).and_then(|place| held.batches.get_mut(place)).and_then(Option::take);
-        let (batch, bytes) = slot.ok_or_else(consumed)?;
+        let HeldBatch { batch, bytes, .. } = slot.ok_or_else(consumed)?;
         self.taken(&mut held, bytes);
         Ok(batch)
     }
 
     /// Returns the first batch that no reader has taken.
-    fn take_next(&self) -> Option<RecordBatch> {
+    fn take_next(&self) -> Option<(RecordBatch, Option<Bytes>)> {
         let mut held = self.inner.held.lock();
-        let (batch, bytes) = held.batches.iter_mut().find_map(Option::take)?;
+        let HeldBatch { batch, bytes, note } = held.batches.iter_mut().find_map(Option::take)?;
         self.taken(&mut held, bytes);
-        Some(batch)
+        Some((batch, note))
     }
 
     fn taken(&self, held: &mut SpoolContents, bytes: u64) {
@@ -158,7 +168,7 @@ impl ResultSpool {
 }
 
 /// Returns the answer for a reader after the last batch.
-fn end_of(state: SpoolState) -> Result<Option<RecordBatch>> {
+fn end_of<T>(state: SpoolState) -> Result<Option<T>> {
     match state {
         SpoolState::Failed(error) => Err(error),
         SpoolState::Released => Err(released()),

@@ -220,6 +220,25 @@ async fn each_batch_with_its_own_dictionary_is_counted_even_at_a_reused_address(
     }
 }
 
+#[tokio::test]
+async fn notes_come_after_the_batches_before_them() {
+    let spool = ResultSpool::with_options(schema(), consumed(u64::MAX, Duration::from_secs(30)));
+    spool.push(batch([1])).unwrap();
+    spool.push_note("one".into()).unwrap();
+    spool.push_note("two".into()).unwrap();
+    spool.push(batch([2])).unwrap();
+    spool.finish(Ok(()));
+    let (mut reader, mut found) = (spool.reader(0, 1), Vec::new());
+    while let Some((batch, note)) = reader.next_noted().await.unwrap() {
+        found.push((keys(&[batch]), note.map(|note| String::from_utf8(note.to_vec()).unwrap())));
+    }
+    let noted = |note: &str| (Vec::new(), Some(note.to_owned()));
+    assert_eq!(found, [(vec![1], None), noted("one"), noted("two"), (vec![2], None)]);
+    assert_eq!((spool.held_bytes(), spool.pushed_rows()), (0, 2));
+    let kept = ResultSpool::new(schema());
+    assert_refused(kept.push_note("one".into()), is!(Internal), &["kept"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumed_result_of_any_size_stays_within_a_small_memory_bound() {
     let bound = bytes_of(10) * 3;

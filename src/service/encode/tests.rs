@@ -216,7 +216,9 @@ fn a_batch_too_large_for_any_message_is_refused() {
     let batch = batch_of(Arc::new(Int32Array::from(vec![1])));
     let (mut encoder, _) = Encoder::new(batch.schema()).unwrap();
     let body_bytes = 5 << 30;
-    let refused = encoder.queue(Message { header: Bytes::new(), body: Vec::new(), body_bytes }).unwrap_err();
+    let refused = encoder
+        .queue(Message { header: Bytes::new(), app_metadata: Bytes::new(), body: Vec::new(), body_bytes })
+        .unwrap_err();
     assert!(matches!(&refused, Error::Exhausted(text) if text.contains("5.0 GiB")), "{refused:?}");
 }
 

@@ -67,6 +67,7 @@ __all__ = [
     "Job",
     "JobStatus",
     "Jobs",
+    "JoinStream",
     "Mode",
     "NotFound",
     "On",

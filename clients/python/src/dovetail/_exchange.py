@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,79 @@ import pyarrow.flight as flight
 
 from ._command import encode
 from ._connection import Connections
-from ._source import Source
+from ._source import Source, arriving
+from .errors import Cancelled, InvalidRequest
+
+_QUESTION_BYTES = 8 << 20
+"""Rows that are sent before their answer is read. The server takes this many before it joins any of them."""
 
 _FAILURES = (pa.ArrowException, flight.FlightError, OSError)
+
+
+class JoinStream:
+    """Join of a table with rows that are sent one question at a time (:meth:`Client.open_stream`).
+
+    Closing it, or leaving its ``with`` block, ends the join. One thread may use it at a time.
+    """
+
+    def __init__(self, connections: Connections, command: Mapping[str, Any], schema: pa.Schema) -> None:
+        self._call: _Call | None = _Call(connections, command, schema)
+        self._message_limit = connections.message_limit
+        self._questions = 0
+        self.sent_schema = schema
+        """Columns of the rows to send."""
+        self.schema = self._call.schema
+        """Columns of the joined rows."""
+
+    def ask(self, rows: Any) -> pa.Table:
+        """Sends rows, and returns the rows that they join with.
+
+        Args:
+            rows: Rows in the forms of :meth:`Client.put`, with the columns of :attr:`sent_schema`.
+
+        Raises:
+            InvalidRequest: For rows with other columns.
+            Cancelled: If the stream is closed.
+        """
+        call = self._open_call()
+        found = arriving(rows, self._message_limit)
+        if found.schema != self.sent_schema:
+            raise InvalidRequest(
+                f"the rows have other columns than the stream: {found.schema} instead of {self.sent_schema}"
+            )
+        answer: list[pa.RecordBatch] = []
+        try:
+            for batches in _questions(found.batches):
+                self._questions += 1
+                answer += call.answer(batches, str(self._questions).encode())
+            return pa.Table.from_batches(answer, self.schema)
+        except BaseException:
+            # The rest of this answer would be read as the next.
+            self._end(failed=True)
+            raise
+
+    def close(self) -> None:
+        """Ends the join. Does nothing the second time."""
+        if self._call is not None:
+            self._end(failed=False)
+
+    def _open_call(self) -> _Call:
+        if self._call is None:
+            raise Cancelled("the stream is closed; open another")
+        return self._call
+
+    def _end(self, failed: bool) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.end(failed)
+
+    def __enter__(self) -> JoinStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def exchange(connections: Connections, command: Mapping[str, Any], rows: Source) -> pa.RecordBatchReader:
@@ -23,14 +94,25 @@ def exchange(connections: Connections, command: Mapping[str, Any], rows: Source)
     A thread sends, so that neither side waits for the other. It ends when the rows end, when the result is closed, or
     when the call fails.
     """
-    call = _Call(connections, command, rows)
-    return pa.RecordBatchReader.from_batches(call.schema, call.batches())
+    call = _Call(connections, command, rows.schema)
+    return pa.RecordBatchReader.from_batches(call.schema, call.batches(rows))
+
+
+def _questions(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Batches in groups of about `_QUESTION_BYTES`."""
+    group: list[pa.RecordBatch] = []
+    for batch in batches:
+        group.append(batch)
+        if sum(known.nbytes for known in group) >= _QUESTION_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 class _Call:
-    def __init__(self, connections: Connections, command: Mapping[str, Any], rows: Source) -> None:
+    def __init__(self, connections: Connections, command: Mapping[str, Any], schema: pa.Schema) -> None:
         self._connections = connections
-        self._rows = rows
         self._failure: BaseException | None = None
         self._has_ended = False
         with ExitStack() as stack, connections.calling("stream_join"):
@@ -38,16 +120,40 @@ class _Call:
             descriptor = flight.FlightDescriptor.for_command(encode(command))
             self._writer, self._reader = client.do_exchange(descriptor, connections.options())
             try:
-                self._writer.begin(rows.schema)
+                self._writer.begin(schema)
                 self.schema: pa.Schema = self._reader.schema
             except BaseException:
                 # The status of the call says why, and closing the writer tells it.
                 self._end()
                 raise
+            self._rowless = pa.RecordBatch.from_pylist([], schema)
             self._stack = stack.pop_all()
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        sender = threading.Thread(target=self._send, name="dovetail-stream", daemon=True)
+    def answer(self, batches: Iterable[pa.RecordBatch], note: bytes) -> Iterator[pa.RecordBatch]:
+        """Sends batches and a note, and returns their joined rows. The note comes back after them."""
+        with self._connections.calling("stream_join"):
+            for batch in batches:
+                self._writer.write_batch(batch)
+            self._writer.write_with_metadata(self._rowless, pa.py_buffer(note))
+            while True:
+                chunk = self._reader.read_chunk()
+                if chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == note:
+                    return
+                if chunk.data is not None and chunk.data.num_rows:
+                    yield chunk.data
+
+    def end(self, failed: bool) -> None:
+        """Ends the call: the rows end, or the join is cancelled."""
+        with self._stack, suppress(*_FAILURES):
+            if failed:
+                self._reader.cancel()
+            else:
+                self._writer.done_writing()
+                self._reader.read_all()
+            self._writer.close()
+
+    def batches(self, rows: Source) -> Iterator[pa.RecordBatch]:
+        sender = threading.Thread(target=self._send, args=[rows], name="dovetail-stream", daemon=True)
         sender.start()
         with self._stack:
             try:
@@ -72,9 +178,9 @@ class _Call:
         if self._failure is not None:
             raise self._failure
 
-    def _send(self) -> None:
+    def _send(self, rows: Source) -> None:
         try:
-            for batch in self._rows.batches:
+            for batch in rows.batches:
                 if self._has_ended:
                     return
                 self._writer.write_batch(batch)

@@ -15,7 +15,7 @@ from . import _arguments
 from ._command import OPTIONS, IntoMode, OnArgument, encode, join_command
 from ._connection import Connections, Pem
 from ._csv import CsvOptions
-from ._exchange import exchange
+from ._exchange import JoinStream, exchange
 from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
 from ._result import Explanation, Job, Result, fetch_table, metadata, read_table
@@ -450,11 +450,9 @@ class Client:
             >>> client.drop("customers")
             2
         """
-        _arguments.text("table", table, "the name of a table")
-        side = _arguments.one_of("stream", stream, ("left", "right"))
-        label = "stream" if table != "stream" else "rows"
-        command = join_command(
-            *((table, label) if side == "right" else (label, table)),
+        command = _streamed(
+            table,
+            stream,
             on,
             how,
             columns=columns,
@@ -466,8 +464,46 @@ class Client:
             priority=priority,
             batch_rows=batch_rows,
         )
-        command["join"]["stream"] = side
         return exchange(self._connections, command, arriving(rows, self._connections.message_limit))
+
+    def open_stream(
+        self,
+        table: str,
+        schema: pa.Schema,
+        on: OnArgument | None = None,
+        how: How = "inner",
+        *,
+        stream: Literal["left", "right"] = "right",
+        **options: Any,
+    ) -> JoinStream:
+        """Opens a join that answers questions: rows are sent, and the rows that they join with come back.
+
+        The table stays on a device, once for all streams that join it in the same way.
+
+        Args:
+            table: Name of the table.
+            schema: Columns of the rows that will be sent.
+            on: Columns that must be equal, as in :meth:`join`.
+            how: Kind of the join. It may not keep rows of the table without a match.
+            stream: Side of the join that has the rows: ``"right"`` if the table is left, or ``"left"``.
+            **options: The other options of :meth:`stream_join`.
+
+        Raises:
+            NotFound: If there is no such table.
+            InvalidRequest: For columns that do not exist or types that cannot be joined.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> client.put("customers", {"id": [1, 2], "name": ["ann", "bob"]})
+            2
+            >>> with client.open_stream("customers", pa.schema({"id": pa.int64()}), on="id") as customers:
+            ...     [customers.ask({"id": [id]})["name"].to_pylist() for id in (2, 3)]
+            [['bob'], []]
+            >>> client.drop("customers")
+            2
+        """
+        _arguments.known("open_stream", options, STREAM_OPTIONS)
+        return JoinStream(self._connections, _streamed(table, stream, on, how, **options), schema)
 
     def command(self, command: Mapping[str, Any]) -> Result:
         """Runs a command in its JSON form, such as ``{"join": {"left": "a", ...}}``."""
@@ -617,3 +653,16 @@ __all__ = [
     "UploadProgress",
     "connect",
 ]
+
+
+STREAM_OPTIONS = ("columns", "left_on", "right_on", "nulls_equal", "strategy", "devices", "priority", "batch_rows")
+
+
+def _streamed(table: str, stream: str, on: OnArgument | None, how: str, **options: Any) -> dict[str, Any]:
+    """The command of a join of a table with rows that arrive on the side `stream`."""
+    _arguments.text("table", table, "the name of a table")
+    side = _arguments.one_of("stream", stream, ("left", "right"))
+    label = "stream" if table != "stream" else "rows"
+    command = join_command(*((table, label) if side == "right" else (label, table)), on, how, **options)
+    command["join"]["stream"] = side
+    return command
