@@ -12,9 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import dovetail
-from harness import GPUS, Server, clean
-
-LONG = bool(os.environ.get("DOVETAIL_LONG"))
+from harness import GPUS, LONG, Server, clean
 
 # The same random tables in every run, so that nobody's change fails by chance.
 SEED = 20261121

@@ -19,6 +19,8 @@ import dovetail
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60
 STOP_SECONDS = 60
+# Whether `./test long` runs a part.
+LONG = bool(os.environ.get("DOVETAIL_LONG"))
 # For what must come: far longer than it takes, since the machine may be busy with other things.
 WAIT_SECONDS = 60
 

@@ -26,9 +26,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import dovetail
-from conftest import LONG
 from dockerfile import stages
-from harness import ROOT, STOP_SECONDS, WAIT_SECONDS, binary
+from harness import LONG, ROOT, STOP_SECONDS, WAIT_SECONDS, binary
 
 MEMORY_BYTES = 1 << 30
 SECONDS = float(os.environ.get("DOVETAIL_CONTAINER_SECONDS") or 600)

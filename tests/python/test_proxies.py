@@ -19,8 +19,7 @@ import pyarrow as pa
 import pytest
 
 import dovetail
-from conftest import LONG
-from harness import ROOT, WAIT_SECONDS, Server, binary, slow_devices
+from harness import LONG, ROOT, WAIT_SECONDS, Server, binary, slow_devices
 from test_tls import Authority
 
 # An archive made by ./bundle has tests/python, and neither these files nor the library.

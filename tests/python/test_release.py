@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import LONG
-from harness import ROOT, binary
+from harness import LONG, ROOT, binary
 
 pytestmark = pytest.mark.skipif(not LONG, reason="./test long packages runs it")
 
