@@ -41,8 +41,8 @@ use super::handle::Scheduler;
 use super::job::{Job, JobId, JobState, QueueForecast};
 use super::job_options::JobOptions;
 use super::placing::{HostNeed, Place, Waiting};
-use super::residents::{Built, ResidentUse};
-use super::state::{Shared, State, Taken};
+use super::residents::{Built, Resident, ResidentUse};
+use super::state::{Leftovers, Shared, State, Taken};
 use crate::columns::Role;
 use crate::engine::{Engine, Grant, Prepared};
 use crate::join::{IncomingBatches, Monitor, Side, TableRows};
@@ -201,6 +201,15 @@ impl Feed {
         self.take();
         std::mem::take(&mut *self.in_turn.lock());
         self.build.end(job).map(|built| built.join)
+    }
+
+    pub(super) fn uses(&self, resident: &Arc<Resident>) -> bool {
+        Arc::ptr_eq(self.build.resident(), resident)
+    }
+
+    /// Takes the build side away from its device. A turn that waits in the queue will prepare it.
+    pub(super) fn forget_build(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
+        leftovers.extend(Shared::unbuild(state, self.build.resident()));
     }
 
     /// True if a turn with this place lacks the prepared join, which was evicted.

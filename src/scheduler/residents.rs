@@ -270,34 +270,41 @@ impl Shared {
         victims.sort_by_key(|(last_used, _)| *last_used);
         let mut freed_bytes = 0;
         for (_, resident) in victims {
-            let Some(built) = Self::unbuild(state, &resident) else { continue };
+            let Some(bytes) = resident.built().map(|built| built.bytes) else { continue };
             tracing::info!("a build side leaves its device for another job, until rows arrive");
-            freed_bytes += built.bytes;
-            leftovers.push(Leftovers { _prepared: Some(built.join), ..Leftovers::default() });
+            leftovers.extend(Self::unbuild(state, &resident));
+            freed_bytes += bytes;
             if freed_bytes >= missing_bytes {
                 return;
             }
         }
     }
 
-    /// Takes the residents of lost devices away from them. They are prepared again elsewhere.
-    pub(super) fn leave_lost_devices(state: &mut State, leftovers: &mut Vec<Leftovers>) {
+    /// Takes the residents of lost devices away from them. They are prepared again elsewhere. Jobs
+    /// of one that cannot be prepared again have no place left, and go to the queue to be failed.
+    pub(super) fn leave_lost_devices(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         for resident in state.residents.clone() {
-            let is_lost = resident.built().is_some_and(|built| state.devices[built.device].lost.is_some());
-            if !is_lost || !resident.is_evictable() {
+            if !resident.built().is_some_and(|built| state.devices[built.device].lost.is_some()) {
                 continue;
             }
-            if let Some(built) = Self::unbuild(state, &resident) {
-                leftovers.push(Leftovers { _prepared: Some(built.join), ..Leftovers::default() });
+            if resident.is_evictable() {
+                leftovers.extend(Self::unbuild(state, &resident));
+                continue;
             }
+            let jobs = state.open.values().map(|open| open.job.clone());
+            let harmed: Vec<_> =
+                jobs.filter(|job| job.feed.as_ref().is_some_and(|feed| feed.uses(&resident))).collect();
+            harmed.iter().for_each(|job| {
+                self.queue_turn(state, job);
+            });
         }
     }
 
     /// Takes a build side away from its device. A turn that waits in the queue will prepare it.
-    fn unbuild(state: &mut State, resident: &Resident) -> Option<Built> {
+    pub(super) fn unbuild(state: &mut State, resident: &Resident) -> Option<Leftovers> {
         let built = resident.take_built()?;
         let turn = resident.held.lock().turn;
         turn.into_iter().for_each(|job| state.queue.replace_places(job, &resident.places));
-        Some(built)
+        Some(Leftovers { _prepared: Some(built.join), ..Leftovers::default() })
     }
 }

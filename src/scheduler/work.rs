@@ -157,7 +157,7 @@ impl Shared {
             }
             if self.try_again(&mut state, taken, lost, &mut leftovers) {
                 drop(state);
-                return;
+                return self.free_leftovers(leftovers);
             }
         }
         if outcome.is_ok() && job.becomes_table() {
@@ -272,6 +272,10 @@ impl Shared {
         }
         self.free(state, taken);
         state.queue.push_back(taken.entry.clone(), taken.charged_seconds());
+        if let Some(feed) = &job.feed {
+            // It may be of a process that has ended, although the device is back in service.
+            feed.forget_build(state, leftovers);
+        }
         self.fail_unplaceable(state, leftovers);
         self.dispatch(state, leftovers);
         self.ended.notify_all();
@@ -300,7 +304,7 @@ impl Shared {
     /// Fails the jobs whose devices are all lost. The caller must drop the leftovers without the
     /// lock.
     pub(super) fn fail_unplaceable(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
-        Self::leave_lost_devices(state, leftovers);
+        self.leave_lost_devices(state, leftovers);
         let loads = self.loads(state, self.clock.now());
         for entry in state.queue.remove_unplaceable(&loads) {
             let job = state.live[&entry.id].clone();

@@ -284,3 +284,25 @@ def test_the_process_that_mounts_a_tmpfs_is_only_for_the_server() -> None:
     )
     assert process.returncode == 2
     assert "only for the server" in process.stderr, process.stderr
+
+
+@pytest.mark.parametrize("restart_seconds", [0, 1])
+def test_streams_go_on_when_their_device_is_lost(start: Callable[..., Server], restart_seconds: int) -> None:
+    server = start_apart(start, restart_seconds)
+    schema = pa.schema({"k": pa.int64()})
+    with server.connect() as client:
+        client.put("kept", pa.table({"k": np.arange(1000), "v": np.arange(1000)}))
+        streams = [client.open_stream("kept", schema, on="k") for _ in range(2)]
+        assert all(stream.ask({"k": [1, 2000]}).num_rows == 1 for stream in streams)
+        (lost,) = {job.raw["device"] for job in client.jobs() if job.state == "running"}
+        # This one marks the rows of the table on its device.
+        marking = client.open_stream("kept", schema, on="k", how="full", devices=[lost])
+        assert marking.ask({"k": [1, 2000]}).num_rows == 2
+        os.kill(children(server)[lost], signal.SIGKILL)
+        for number in range(20):
+            assert all(stream.ask({"k": [number, 2000]}).num_rows == 1 for stream in streams)
+        for stream in streams:
+            stream.close()
+        with pytest.raises(dovetail.Unavailable):
+            marking.ask({"k": [1]})
+        client.drop("kept")
