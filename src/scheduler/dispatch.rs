@@ -76,10 +76,11 @@ impl Shared {
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
-        let feed = options.streamed.map(|side| {
-            let resident = self.resident(&planned, side, &options, &places);
-            Feed::new(side, plan, resident)
-        });
+        let resident = |side| self.resident(&planned, side, &options, &owner, &places);
+        let feed = match options.streamed {
+            Some(side) => Some(Feed::new(side, plan, resident(side)?)),
+            None => None,
+        };
         let charge = match schema_bytes(&plan.join.schema) {
             small if small <= SMALL_SCHEMA_BYTES => self.catalog.charge(&owner),
             _ => self.catalog.charge_schema(&owner, &plan.join.schema)?,

@@ -32,7 +32,7 @@ impl Shared {
             _tables: life.tables.take(),
             _table_holds: std::mem::take(&mut life.table_holds),
             _into: life.into.take(),
-            _prepared: job.feed.as_ref().and_then(|feed| feed.close(job.id)),
+            _prepared: job.feed.as_ref().and_then(|feed| feed.close(job.id, self.clock.now())),
         };
         drop(life);
         match state {
@@ -120,6 +120,7 @@ impl Shared {
             self.fail_unplaceable(&mut state, &mut leftovers);
             self.ended.notify_all();
         }
+        self.let_go_of_unused(&mut state, &mut leftovers);
         let unmapped = Self::to_unmap(&mut state);
         drop(state);
         drop(leftovers);

@@ -27,7 +27,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -196,11 +196,11 @@ impl Feed {
 
     /// Drops the rows that wait, and ends the use of the build side. Returns the prepared join that
     /// no other job uses. The caller must drop it without the scheduler's lock.
-    pub(super) fn close(&self, job: JobId) -> Option<Arc<dyn Prepared>> {
+    pub(super) fn close(&self, job: JobId, now: Duration) -> Option<Arc<dyn Prepared>> {
         self.arriving.lock().is_closed = true;
         self.take();
         std::mem::take(&mut *self.in_turn.lock());
-        self.build.end(job).map(|built| built.join)
+        self.build.end(job, now).map(|built| built.join)
     }
 
     pub(super) fn uses(&self, resident: &Arc<Resident>) -> bool {

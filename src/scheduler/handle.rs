@@ -67,6 +67,7 @@ impl Scheduler {
             live: BTreeMap::new(),
             history: VecDeque::new(),
             last_id: 0,
+            last_resident: 0,
             draining: false,
             shutdown: false,
             totals: SchedulerStats::default(),
@@ -274,7 +275,9 @@ impl Drop for Handle {
         state.draining = true;
         state.shutdown = true;
         let jobs: Vec<Arc<Job>> = state.live.values().cloned().collect();
+        let residents = std::mem::take(&mut state.residents);
         drop(state);
+        drop(residents);
         for job in jobs {
             if !job.life.lock().state.is_final() {
                 self.shared.stop(&job, Error::Cancelled("the server is shutting down".into()));

@@ -23,6 +23,9 @@ pub struct JobOptions {
     /// Side whose rows arrive while the job runs ([`Scheduler::feed`](super::Scheduler::feed)). The
     /// other side is the build side.
     pub streamed: Option<Side>,
+    /// Seconds for which the build side stays on its device after the last job that uses it. Only
+    /// with `streamed`.
+    pub keep_seconds: u32,
 }
 
 impl JobOptions {

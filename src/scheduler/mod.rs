@@ -80,4 +80,5 @@ pub use handle::{Scheduler, Submission, no_job};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use job_options::{DeviceRequest, JobOptions};
 pub use options::SchedulerOptions;
+pub use residents::{PreparedBuild, no_prepared};
 pub use stats::{DeviceStats, SchedulerStats};

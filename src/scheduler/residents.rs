@@ -11,29 +11,40 @@
 //!
 //! The jobs of a resident take their turns one after the other. A turn plans with all memory of the
 //! resident that is free, so two at once would run out of it. A resident of which no turn runs may
-//! be evicted when another job needs the device's memory. It is freed when its last job ends.
+//! be evicted when another job needs the device's memory. It is freed when its last job ends, or a
+//! time after that for which a job asked. If its table is dropped or replaced, it is freed at the
+//! end of the last job.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
 
 use super::device_set::DeviceSet;
 use super::feeds::is_evictable;
+use super::handle::Scheduler;
 use super::job::{JobId, JobPlans};
 use super::job_options::{DeviceRequest, JobOptions};
 use super::placing::Place;
 use super::state::{Leftovers, Shared, State};
 use crate::catalog::Table;
+use crate::device::DeviceId;
 use crate::engine::Prepared;
 use crate::join::Side;
 use crate::planner::{JoinKey, JoinKind, OutputColumn, Strategy};
+use crate::{Error, Result};
+
+/// Maximum number of build sides that a tenant keeps.
+const KEPT_MAX: usize = 64;
 
 /// Build side for the jobs of one join whose rows arrive.
 pub(super) struct Resident {
+    number: u64,
+    /// Tenant whose job made it.
+    owner: String,
     /// `None`: no other job may use it.
     shape: Option<Shape>,
     /// Places at admission, for a turn that must prepare the build side.
@@ -51,7 +62,11 @@ struct Held {
     /// Jobs whose turns come next.
     next: VecDeque<JobId>,
     last_used: Duration,
-    /// True if the last job has left. No job may enter any more.
+    /// Longest time for which a job wants it kept without jobs.
+    keep: Duration,
+    /// Time on the scheduler's clock until which it is kept, once it has no jobs.
+    expires: Option<Duration>,
+    /// True if it was given up. No job may enter any more.
     is_gone: bool,
 }
 
@@ -64,9 +79,27 @@ pub(super) struct Built {
     pub(super) bytes: u64,
 }
 
+/// Build side that is on a device, or will be again with the next stream.
+#[derive(Clone, Debug)]
+pub struct PreparedBuild {
+    pub number: u64,
+    /// Tenant whose stream made it.
+    pub owner: String,
+    pub table: String,
+    pub how: JoinKind,
+    /// `None` if another job took its memory.
+    pub device: Option<DeviceId>,
+    /// Device memory, in bytes.
+    pub bytes: u64,
+    pub streams: usize,
+    /// End of the time for which it is kept; `None` while a stream uses it.
+    pub expires: Option<SystemTime>,
+}
+
 /// All that two jobs must have in common to share a resident.
 struct Shape {
     table: Weak<Table>,
+    name: String,
     streamed: Side,
     arriving: SchemaRef,
     how: JoinKind,
@@ -85,6 +118,7 @@ impl Shape {
         let table = if streamed == Side::Right { left } else { right };
         Self {
             table: Arc::downgrade(table),
+            name: table.name.clone(),
             streamed,
             arriving: join.table(streamed).schema.clone(),
             how: join.how,
@@ -136,19 +170,38 @@ impl Resident {
     }
 
     /// Adds a job. Returns `false` if the resident is gone.
-    fn enter(&self) -> bool {
+    fn enter(&self, keep: Duration) -> bool {
         let mut held = self.held.lock();
-        held.users += usize::from(!held.is_gone);
+        if !held.is_gone {
+            held.users += 1;
+            (held.keep, held.expires) = (held.keep.max(keep), None);
+        }
         !held.is_gone
     }
 
-    /// Ends the use by one job. Returns what the last job leaves, which the caller drops without
-    /// the scheduler's lock.
-    fn leave(&self) -> Option<Built> {
+    /// Ends the use by one job. Returns what is not kept after the last job, which the caller drops
+    /// without the scheduler's lock.
+    fn leave(&self, now: Duration) -> Option<Built> {
         let mut held = self.held.lock();
         held.users -= 1;
-        held.is_gone = held.users == 0;
+        if held.users == 0 {
+            held.expires = Some(now + held.keep);
+            held.is_gone = held.keep.is_zero() || held.built.is_none();
+        }
         if held.is_gone { held.built.take() } else { None }
+    }
+
+    /// Gives up a resident that no job uses, if its time is over or it `must_go`.
+    fn let_go(&self, now: Duration, must_go: bool) -> Option<Built> {
+        let mut held = self.held.lock();
+        held.is_gone |= held.users == 0 && (must_go || held.expires.is_some_and(|expires| expires <= now));
+        if held.is_gone { held.built.take() } else { None }
+    }
+
+    /// Lets a resident go with its last job.
+    fn keep_no_longer(&self) {
+        let mut held = self.held.lock();
+        (held.keep, held.expires) = (Duration::ZERO, held.expires.map(|_| Duration::ZERO));
     }
 
     /// Gives a job the next turn. Returns `false`, and remembers the job, if another has it.
@@ -191,17 +244,18 @@ impl ResidentUse {
 
     /// Ends the use. Returns what the last job leaves, which the caller drops without the
     /// scheduler's lock.
-    pub(super) fn end(&self, job: JobId) -> Option<Built> {
+    pub(super) fn end(&self, job: JobId, now: Duration) -> Option<Built> {
         self.resident.end_turn(job);
         let has_left = std::mem::replace(&mut *self.has_left.lock(), true);
-        if has_left { None } else { self.resident.leave() }
+        if has_left { None } else { self.resident.leave(now) }
     }
 }
 
 impl Drop for ResidentUse {
     fn drop(&mut self) {
+        // The job was refused.
         if !*self.has_left.get_mut() {
-            self.resident.leave();
+            self.resident.leave(Duration::ZERO);
         }
     }
 }
@@ -213,24 +267,53 @@ impl Shared {
         planned: &JobPlans,
         streamed: Side,
         options: &JobOptions,
+        owner: &str,
         places: &[Place],
-    ) -> ResidentUse {
+    ) -> Result<ResidentUse> {
+        let keep = Duration::from_secs(options.keep_seconds.into());
         let is_shared = is_evictable(&planned.plan().join, streamed);
+        if !is_shared && !keep.is_zero() {
+            return Err(Error::Unsupported(
+                "\"keep_seconds\" keeps the build side for other streams, and this kind of join marks rows of its table; \
+                 leave it out, or use a kind that keeps no rows of the table at the end"
+                    .into(),
+            ));
+        }
         let shape = is_shared.then(|| Shape::new(planned, streamed, options));
         let mut state = self.state.lock();
         state.residents.retain(|resident| !resident.held.lock().is_gone);
+        if !keep.is_zero() {
+            check_kept(&state, owner)?;
+        }
         let is_like = |resident: &&Arc<Resident>| match (&resident.shape, &shape) {
             (Some(one), Some(other)) => one.is_like(other),
             _ => false,
         };
-        let known = state.residents.iter().find(is_like).filter(|resident| resident.enter()).cloned();
+        let known = state.residents.iter().find(is_like).filter(|resident| resident.enter(keep)).cloned();
         let resident = known.unwrap_or_else(|| {
-            let held = Mutex::new(Held { users: 1, ..Held::default() });
-            let made = Arc::new(Resident { shape, places: places.to_vec(), held });
+            state.last_resident += 1;
+            let held = Mutex::new(Held { users: 1, keep, ..Held::default() });
+            let (number, owner) = (state.last_resident, owner.to_owned());
+            let made = Arc::new(Resident { number, owner, shape, places: places.to_vec(), held });
             state.residents.push(made.clone());
             made
         });
-        ResidentUse { resident, has_left: Mutex::new(false) }
+        Ok(ResidentUse { resident, has_left: Mutex::new(false) })
+    }
+
+    /// Gives up residents without jobs whose time is over, or whose table is dropped or replaced.
+    pub(super) fn let_go_of_unused(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
+        let now = self.clock.now();
+        for resident in &state.residents {
+            let is_table = |shape: &Shape| {
+                let table = self.catalog.table(&shape.name);
+                table.is_ok_and(|table| std::ptr::eq(Arc::as_ptr(&table), shape.table.as_ptr()))
+            };
+            let must_go = !resident.shape.as_ref().is_some_and(is_table);
+            let join = resident.let_go(now, must_go).map(|built| built.join);
+            leftovers.extend(join.map(|join| Leftovers { _prepared: Some(join), ..Leftovers::default() }));
+        }
+        state.residents.retain(|resident| !resident.held.lock().is_gone);
     }
 
     /// Queues the next turn of each resident of which no job has one.
@@ -306,5 +389,65 @@ impl Shared {
         let turn = resident.held.lock().turn;
         turn.into_iter().for_each(|job| state.queue.replace_places(job, &resident.places));
         Some(Leftovers { _prepared: Some(built.join), ..Leftovers::default() })
+    }
+}
+
+impl Scheduler {
+    /// Returns the build sides of joins whose rows arrive, oldest first.
+    pub fn prepared(&self) -> Vec<PreparedBuild> {
+        let shared = &self.handle.shared;
+        let (now, wall_now) = (shared.clock.now(), SystemTime::now());
+        let state = shared.state.lock();
+        let described = |resident: &Arc<Resident>| {
+            let (shape, held) = (resident.shape.as_ref()?, resident.held.lock());
+            let (device, bytes) = match &held.built {
+                Some(built) => (Some(shared.engines[built.device].id()), built.bytes),
+                None => (None, 0),
+            };
+            Some(PreparedBuild {
+                number: resident.number,
+                owner: resident.owner.clone(),
+                table: shape.name.clone(),
+                how: shape.how,
+                device,
+                bytes,
+                streams: held.users,
+                expires: held.expires.map(|expires| wall_now + expires.saturating_sub(now)),
+            })
+        };
+        state.residents.iter().filter_map(described).collect()
+    }
+
+    /// Frees a build side that is kept, at once or with its last stream.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for an unknown number.
+    pub fn release_prepared(&self, number: u64) -> Result<()> {
+        let shared = &self.handle.shared;
+        let (mut state, mut leftovers) = (shared.state.lock(), Vec::new());
+        let found = state.residents.iter().find(|resident| resident.number == number);
+        found.ok_or_else(|| no_prepared(number))?.keep_no_longer();
+        shared.let_go_of_unused(&mut state, &mut leftovers);
+        drop(state);
+        shared.free_leftovers(leftovers);
+        Ok(())
+    }
+}
+
+/// Returns the error for a build side that does not exist. Callers get the same error for that of
+/// another tenant, so that they do not learn of it.
+pub fn no_prepared(number: u64) -> Error {
+    Error::NotFound(format!("there is no prepared build side {number}, or it is no longer kept"))
+}
+
+/// Refuses one more build side of a tenant that keeps as many as it may.
+fn check_kept(state: &State, owner: &str) -> Result<()> {
+    let is_kept = |resident: &&Arc<Resident>| resident.owner == owner && !resident.held.lock().keep.is_zero();
+    match state.residents.iter().filter(is_kept).count() {
+        KEPT_MAX.. => Err(Error::Exhausted(format!(
+            "tenant {owner:?} keeps {KEPT_MAX} build sides, and may keep no more; release some with the action \
+             release_prepared, or leave \"keep_seconds\" out"
+        ))),
+        _ => Ok(()),
     }
 }

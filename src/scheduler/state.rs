@@ -50,6 +50,7 @@ pub(super) struct State {
     /// Jobs that are over, oldest first.
     pub(super) history: VecDeque<Arc<Job>>,
     pub(super) last_id: u64,
+    pub(super) last_resident: u64,
     pub(super) draining: bool,
     pub(super) shutdown: bool,
     pub(super) totals: SchedulerStats,

@@ -27,7 +27,7 @@ use super::{commands, describe};
 use crate::human::asked;
 use crate::memory::{Interrupt, human_bytes};
 use crate::planner;
-use crate::scheduler::{Job, JobId, no_job};
+use crate::scheduler::{Job, JobId, PreparedBuild, no_job, no_prepared};
 use crate::{Context, Error, Result};
 
 /// Every action, with its purpose.
@@ -53,6 +53,14 @@ const ACTIONS: &[(&str, &str)] = &[
         "topology",
         "Lists the devices, their memory, their measured rates, their links, and the ways of rows between them. No body",
     ),
+    (
+        "list_prepared",
+        "Lists the build sides of your joins whose rows arrive (all for an admin), oldest first: those of open streams, and those kept by keep_seconds. No body",
+    ),
+    (
+        "release_prepared",
+        r#"Frees a build side that is kept, at once or with its last stream. Body {"prepared": 3}. Its description is the result"#,
+    ),
     ("server_info", "Reports version, devices, memory and the limits for clients. No body"),
     ("commit_upload", r#"Completes an upload in several streams; its table appears. Body {"upload": "ID"}"#),
     ("abort_upload", r#"Drops an upload in several streams, with its rows. Body {"upload": "ID"}"#),
@@ -67,7 +75,9 @@ const ACTIONS: &[(&str, &str)] = &[
 ];
 
 /// Actions that end work under way, or report on it.
-const SERVED_WHILE_DRAINING: [&str; 10] = [
+const SERVED_WHILE_DRAINING: [&str; 12] = [
+    "list_prepared",
+    "release_prepared",
     "list_jobs",
     "job",
     "explain",
@@ -138,6 +148,8 @@ pub async fn run(shared: &Arc<Shared>, asker: &Asker, action: Action) -> Result<
         "cancel_job" => cancel_job(shared, asker, body(&action)?),
         "explain" => explain(shared, asker.clone(), action).await,
         "topology" => no_body(&action).map(|()| topology(shared)),
+        "list_prepared" => no_body(&action).map(|()| list_prepared(shared, asker)),
+        "release_prepared" => release_prepared(shared, asker, &body(&action)?),
         "server_info" => no_body(&action).map(|()| Answer::json(&describe::server(shared))),
         "commit_upload" => commit_upload(shared, asker, body(&action)?).await,
         "abort_upload" => abort_upload(shared, asker, &body(&action)?),
@@ -173,6 +185,12 @@ struct JobWaitBody {
     job: u64,
     #[serde(default)]
     wait_seconds: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PreparedBody {
+    prepared: u64,
 }
 
 #[derive(Deserialize)]
@@ -312,6 +330,23 @@ async fn job(shared: &Shared, asker: &Asker, body: JobWaitBody) -> Result<Answer
         shared.deliveries.told(job.id);
     }
     Ok(Answer::json(&describe::job(&job)))
+}
+
+fn prepared_of(shared: &Shared, asker: &Asker) -> impl Iterator<Item = PreparedBuild> {
+    shared.scheduler.prepared().into_iter().filter(|build| asker.caller.may_touch(&build.owner))
+}
+
+fn list_prepared(shared: &Shared, asker: &Asker) -> Answer {
+    let results = prepared_of(shared, asker).map(|build| describe::prepared(&build).to_string().into()).collect();
+    Answer { results, cookie: None }
+}
+
+fn release_prepared(shared: &Shared, asker: &Asker, body: &PreparedBody) -> Result<Answer> {
+    asker.record.set_command(format!("release_prepared {}", body.prepared));
+    let found = prepared_of(shared, asker).find(|build| build.number == body.prepared);
+    let found = found.ok_or_else(|| no_prepared(body.prepared))?;
+    shared.scheduler.release_prepared(found.number)?;
+    Ok(Answer::json(&describe::prepared(&found)))
 }
 
 fn cancel_job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {

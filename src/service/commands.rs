@@ -36,6 +36,9 @@ const ON_EXAMPLE: &str = r#"{"left": "o_orderkey", "right": "l_orderkey"}"#;
 /// Valid priorities of a job.
 const PRIORITIES: RangeInclusive<i32> = -100..=100;
 
+/// Longest time for which a build side is kept without a stream, in seconds: a day.
+const KEEP_SECONDS_MAX: u32 = 24 * 60 * 60;
+
 /// Package of Flight SQL's messages in a type URL.
 const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
 
@@ -129,7 +132,7 @@ enum Takes {
 
 /// Fields of a join whose values are checked here, because the JSON reader's error does not name
 /// the field.
-const JOIN_FIELDS: [(&str, Takes); 14] = [
+const JOIN_FIELDS: [(&str, Takes); 15] = [
     ("left", Takes::Text),
     ("right", Takes::Text),
     ("how", Takes::Text),
@@ -144,6 +147,7 @@ const JOIN_FIELDS: [(&str, Takes); 14] = [
     ("into", Takes::Text),
     ("into_mode", Takes::Text),
     ("stream", Takes::Text),
+    ("keep_seconds", Takes::Whole { least: 0, most: KEEP_SECONDS_MAX as i64 }),
 ];
 
 impl Takes {
@@ -346,6 +350,17 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
             )));
         }
     };
+    let keep_seconds = join.keep_seconds.unwrap_or(0);
+    if keep_seconds > KEEP_SECONDS_MAX {
+        return Err(Error::Invalid(format!("\"keep_seconds\" is {keep_seconds}, and the limit is {KEEP_SECONDS_MAX}")));
+    }
+    if keep_seconds > 0 && streamed.is_none() {
+        return Err(Error::Invalid(
+            "\"keep_seconds\" keeps the build side of a join with \"stream\", and the command has none; keep a result with \
+             \"retain_seconds\""
+                .into(),
+        ));
+    }
     let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
     let spec = JoinSpec {
         left: join.left.into(),
@@ -369,6 +384,7 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
             proto::join::IntoMode::Replace => IntoMode::Replace,
         },
         streamed,
+        keep_seconds,
     };
     Ok(JoinCommand { spec, options })
 }

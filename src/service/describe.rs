@@ -18,7 +18,7 @@ use crate::engine::{Engine, PeerAccess, peer_access};
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
 use crate::planner::{self, Explanation};
-use crate::scheduler::{Job, JobState, JobStatus};
+use crate::scheduler::{Job, JobState, JobStatus, PreparedBuild};
 
 /// Describes a table.
 pub fn table(table: &Table) -> Value {
@@ -33,6 +33,20 @@ pub fn table(table: &Table) -> Value {
         "created": time(table.created),
         "sorted_by": names(&table.sorted_by),
         "unique": table.unique.iter().map(names).collect::<Vec<_>>(),
+    })
+}
+
+/// Describes a build side that is prepared.
+pub fn prepared(build: &PreparedBuild) -> Value {
+    json!({
+        "prepared": build.number,
+        "owner": build.owner,
+        "table": build.table,
+        "how": build.how.name(),
+        "device": build.device.map(|device| device.to_string()),
+        "bytes": build.bytes,
+        "streams": build.streams,
+        "expires": build.expires.map(time),
     })
 }
 

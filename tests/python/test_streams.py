@@ -240,6 +240,46 @@ def test_streams_of_one_join_share_its_build_side(tmp_path: Path) -> None:
             clean(server, client)
 
 
+def test_a_prepared_table_is_kept_and_given_up(tmp_path: Path) -> None:
+    schema = pa.schema({"k": pa.int64()})
+    with Server(tmp_path, devices="host:1", device_memory="64MiB", host_memory="256MiB") as server:
+        with server.connect() as client:
+            client.put("kept", numbers(1000))
+            client.prepare("kept", schema, on="k", keep_seconds=3600)
+            (kept,) = client.prepared()
+            assert (kept["table"], kept["how"], kept["streams"], kept["device"]) == ("kept", "inner", 0, "host:0")
+            assert kept["bytes"] > 0 and kept["expires"]
+            with client.open_stream("kept", schema, on="k") as stream:
+                assert stream.ask({"k": [1, 1000]}).num_rows == 1
+                (used,) = client.prepared()
+                assert (used["prepared"], used["streams"], used["expires"]) == (kept["prepared"], 1, None)
+            server.wait_for(lambda: client.prepared()[0]["streams"] == 0, "the end of the stream")
+            assert server.device_used() > 0
+            client.release_prepared(kept["prepared"])
+            assert client.prepared() == []
+            assert server.device_used() == 0
+            with pytest.raises(dovetail.NotFound, match="no prepared build side"):
+                client.release_prepared(kept["prepared"])
+            # What is over, and what is of a table that is gone.
+            client.prepare("kept", schema, on="k", keep_seconds=1)
+            server.wait_for(lambda: client.prepared() == [], "its time to be over")
+            client.prepare("kept", schema, on="k", keep_seconds=3600)
+            client.put("kept", numbers(10), mode="replace")
+            server.wait_for(lambda: client.prepared() == [], "the old table to be given up")
+            with pytest.raises(dovetail.Unsupported, match="marks rows"):
+                client.prepare("kept", schema, on="k", how="left", keep_seconds=1)
+            with pytest.raises(dovetail.InvalidRequest, match="keep_seconds"):
+                client.command(
+                    {"join": {"left": "kept", "right": "kept", "on": [{"left": "k", "right": "k"}], "keep_seconds": 9}}
+                )
+            for number in range(64):
+                client.prepare("kept", schema, on="k", batch_rows=number + 1, keep_seconds=3600)
+            with pytest.raises(dovetail.Exhausted, match="keeps 64 build sides"):
+                client.prepare("kept", schema, on="k", keep_seconds=3600)
+            client.drop("kept")
+            clean(server, client)
+
+
 def test_a_stream_that_is_refused_says_why(server: Server, client: dovetail.Client) -> None:
     client.put("kept", numbers(10))
     with pytest.raises(dovetail.NotFound, match="there is no table"):

@@ -80,6 +80,8 @@ async fn wrong_actions_are_explained() {
         ("abort_upload", r#"{"upload": "u"}"#, Code::NotFound, "\"u\""),
         ("explain", "nonsense", Code::InvalidArgument, "JSON"),
         ("list_jobs", "{\"all\": true}", Code::InvalidArgument, "no body"),
+        ("list_prepared", "{\"all\": true}", Code::InvalidArgument, "no body"),
+        ("release_prepared", r#"{"prepared": 7}"#, Code::NotFound, "no prepared build side 7"),
         ("CancelFlightInfo", "", Code::InvalidArgument, "flight info"),
         ("CancelFlightInfo", "\u{ff}\u{ff}", Code::InvalidArgument, "CancelFlightInfoRequest"),
         ("RenewFlightEndpoint", "", Code::InvalidArgument, "endpoint"),

@@ -407,6 +407,7 @@ class Client:
         devices: int | str | Sequence[str] | None = None,
         priority: int | None = None,
         batch_rows: int | None = None,
+        keep_seconds: int | None = None,
     ) -> pa.RecordBatchReader:
         """Joins a table with rows while they are sent, without keeping them on the server.
 
@@ -429,6 +430,7 @@ class Client:
             devices: Name of the device.
             priority: Priority among the jobs of the tenant.
             batch_rows: Maximum rows per batch of the result.
+            keep_seconds: Time for which the table stays on its device after the last such stream.
 
         Returns:
             A reader of the result. Closing or dropping it ends the join.
@@ -463,6 +465,7 @@ class Client:
             devices=devices,
             priority=priority,
             batch_rows=batch_rows,
+            keep_seconds=keep_seconds,
         )
         return exchange(self._connections, command, arriving(rows, self._connections.message_limit))
 
@@ -504,6 +507,56 @@ class Client:
         """
         _arguments.known("open_stream", options, STREAM_OPTIONS)
         return JoinStream(self._connections, _streamed(table, stream, on, how, **options), schema)
+
+    def prepare(
+        self,
+        table: str,
+        schema: pa.Schema,
+        on: OnArgument | None = None,
+        how: How = "inner",
+        *,
+        keep_seconds: int,
+        **options: Any,
+    ) -> None:
+        """Prepares a table on a device, for streams that join it in the same way.
+
+        It stays there for `keep_seconds` after the last of them. Other joins may take its memory meanwhile; the next
+        stream then prepares it again. See :meth:`prepared`.
+
+        Args:
+            table: Name of the table.
+            schema: Columns of the rows that these streams will send.
+            on: Columns that must be equal, as in :meth:`join`.
+            how: Kind of the join. It may not keep rows of the table without a match.
+            keep_seconds: Time for which the table is kept, at most a day.
+            **options: The other options of :meth:`stream_join`.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> client.put("customers", {"id": [1, 2], "name": ["ann", "bob"]})
+            2
+            >>> schema = pa.schema({"id": pa.int64()})
+            >>> client.prepare("customers", schema, on="id", keep_seconds=600)
+            >>> [kept] = client.prepared()
+            >>> kept["table"], kept["streams"]
+            ('customers', 0)
+            >>> client.release_prepared(kept["prepared"])
+            >>> client.drop("customers")
+            2
+        """
+        self.open_stream(table, schema, on, how, keep_seconds=keep_seconds, **options).close()
+
+    def prepared(self) -> list[dict[str, Any]]:
+        """The tables that are prepared for streams, as the message ``PreparedBuild`` describes them."""
+        return self._connections.action("list_prepared")
+
+    def release_prepared(self, prepared: int) -> None:
+        """Frees a prepared table, with its last stream, by its number in :meth:`prepared`.
+
+        Raises:
+            NotFound: If there is no such table.
+        """
+        self._answer("release_prepared", {"prepared": _arguments.whole("prepared", prepared, least=1)})
 
     def command(self, command: Mapping[str, Any]) -> Result:
         """Runs a command in its JSON form, such as ``{"join": {"left": "a", ...}}``."""
@@ -655,14 +708,29 @@ __all__ = [
 ]
 
 
-STREAM_OPTIONS = ("columns", "left_on", "right_on", "nulls_equal", "strategy", "devices", "priority", "batch_rows")
+STREAM_OPTIONS = (
+    "columns",
+    "left_on",
+    "right_on",
+    "nulls_equal",
+    "strategy",
+    "devices",
+    "priority",
+    "batch_rows",
+    "keep_seconds",
+)
 
 
-def _streamed(table: str, stream: str, on: OnArgument | None, how: str, **options: Any) -> dict[str, Any]:
+def _streamed(
+    table: str, stream: str, on: OnArgument | None, how: str, keep_seconds: int | None = None, **options: Any
+) -> dict[str, Any]:
     """The command of a join of a table with rows that arrive on the side `stream`."""
     _arguments.text("table", table, "the name of a table")
     side = _arguments.one_of("stream", stream, ("left", "right"))
     label = "stream" if table != "stream" else "rows"
     command = join_command(*((table, label) if side == "right" else (label, table)), on, how, **options)
     command["join"]["stream"] = side
+    if keep_seconds is not None:
+        takes = "a number of seconds, at most a day"
+        command["join"]["keep_seconds"] = _arguments.whole("keep_seconds", keep_seconds, least=0, takes=takes)
     return command
