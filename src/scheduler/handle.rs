@@ -73,14 +73,15 @@ impl Scheduler {
             totals: SchedulerStats::default(),
         };
         let (has_timer, publishers) = (options.timer, options.publishers);
-        let slots: Vec<usize> = engines.iter().map(|engine| options.slots(&**engine)).collect();
+        let workers_of = |engine: &Arc<dyn Engine>| if options.workers { options.slots(&**engine) } else { 0 };
+        let workers: Vec<usize> = engines.iter().map(workers_of).collect();
         let shared = Arc::new(Shared {
             catalog,
             engines,
             options,
             clock,
             state: Mutex::new(state),
-            work: slots.iter().map(|&slots| (0..slots).map(|_| Condvar::new()).collect()).collect(),
+            work: workers.iter().map(|&workers| (0..workers).map(|_| Condvar::new()).collect()).collect(),
             publish: Condvar::new(),
             ended: Condvar::new(),
             timer: Condvar::new(),
@@ -92,7 +93,7 @@ impl Scheduler {
         };
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         for (device, engine) in shared.engines.iter().enumerate() {
-            for worker in 0..slots[device] {
+            for worker in 0..workers[device] {
                 let shared = shared.clone();
                 threads.push(spawn(engine.id().to_string(), Box::new(move || shared.work(device, worker))));
             }

@@ -70,6 +70,7 @@ mod queue;
 mod residents;
 mod state;
 mod stats;
+mod taking;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -82,3 +83,4 @@ pub use job_options::{DeviceRequest, JobOptions};
 pub use options::SchedulerOptions;
 pub use residents::{PreparedBuild, no_prepared};
 pub use stats::{DeviceStats, SchedulerStats};
+pub use taking::{KeptResult, PlacedJob};

@@ -21,6 +21,9 @@ pub struct SchedulerOptions {
     pub window_bytes: u64,
     /// Ended jobs that are remembered after their result was released.
     pub history: usize,
+    /// True if threads run the jobs on their engines. Otherwise the caller takes each job that is
+    /// placed, and ends it: see [`Scheduler::take_placed`](super::Scheduler::take_placed).
+    pub workers: bool,
     /// Threads that make tables of results. Each waits for the statistics of one job's result at a
     /// time, and takes part in them. 0: none; tests call [`Scheduler::publish`] themselves.
     ///
@@ -46,6 +49,7 @@ impl Default for SchedulerOptions {
             retain: Duration::from_secs(300),
             window_bytes: 256 << 20,
             history: 1000,
+            workers: true,
             // With a second thread, a table of few rows need not wait for one of many.
             publishers: 2,
             timer: true,

@@ -56,6 +56,22 @@ pub(super) struct State {
     pub(super) totals: SchedulerStats,
 }
 
+impl State {
+    /// Takes a job that was placed on a device, to run it. `None` if there is none.
+    pub(super) fn take_placed(&mut self, device: usize) -> Option<Taken> {
+        let running = self.devices[device].running.iter_mut().find(|running| !running.is_taken)?;
+        running.is_taken = true;
+        Some(Taken {
+            devices: running.devices.clone(),
+            job: running.job.clone(),
+            entry: running.entry.clone(),
+            started: running.started,
+            predicted_seconds: running.predicted_seconds,
+            shared_bytes: running.shared_bytes,
+        })
+    }
+}
+
 /// Jobs, workers and counters of a device.
 #[derive(Debug, Default)]
 pub(super) struct DeviceState {

@@ -22,13 +22,12 @@ impl Shared {
     /// jobs at a time; `worker` is the thread's number.
     pub(super) fn work(&self, device: usize, worker: usize) {
         while let Some(taken) = self.take(device, worker) {
-            let granted = self.grant(&taken);
-            let is_short = granted.is_err();
+            let Some(grants) = self.grant_or_put_back(&taken) else { continue };
+            let outcome = self.run(&taken, &grants);
             // The job's memory is freed before another job gets a turn.
-            let outcome = granted.and_then(|grants| self.run(&taken, &grants));
+            drop(grants);
             taken.job.host_memory.close();
             match outcome {
-                Err(error) if is_short && self.put_back(&taken, &error) => {}
                 Ok(Turn::Open) => self.leave_open(&taken),
                 outcome => self.end(&taken, outcome.map(|_| ())),
             }
@@ -41,22 +40,29 @@ impl Shared {
         loop {
             // A spurious wakeup leaves the worker in the list.
             state.devices[device].idle.retain(|&idle| idle != worker);
-            if let Some(running) = state.devices[device].running.iter_mut().find(|running| !running.is_taken) {
-                running.is_taken = true;
-                return Some(Taken {
-                    devices: running.devices.clone(),
-                    job: running.job.clone(),
-                    entry: running.entry.clone(),
-                    started: running.started,
-                    predicted_seconds: running.predicted_seconds,
-                    shared_bytes: running.shared_bytes,
-                });
+            if let Some(taken) = state.take_placed(device) {
+                return Some(taken);
             }
             if state.shutdown {
                 return None;
             }
             state.devices[device].idle.push(worker);
             self.work[device][worker].wait(&mut state);
+        }
+    }
+
+    /// Reserves the job's memory as [`grant`](Self::grant) does. `None` if that failed: the job
+    /// waits again, or has ended because it was stopped meanwhile.
+    pub(super) fn grant_or_put_back(&self, taken: &Taken) -> Option<Vec<Grant>> {
+        match self.grant(taken) {
+            Ok(grants) => Some(grants),
+            Err(error) => {
+                taken.job.host_memory.close();
+                if !self.put_back(taken, &error) {
+                    self.end(taken, Err(error));
+                }
+                None
+            }
         }
     }
 
@@ -142,7 +148,7 @@ impl Shared {
     }
 
     /// Handles the outcome of a run: the job is tried again elsewhere, or ends.
-    fn end(&self, taken: &Taken, outcome: Result<()>) {
+    pub(super) fn end(&self, taken: &Taken, outcome: Result<()>) {
         let (device, job) = (taken.devices.leader(), &taken.job);
         let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
