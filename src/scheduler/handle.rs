@@ -59,7 +59,7 @@ impl Scheduler {
         clock: Arc<dyn Clock>,
     ) -> Self {
         let state = State {
-            queue: Queue::default(),
+            queue: Queue::new(options.policy),
             devices: engines.iter().map(|_| DeviceState::default()).collect(),
             publishing: Vec::new(),
             open: BTreeMap::new(),

@@ -80,7 +80,7 @@ pub(crate) use feeds::TURN_ROWS;
 pub use handle::{Scheduler, Submission, no_job};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use job_options::{DeviceRequest, JobOptions};
-pub use options::SchedulerOptions;
+pub use options::{Policy, SchedulerOptions};
 pub use residents::{PreparedBuild, no_prepared};
 pub use stats::{DeviceStats, SchedulerStats};
 pub use taking::{KeptResult, PlacedJob};

@@ -4,9 +4,22 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 
+/// Rules for the order of jobs and for their places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Tenants share by weight, jobs age, and no job takes what others need. Servers use this.
+    #[default]
+    Fair,
+    /// First come, first placed: each job takes the devices on which it ends first. Any later job
+    /// may use an idle slot before the job that waits for it. Only simulations use this, for
+    /// comparison.
+    Greedy,
+}
+
 /// Options of a scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerOptions {
+    pub policy: Policy,
     pub queue_limit: usize,
     /// Jobs that one tenant may have waiting or running, not counting stopped jobs. 0: no limit.
     pub tenant_jobs: usize,
@@ -37,6 +50,7 @@ pub struct SchedulerOptions {
 impl Default for SchedulerOptions {
     fn default() -> Self {
         Self {
+            policy: Policy::Fair,
             queue_limit: 1000,
             tenant_jobs: 0,
             // A join alternates between phases: it copies in, matches, gathers on the host, waits

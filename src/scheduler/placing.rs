@@ -22,6 +22,7 @@ use std::time::Duration;
 use super::JobId;
 use super::admission::WORTH_MORE_DEVICES;
 use super::device_set::DeviceSet;
+use super::options::Policy;
 
 /// Time after which a job that has a slot, but lacks memory, is tried again.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
@@ -181,6 +182,7 @@ pub(super) enum Wait {
 /// Use of the slots and of memory by running jobs, and by waiting jobs that were placed so far.
 #[derive(Debug)]
 pub(super) struct Timeline {
+    policy: Policy,
     now: Duration,
     /// Time at which each slot of each device is free. A lost device has no slots.
     slots: Vec<Vec<Duration>>,
@@ -197,7 +199,7 @@ pub(super) struct Timeline {
 
 impl Timeline {
     /// Creates the timeline of the running jobs. `waiting` jobs will be placed.
-    pub(super) fn new(now: Duration, loads: &[Load], waiting: usize, host: HostMemory) -> Self {
+    pub(super) fn new(now: Duration, loads: &[Load], waiting: usize, host: HostMemory, policy: Policy) -> Self {
         let slots_of = |load: &Load| match load {
             Load::Lost => Vec::new(),
             Load::InService { slots, running, .. } => {
@@ -218,6 +220,7 @@ impl Timeline {
         let slots: Vec<Vec<Duration>> = loads.iter().map(slots_of).collect();
         let idle = |free_at: &Duration| (*free_at <= now).then_some(Duration::MAX);
         Self {
+            policy,
             now,
             idle_until: slots.iter().map(|slots| slots.iter().map(idle).collect()).collect(),
             slots,
@@ -240,9 +243,10 @@ impl Timeline {
         };
         let starts: Vec<(&Place, Duration)> = starts.collect();
         let least = starts.iter().map(left).reduce(f64::min)?;
+        let about_as_soon = if self.policy == Policy::Greedy { 1.0 } else { WORTH_MORE_DEVICES };
         let (place, start) = starts
             .into_iter()
-            .filter(|start| left(start) <= least * WORTH_MORE_DEVICES)
+            .filter(|start| left(start) <= least * about_as_soon)
             .min_by(|a, b| a.0.devices.len().cmp(&b.0.devices.len()).then(left(a).total_cmp(&left(b))))?;
         let run = self.run_seconds(place, start);
 
@@ -279,6 +283,9 @@ impl Timeline {
     fn leaves_others_their_share(&self, place: &Place, alone_seconds: Option<f64>) -> bool {
         /// Device time over that of one device, up to which several devices waste little.
         const WASTE_MAX: f64 = 1.25;
+        if self.policy == Policy::Greedy {
+            return true;
+        }
         let ranks = place.devices.len();
         let devices = self.slots.iter().filter(|slots| !slots.is_empty()).count();
         let is_share = ranks == 1 || ranks * self.jobs <= devices;
@@ -327,7 +334,9 @@ impl Timeline {
         };
         let until = place.devices.iter().map(idle).min().unwrap_or(Duration::ZERO);
         let left = until.saturating_sub(self.now).as_secs_f64();
-        self.device_free_bytes(place) >= place.needed_bytes() && self.run_seconds(place, self.now) * MARGIN <= left
+        let needed =
+            if self.policy == Policy::Greedy { f64::MIN_POSITIVE } else { self.run_seconds(place, self.now) * MARGIN };
+        self.device_free_bytes(place) >= place.needed_bytes() && needed <= left
     }
 
     /// Returns the run time of a job, stretched by the jobs on other slots when it starts. The

@@ -15,11 +15,12 @@
 //! before the job starts. So small jobs do not starve a large job. A large job does not hold up
 //! small ones on devices that it does not use.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
 use std::time::Duration;
 
 use super::JobId;
+use super::options::Policy;
 use super::placing::{HostMemory, Load, Place, ScheduledStart, Timeline, Waiting};
 
 /// Seconds of waiting that are worth one point of priority.
@@ -44,12 +45,18 @@ struct Tenant {
 /// Waiting jobs, and the device time of their tenants.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
+    policy: Policy,
     waiting: Vec<Waiting>,
     tenants: HashMap<String, Tenant>,
     weights: HashMap<String, f64>,
 }
 
 impl Queue {
+    /// Creates an empty queue.
+    pub(super) fn new(policy: Policy) -> Self {
+        Self { policy, ..Self::default() }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -145,8 +152,11 @@ impl Queue {
     /// Returns every waiting job's scheduled start, in order. Jobs with no reason to wait should
     /// start.
     pub(super) fn schedule(&self, now: Duration, loads: &[Load], host: HostMemory) -> Vec<ScheduledStart> {
-        let mut timeline = Timeline::new(now, loads, self.waiting.len(), host);
-        let mut lines = self.lines(now);
+        let mut timeline = Timeline::new(now, loads, self.waiting.len(), host, self.policy);
+        let mut lines = match self.policy {
+            Policy::Fair => self.lines(now),
+            Policy::Greedy => self.line_of_all(),
+        };
         let mut schedule = Vec::with_capacity(self.waiting.len());
         while let Some(line) = lines.iter_mut().min_by(|a, b| a.compare(b)) {
             let Some(job) = line.jobs.pop() else { break };
@@ -173,6 +183,13 @@ impl Queue {
             lines.push(Line { pass: tenant.pass, weight: tenant.weight, jobs });
         }
         lines
+    }
+
+    /// Returns the waiting jobs of all tenants in one line, the first to come at the end.
+    fn line_of_all(&self) -> Vec<Line<'_>> {
+        let mut jobs: Vec<&Waiting> = self.waiting.iter().collect();
+        jobs.sort_by_key(|job| Reverse(job.id));
+        vec![Line { pass: 0.0, weight: 1.0, jobs }]
     }
 
     fn activate(&mut self, tenant: &str) {

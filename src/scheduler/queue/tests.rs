@@ -537,3 +537,30 @@ fn a_short_job_on_several_devices_takes_as_long_as_on_the_fullest() {
     assert_eq!((schedule[0].start, schedule[0].wait), (Duration::ZERO, None));
     assert_eq!(schedule[1].start, seconds(4.0), "two jobs on device 1 take twice as long");
 }
+
+#[test]
+fn the_greedy_policy_knows_no_shares_and_lets_later_jobs_take_idle_devices() {
+    let mut queue = Queue::new(Policy::Greedy);
+    queue.set_weight("b", 100.0);
+    queue.push(job(1, "a", 0, 4.0, 1));
+    queue.push(job(2, "b", 100, 4.0, 1));
+    assert_eq!(run_all(&mut queue, Duration::ZERO), [1, 2], "the first to come is first");
+    queue.push(on_both(1, None));
+    queue.push(job(2, "a", 0, 1000.0, 1));
+    let schedule = |queue: &Queue| queue.schedule(Duration::ZERO, &[IDLE, busy(5.0)], ample());
+    let waits: Vec<bool> = schedule(&queue).iter().map(|scheduled| scheduled.wait.is_some()).collect();
+    assert_eq!(waits, [true, false], "the later job delays the earlier one");
+    queue.policy = Policy::Fair;
+    assert!(schedule(&queue).iter().all(|scheduled| scheduled.wait.is_some()));
+}
+
+#[test]
+fn the_greedy_policy_takes_more_devices_for_any_gain() {
+    let places = || vec![place(0, 10.0, None), Place { devices: DeviceSet::new([0, 1]), ..place(0, 9.9, None) }];
+    for (policy, devices) in [(Policy::Fair, 1), (Policy::Greedy, 2)] {
+        let mut queue = Queue::new(policy);
+        queue.push(Waiting { places: places(), ..job(1, "a", 0, 10.0, 1) });
+        let schedule = queue.schedule(Duration::ZERO, &[IDLE, IDLE], ample());
+        assert_eq!(schedule[0].place.devices.len(), devices, "{policy:?}");
+    }
+}
