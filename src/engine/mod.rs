@@ -66,6 +66,7 @@ mod prepared;
 mod process;
 mod restored;
 mod server;
+mod simulated;
 mod supervised;
 #[cfg(test)]
 mod tests;
@@ -91,6 +92,7 @@ pub use prepared::Prepared;
 use prepared::{InProcessJoin, LocalJoin, arena_of_call};
 pub use process::run as run_process;
 use serde::{Deserialize, Serialize};
+pub use simulated::SimulatedDevice;
 pub use supervised::SupervisedEngine;
 pub use tmpfs::run as run_tmpfs_process;
 pub use windows::{PeerAccess, Window, peer_access};

@@ -39,7 +39,7 @@ mod value_sizes;
 
 pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};
-pub use cost::{MemoryNeed, PredictedPhase, Resource};
+pub use cost::{Demand, MemoryNeed, PredictedPhase, Resource};
 pub use deviation::Measured;
 pub(crate) use divide::needs_several_devices;
 pub use estimate::Estimates;

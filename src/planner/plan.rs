@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question, Resource};
+use super::cost::{Chunks, Costed, Demand, Links, MemoryNeed, PredictedPhase, Question, Resource};
 use super::divide;
 use super::inputs::{Input, Inputs, TextWork};
 use super::value_sizes::result_row_bytes;
@@ -39,6 +39,8 @@ pub struct Plan {
     pub seconds: f64,
     /// Resource that is busy for longest.
     pub bound: Resource,
+    /// Predicted seconds for which a rank keeps each resource busy.
+    pub demand: Demand,
     /// The device of the plan. Its name is of one of the devices that the plan serves.
     pub target: Target,
     pub reason: String,
@@ -200,7 +202,8 @@ pub(super) fn propose_estimated(
         sent_bytes: chosen.costed.sent_bytes as u64,
         phases: chosen.costed.phases,
         seconds: chosen.costed.seconds,
-        bound: chosen.costed.bound,
+        bound: chosen.costed.demand.bound(),
+        demand: chosen.costed.demand,
         target: Target { ranks, ..target.clone() },
         reason,
         undivided,

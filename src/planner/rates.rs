@@ -124,8 +124,8 @@ impl Rates {
 
     /// Returns the rates of a device that is as many times as fast. Links and calls stay as they
     /// are.
-    #[cfg(test)]
-    pub(crate) fn of_faster_device(self, times: f64) -> Self {
+    #[must_use]
+    pub fn of_faster_device(self, times: f64) -> Self {
         let all = |rates: [f64; 3]| rates.map(|rate| rate * times);
         Self {
             stream: self.stream * times,

@@ -182,11 +182,11 @@ impl Choice<'_> {
             distribution: inputs.distribution,
             shares_build_read: inputs.shares_build_read,
         };
-        let (seconds, bound) = total_seconds(&steps, chunks, rates, host_share);
+        let (seconds, demand) = total_seconds(&steps, chunks, rates, host_share);
         Costed {
             composition,
             seconds,
-            bound,
+            demand,
             phases: phases_of(&steps),
             memory,
             filtered_rows: self.filtered_rows,

@@ -25,7 +25,7 @@ pub(super) use choice::Question;
 pub(super) use links::Links;
 pub(super) use memory::Chunks;
 pub use memory::MemoryNeed;
-pub use resource::Resource;
+pub use resource::{Demand, Resource};
 pub use steps::PredictedPhase;
 
 use super::inputs::{Input, Inputs};
@@ -42,8 +42,7 @@ pub(super) struct Costed {
     pub(super) phases: Vec<PredictedPhase>,
     /// Seconds of all phases. Time in which copies run in parallel with primitives counts once.
     pub(super) seconds: f64,
-    /// Resource that is busy for longest.
-    pub(super) bound: Resource,
+    pub(super) demand: Demand,
     pub(super) memory: MemoryNeed,
     /// Probe rows predicted to pass the filter of the build keys; `None` without a filter.
     pub(super) filtered_rows: Option<f64>,

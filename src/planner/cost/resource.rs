@@ -57,7 +57,7 @@ impl From<Resource> for &'static str {
 
 /// Seconds for which work keeps each resource busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Demand([f64; Resource::ALL.len()]);
+pub struct Demand([f64; Resource::ALL.len()]);
 
 impl Demand {
     /// Returns the demand of work that keeps one resource busy.
@@ -72,7 +72,7 @@ impl Demand {
     }
 
     /// Returns the resource that is busy for longest.
-    pub(super) fn bound(self) -> Resource {
+    pub(in crate::planner) fn bound(self) -> Resource {
         let busier = |a: &&Resource, b: &&Resource| self[**a].total_cmp(&self[**b]);
         *Resource::ALL.iter().rev().max_by(busier).expect("there are resources")
     }

@@ -122,10 +122,10 @@ const JOB_CALLS: f64 = 20.0;
 ///
 /// The links of all devices of a gang share the memory of the host. Each device has `host_share`
 /// bytes per second of it.
-pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_share: f64) -> (f64, Resource) {
+pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_share: f64) -> (f64, Demand) {
     let busy: Demand = steps.iter().map(|step| step.busy()).sum();
     if !rates.copies_overlap {
-        return (steps.iter().map(Step::seconds).sum(), busy.bound());
+        return (steps.iter().map(Step::seconds).sum(), busy);
     }
     let of = |role: Role| steps.iter().filter(move |step| step.role == role);
     let demand = |role: Role| -> Demand { of(role).map(|step| step.demand).sum() };
@@ -146,5 +146,5 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_
     let of_host = |demand: Demand| crossing(demand) / host_share;
     let build = build.max(of_host(of_build + meanwhile));
     let seconds = JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver).max(of_host(probe));
-    (seconds, busy.with(Resource::HostMemory, of_host(busy)).bound())
+    (seconds, busy.with(Resource::HostMemory, of_host(busy)))
 }

@@ -10,6 +10,7 @@ mod results;
 mod sets;
 mod sharing;
 mod stopping;
+mod taking;
 mod topologies;
 mod turns;
 mod unlike;

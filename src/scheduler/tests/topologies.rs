@@ -4,42 +4,34 @@
 
 use super::*;
 use crate::catalog::ColumnStatistics;
-use crate::device::{Capabilities, Tuning};
+use crate::engine::SimulatedDevice;
 use crate::planner::{Distribution, Resource};
-use crate::topology::{SharedLinks, Topology};
+use crate::topology::Topology;
+
+/// Scheduler of a machine that plans, and runs no join.
+struct Machine {
+    scheduler: Scheduler,
+    catalog: Catalog,
+}
+
+impl Machine {
+    fn explain(&self, spec: &JoinSpec, options: &JobOptions) -> Explanation {
+        explain(&self.scheduler, &self.catalog, spec, options)
+    }
+}
 
 /// Returns a machine whose devices work at a share of an H200's rates.
-fn machine(fixture: &str, share: f64) -> Stage {
-    let topology = Topology::fixture(fixture);
-    let links = Arc::new(SharedLinks::new(topology.clone()));
-    // The links of the file are the narrower ones.
-    let rates = Rates { copy_in: 1e12, copy_out: 1e12, ..Rates::h200() }.of_faster_device(share);
-    let tuning = Tuning {
-        streams: 3,
-        morsel_rows: 1,
-        probe_batch_rows: 1 << 26,
-        gather_bytes: 64 << 20,
-        row_scratch_bytes: None,
-        partition_rows: 4096,
-        pass_bits_max: 8,
-        fuses_partition_join: true,
-    };
-    let device = |node: &crate::topology::DeviceNode| {
-        let id = DeviceId { kind: DeviceKind::Host, index: node.index };
-        let rates = DeviceRates::measured_now(rates.clone()).linked_by(links.clone());
-        (id, node.memory_bytes.expect("the files say how much memory a device has"), rates)
-    };
-    let devices = topology.devices.iter().map(device).collect();
-    let like_a_gpu = |info: &mut DeviceInfo| {
-        info.tuning = tuning;
-        info.capabilities = Capabilities { strings: true, exchanges: true, forms_gangs: true };
-    };
-    Stage::of_rates(devices, &like_a_gpu, 4, SchedulerOptions::default())
+fn machine(fixture: &str, share: f64) -> Machine {
+    let devices = SimulatedDevice::all_of(&Topology::fixture(fixture), share, 1 << 30);
+    let devices = devices.into_iter().map(|device| device as Arc<dyn Engine>).collect();
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
+    let options = SchedulerOptions { workers: false, timer: false, ..SchedulerOptions::default() };
+    Machine { scheduler: Scheduler::new(catalog.clone(), devices, options), catalog }
 }
 
 /// Creates tables `a` and `b` with distinct keys of 8 bytes over the whole range, and a column of 8
 /// bytes.
-fn create(stage: &Stage, build_rows: u64, probe_rows: u64) -> JoinSpec {
+fn create(stage: &Machine, build_rows: u64, probe_rows: u64) -> JoinSpec {
     for (name, rows) in [("a", build_rows), ("b", probe_rows)] {
         let fields = vec![Field::new("k", DataType::Int64, false), Field::new(name, DataType::Int64, false)];
         let mut table = Table::from_batches(name, Arc::new(Schema::new(fields)), Vec::new()).unwrap();
