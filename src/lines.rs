@@ -59,7 +59,7 @@ pub fn start() -> Result<Flush> {
     let begin = || {
         let error = File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-        Ok((Lines::to(error, "stderr")?, Lines::to(output, "stdout")?))
+        Ok((Lines::to(error, "stderr", gap)?, Lines::to(output, "stdout", gap)?))
     };
     let (error, output) = begin().map_err(|failure: io::Error| {
         Error::Exhausted(format!("starting the threads that write the log: {}", system_words(&failure)))
@@ -151,9 +151,9 @@ impl Write for LogWriter {
     }
 }
 
-/// A queue of lines for one file.
+/// A queue of lines for one file, with a thread that writes them. It lives as long as the process.
 #[derive(Debug, Default)]
-struct Lines {
+pub struct Lines {
     queue: Mutex<Queue>,
     /// Notified when a line arrives or is dropped.
     arrived: Condvar,
@@ -179,15 +179,19 @@ impl Queue {
 }
 
 impl Lines {
-    /// Starts the thread that writes to `file`.
-    fn to(file: impl Write + Send + 'static, name: &str) -> io::Result<Arc<Self>> {
+    /// Starts the thread that writes to `file`. `gap` formats the line that reports dropped lines.
+    ///
+    /// # Errors
+    /// The system's, if it starts no thread.
+    pub fn to(file: impl Write + Send + 'static, name: &str, gap: fn(u64) -> String) -> io::Result<Arc<Self>> {
         let lines = Arc::new(Self::default());
         let taken = lines.clone();
-        thread::Builder::new().name(name.into()).spawn(move || taken.write_to(Writer { file, is_cut: false }))?;
+        thread::Builder::new().name(name.into()).spawn(move || taken.write_to(Writer { file, is_cut: false }, gap))?;
         Ok(lines)
     }
 
-    fn offer(&self, line: Vec<u8>) {
+    /// Queues a line, or drops and counts it if the queue is full.
+    pub fn offer(&self, line: Vec<u8>) {
         let mut queue = self.queue.lock();
         if queue.missed > 0 || queue.bytes.saturating_add(line.len()) > QUEUE_BYTES {
             queue.missed += 1;
@@ -200,7 +204,7 @@ impl Lines {
     }
 
     /// Waits until all lines are written or dropped, for `at_most`.
-    fn settle(&self, at_most: Duration) {
+    pub fn settle(&self, at_most: Duration) {
         let mut queue = self.queue.lock();
         self.settled.wait_while_for(&mut queue, |queue| queue.is_writing || !queue.is_empty(), at_most);
     }
@@ -221,7 +225,7 @@ impl Lines {
     }
 
     /// Runs the writing thread.
-    fn write_to(&self, mut writer: Writer<impl Write>) {
+    fn write_to(&self, mut writer: Writer<impl Write>, gap: fn(u64) -> String) {
         // Dropped lines that are not yet reported.
         let mut untold = 0;
         loop {
@@ -299,7 +303,7 @@ mod tests {
     #[test]
     fn lines_dropped_by_a_full_queue_are_counted_and_reported_where_they_are_missing() {
         let (reader, writer) = io::pipe().unwrap();
-        let lines = Lines::to(File::from(OwnedFd::from(writer)), "test").unwrap();
+        let lines = Lines::to(File::from(OwnedFd::from(writer)), "test", gap).unwrap();
         let line = |number: usize| format!("{number:0>99}\n").into_bytes();
         // More than the queue and the pipe hold together.
         let offered = 2 * QUEUE_BYTES / 100;
@@ -326,7 +330,7 @@ mod tests {
     #[test]
     fn a_line_longer_than_the_queue_is_dropped() {
         let (reader, writer) = io::pipe().unwrap();
-        let lines = Lines::to(File::from(OwnedFd::from(writer)), "test").unwrap();
+        let lines = Lines::to(File::from(OwnedFd::from(writer)), "test", gap).unwrap();
         lines.offer(vec![b'x'; QUEUE_BYTES + 1]);
         let told = BufReader::new(reader).lines().next().unwrap().unwrap();
         assert!(told.ends_with(" 1 line of the log was dropped here"), "{told}");
@@ -338,7 +342,7 @@ mod tests {
         let (_, gone) = io::pipe().unwrap();
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         for file in [File::from(OwnedFd::from(gone)), full] {
-            let lines = Lines::to(file, "test").unwrap();
+            let lines = Lines::to(file, "test", gap).unwrap();
             (0..1000).for_each(|_| lines.offer(b"line\n".to_vec()));
             lines.settle(LONG);
             assert_eq!(dropped(&lines), 1000);
@@ -375,7 +379,7 @@ mod tests {
             fails(ErrorKind::StorageFull),
         ];
         let written = Arc::<Mutex<Vec<u8>>>::default();
-        let lines = Lines::to(Scripted { answers: answers.into(), written: written.clone() }, "test").unwrap();
+        let lines = Lines::to(Scripted { answers: answers.into(), written: written.clone() }, "test", gap).unwrap();
         ["one\n", "two\n", "three\n"].iter().for_each(|line| lines.offer(line.as_bytes().to_vec()));
         lines.settle(LONG);
         let text = String::from_utf8(written.lock().clone()).unwrap();

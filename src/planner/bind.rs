@@ -54,6 +54,12 @@ impl BoundJoin {
         !self.result_is_stored && PART * bytes * table.rows as f64 >= table.bytes as f64
     }
 
+    /// Returns the mean bytes of a value of each of the given columns of a side.
+    pub fn mean_bytes(&self, side: Side, columns: &[usize]) -> Vec<f64> {
+        let sizes = ValueSizes::of(self.table(side));
+        columns.iter().map(|&column| sizes.mean_bytes(column)).collect()
+    }
+
     /// Returns the columns that the result takes from a side for the given `build_side`, each once,
     /// ascending.
     pub fn output_columns(&self, side: Side, build_side: Side) -> Vec<usize> {

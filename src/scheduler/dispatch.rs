@@ -145,10 +145,13 @@ impl Shared {
         }
         let predicted_ms = (job.plan.seconds * 1e6).round() / 1e3;
         tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy(), predicted_ms, "queued");
-        let mut leftovers = Vec::new();
+        let (weight, mut leftovers) = (state.queue.weight(&job.owner), Vec::new());
         self.dispatch(&mut state, &mut leftovers);
         drop(state);
         self.free_leftovers(leftovers);
+        if let Some(trace) = &self.options.trace {
+            trace.add(&job, weight);
+        }
         Ok(job)
     }
 

@@ -15,6 +15,7 @@ use super::options::SchedulerOptions;
 use super::queue::Queue;
 use super::state::{DeviceState, Shared, State};
 use super::stats::{DeviceStats, SchedulerStats};
+use super::trace::JobTrace;
 use crate::catalog::Catalog;
 use crate::engine::Engine;
 use crate::memory::{Holders, Interrupt};
@@ -296,5 +297,6 @@ impl Drop for Handle {
                 tracing::error!("a thread of the scheduler panicked");
             }
         }
+        self.shared.options.trace.iter().for_each(JobTrace::settle);
     }
 }

@@ -73,6 +73,7 @@ mod stats;
 mod taking;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod work;
 
 pub use clock::{Clock, SystemClock};
@@ -84,3 +85,4 @@ pub use options::{Policy, SchedulerOptions};
 pub use residents::{PreparedBuild, no_prepared};
 pub use stats::{DeviceStats, SchedulerStats};
 pub use taking::{KeptResult, PlacedJob};
+pub use trace::{DevicesWord, JobTrace, TracedDevices, TracedJob, TracedTable};

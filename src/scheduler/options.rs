@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::trace::JobTrace;
 use crate::engine::Engine;
 
 /// Rules for the order of jobs and for their places.
@@ -42,6 +43,8 @@ pub struct SchedulerOptions {
     ///
     /// [`Scheduler::publish`]: super::Scheduler::publish
     pub publishers: usize,
+    /// Trace of the submitted jobs; `None`: none is written.
+    pub trace: Option<JobTrace>,
     /// True if a timer thread calls [`Scheduler::tick`](super::Scheduler::tick). Tests call it
     /// themselves.
     pub timer: bool,
@@ -66,6 +69,7 @@ impl Default for SchedulerOptions {
             workers: true,
             // With a second thread, a table of few rows need not wait for one of many.
             publishers: 2,
+            trace: None,
             timer: true,
         }
     }

@@ -92,6 +92,11 @@ impl Queue {
         }
     }
 
+    /// Returns a tenant's share relative to other tenants.
+    pub(super) fn weight(&self, tenant: &str) -> f64 {
+        self.weights.get(tenant).copied().unwrap_or(1.0)
+    }
+
     pub(super) fn push(&mut self, job: Waiting) {
         self.activate(&job.tenant);
         self.waiting.push(job);
@@ -193,8 +198,7 @@ impl Queue {
     }
 
     fn activate(&mut self, tenant: &str) {
-        let floor = self.floor().unwrap_or(0.0);
-        let weight = self.weights.get(tenant).copied().unwrap_or(1.0);
+        let (floor, weight) = (self.floor().unwrap_or(0.0), self.weight(tenant));
         let known = self.tenants.entry(tenant.into()).or_insert_with(|| Tenant { weight, pass: floor, active: 0 });
         if known.active == 0 {
             known.pass = known.pass.max(floor);

@@ -181,6 +181,11 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_JOBS_PER_DEVICE", default_value_t = 4)]
     pub jobs_per_device: usize,
 
+    /// File to append a JSON line to for each submitted join, for `dovetail-bench simulate`: time,
+    /// tenant, sizes of the tables and columns, and the devices asked for
+    #[arg(long, env = "DOVETAIL_JOB_TRACE", value_name = "FILE")]
+    pub job_trace: Option<PathBuf>,
+
     /// Seconds that a job waits for host memory after its turn has come, before it fails
     #[arg(long, env = "DOVETAIL_MEMORY_WAIT_SECONDS", default_value_t = 300)]
     pub memory_wait_seconds: u64,

@@ -12,6 +12,7 @@ mod sharing;
 mod stopping;
 mod taking;
 mod topologies;
+mod tracing;
 mod turns;
 mod unlike;
 

@@ -13,7 +13,7 @@ use crate::device::DeviceKind;
 use crate::doctor;
 use crate::engine::{self, Engine};
 use crate::memory::{Arena, Budget};
-use crate::scheduler::{Scheduler, SchedulerOptions};
+use crate::scheduler::{JobTrace, Scheduler, SchedulerOptions};
 use crate::service::admin;
 use crate::service::call_memory::{CallMemory, call_memory_bytes};
 use crate::service::cpu_work::CpuWork;
@@ -110,6 +110,7 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
         jobs_per_device: settings.jobs_per_device,
         memory_wait: Duration::from_secs(settings.memory_wait_seconds),
         retain: limits.retain,
+        trace: settings.job_trace.as_deref().map(JobTrace::open).transpose()?,
         ..SchedulerOptions::default()
     };
     let scheduler = Scheduler::new(catalog.clone(), devices.clone(), options);

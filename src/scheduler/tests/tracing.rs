@@ -1,0 +1,58 @@
+//! Tests of the trace that a server writes of its jobs.
+
+use super::*;
+
+#[test]
+fn each_job_is_a_line_that_can_be_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("jobs.jsonl");
+    let trace = Some(JobTrace::open(&file).unwrap());
+    let stage = Stage::with(2, SchedulerOptions { trace, ..SchedulerOptions::default() });
+    stage.scheduler.set_weight("a", 2.5).unwrap();
+    let of_two = JobOptions { priority: 7, ..on(&["host:0", "host:1"]) };
+    stage.submit_join(&spec("r3"), of_two, "a").unwrap();
+    let count = JoinSpec { count: true, columns: Vec::new(), how: JoinKind::LeftSemi, ..spec("r0") };
+    stage.submit_join(&count, JobOptions::default(), "").unwrap();
+    drop(stage);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<TracedJob> = text.lines().map(|line| TracedJob::parse(line).unwrap()).collect();
+    let side = |payload_bytes: &[f64]| TracedTable {
+        rows: 100,
+        key_bytes: vec![4.0],
+        payload_bytes: payload_bytes.to_vec(),
+        distinct: Some(100.0),
+    };
+    let expected = [
+        TracedJob {
+            at: lines[0].at,
+            tenant: "a".into(),
+            weight: 2.5,
+            priority: 7,
+            how: "inner".into(),
+            left: side(&[4.0]),
+            right: side(&[]),
+            count: false,
+            devices: TracedDevices::Named(vec!["host:0".into(), "host:1".into()]),
+        },
+        TracedJob {
+            at: lines[1].at,
+            tenant: String::new(),
+            weight: 1.0,
+            priority: 0,
+            how: "left_semi".into(),
+            left: side(&[]),
+            right: side(&[]),
+            count: true,
+            devices: TracedDevices::default(),
+        },
+    ];
+    assert_eq!(lines, expected);
+    assert!(lines[0].at > 1.7e9 && lines[1].at >= lines[0].at, "{lines:?}");
+    assert!(text.contains(r#""devices":"any""#), "{text}");
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_is_refused_by_its_name() {
+    let refused = JobTrace::open(std::path::Path::new("/no/such/folder/jobs.jsonl")).unwrap_err();
+    assert!(refused.message().contains("--job-trace /no/such/folder/jobs.jsonl: there is no folder /no"), "{refused}");
+}

@@ -1,0 +1,44 @@
+"""The trace that a server writes of its joins (`--job-trace`)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dovetail
+from harness import Server
+
+
+def test_a_server_appends_a_line_for_each_join_that_it_accepts(start: Callable[..., Server], tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.jsonl"
+    trace.write_text('{"an": "earlier line"}\n')
+    began = time.time()
+    server = start(devices="host:1", job_trace=trace)
+    with server.connect() as client:
+        keys = pa.array(range(1000), pa.int32())
+        client.put("build", pa.table({"k": keys, "unread": keys, "b": pa.array(range(1000), pa.int64())}))
+        client.put("probe", pa.table({"k": keys, "name": ["four"] * 1000}))
+        client.join("build", "probe", on="k", columns=["k", "b", "name"], priority=3).table()
+        with pytest.raises(dovetail.NotFound):
+            client.join("build", "nothing", on="k")
+    server.stop()
+    earlier, line = map(json.loads, trace.read_text().splitlines())
+    assert earlier == {"an": "earlier line"}
+    assert began <= line.pop("at") <= time.time()
+    name_bytes = line["right"]["payload_bytes"].pop()
+    assert 4 <= name_bytes < 9, "text with its offset"
+    assert line == {
+        "tenant": "",
+        "weight": 1.0,
+        "priority": 3,
+        "how": "inner",
+        "left": {"rows": 1000, "key_bytes": [4.0], "payload_bytes": [8.0], "distinct": 1000.0},
+        "right": {"rows": 1000, "key_bytes": [4.0], "payload_bytes": [], "distinct": 1000.0},
+        "count": False,
+        "devices": "any",
+    }
