@@ -37,6 +37,7 @@ mod planned;
 mod random;
 mod report;
 mod sequence;
+mod simulate;
 mod suite;
 mod suites;
 mod tpc;
@@ -49,7 +50,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, CommandFactory, Parser};
+use clap::{Arg, ArgMatches, CommandFactory, Parser, Subcommand};
 use serde_json::Value;
 
 use self::axes::{parse_scale, show_scale};
@@ -59,6 +60,7 @@ use self::choices::Choices;
 use self::engine::{Engine, Machine, Measurable, Measured, Timed};
 use self::floor::Boundaries;
 use self::report::Report;
+use self::simulate::SimulateArgs;
 use self::suite::{AxisArgs, Size, Suite};
 use self::suites::SUITES;
 use dovetail::cli::VERSION;
@@ -98,8 +100,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
   dovetail-bench joins --rows 16M:64M --key-bytes 8 --payloads 1x4+2x8
   dovetail-bench choices --cases 100
   dovetail-bench choices --exhaustive --device cuda:0 --scale 1/8
+  dovetail-bench simulate --topology tests/fixtures/topology/dgx-h100.toml
 benches/plot.py draws the figure of each suite from a file of results.")]
 struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
+
     /// Suite to run. Without one, the suites are listed
     suite: Option<String>,
 
@@ -164,12 +170,17 @@ struct BenchArgs {
     out: Option<PathBuf>,
 
     /// Print JSON, one value per line
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
 
     // Keep these options last: later options would appear under their heading.
     #[command(flatten)]
     axes: AxisArgs,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum BenchCommand {
+    Simulate(Box<SimulateArgs>),
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
@@ -186,6 +197,9 @@ fn main() -> ExitCode {
 /// [`Error::Invalid`] for an unknown suite, for axes or options that the suite lacks, and for
 /// options without a suite; [`Error::Internal`] when a result is wrong; errors of the engine.
 fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
+    if let Some(BenchCommand::Simulate(simulated)) = &args.command {
+        return simulate::run(simulated);
+    }
     let Some(name) = &args.suite else {
         refuse_given(matches)?;
         list();

@@ -1,0 +1,226 @@
+//! Tests of the simulator, and by it of the scheduler: seeded runs in which devices are lost, jobs
+//! are cancelled and predictions are wrong.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use dovetail::scheduler::{DevicesWord, JobState, TracedDevices, TracedTable};
+
+use super::report::Share;
+use super::simulation::Record;
+use super::*;
+
+fn setup(fixture: &str) -> Setup {
+    let path = format!("{}/../tests/fixtures/topology/{fixture}.toml", env!("CARGO_MANIFEST_DIR"));
+    Setup {
+        topology: topology_of(&PathBuf::from(path)).unwrap(),
+        policy: Policy::Fair,
+        speed: 1.0,
+        device_memory: 16 << 30,
+        host_memory: 64 << 30,
+        read_rate: 3e9,
+        spread: 0.2,
+        faults: Faults::default(),
+        seed: 1,
+    }
+}
+
+fn greedy(setup: &Setup) -> Setup {
+    Setup { policy: Policy::Greedy, ..setup.clone() }
+}
+
+fn draw(setup: &Setup, jobs: usize, load: f64, weights: &[f64], mix: &str) -> Vec<TracedJob> {
+    let (mix, devices) = (mix.parse().unwrap(), setup.topology.devices.len());
+    drawn(&Drawing { jobs, mix, weights, by_kind: false, devices, seed: setup.seed }, load, setup).unwrap()
+}
+
+/// Join of two tables with as many rows each, submitted at a time.
+fn join(at: f64, rows: u64, devices: TracedDevices) -> TracedJob {
+    let side = || TracedTable { rows, key_bytes: vec![8.0], payload_bytes: vec![8.0], distinct: Some(rows as f64) };
+    TracedJob {
+        at,
+        tenant: "a".into(),
+        weight: 1.0,
+        priority: 0,
+        how: "inner".into(),
+        left: side(),
+        right: side(),
+        count: true,
+        devices,
+    }
+}
+
+fn on(device: &str) -> TracedDevices {
+    TracedDevices::Named(vec![device.into()])
+}
+
+fn waited(job: &Record) -> f64 {
+    job.started.unwrap() - job.arrived
+}
+
+#[test]
+fn every_job_ends_and_no_memory_is_given_twice_whatever_fails() {
+    for (fixture, jobs, load) in [("dgx-h100", 60, 1.2), ("pcie-two-sockets", 150, 0.9), ("h200-x4", 100, 1.5)] {
+        for seed in 1..=2 {
+            // Slow devices, so that some are lost and come back while jobs run.
+            let faults = "lost=20,cancelled=0.1,failed=0.1,wrong=0.1".parse().unwrap();
+            let setup = Setup { seed, faults, host_memory: 12 << 30, speed: 0.02, ..setup(fixture) };
+            let trace = draw(&setup, jobs, load, &[1.0, 2.0], "small=0.7,large=0.2,gang=0.1");
+            let mut observe = |simulation: &Simulation| {
+                let (given, used) = simulation.host_bytes();
+                assert!(given == used && used <= 12 << 30, "{fixture}: {given} B were given, and {used} B are used");
+                Ok(())
+            };
+            let outcome = Simulation::new(setup, trace).unwrap().run(&mut observe).unwrap();
+            let states = outcome.records.iter().filter_map(|job| job.state.as_ref());
+            let mut counts = BTreeMap::new();
+            for state in states {
+                let name = match state {
+                    JobState::Failed(Error::Unavailable(_) | Error::Exhausted(_)) => "failed",
+                    JobState::Complete => "done",
+                    JobState::Cancelled => "cancelled",
+                    other => panic!("{fixture}: {other:?}"),
+                };
+                *counts.entry(name).or_insert(0) += 1;
+            }
+            assert!(counts["done"] > jobs / 2 && counts["cancelled"] > 0, "{fixture}: {counts:?}");
+            let tried_again = outcome.records.iter().filter(|job| job.runs > 1).count();
+            assert!(tried_again > 0, "{fixture}: no fault met a job");
+        }
+    }
+}
+
+#[test]
+fn a_seed_always_gives_the_same_outcome() {
+    let ends = |seed: u64| {
+        let faults = "lost=1,cancelled=0.1,failed=0.1,wrong=0.1".parse().unwrap();
+        let setup = Setup { seed, faults, ..setup("h200-x4") };
+        let trace = draw(&setup, 80, 1.0, &[1.0, 1.0], "small=0.8,large=0.2");
+        let outcome = simulate(&setup, trace).unwrap();
+        outcome.records.iter().map(|job| (job.started, job.ended, job.device_seconds)).collect::<Vec<_>>()
+    };
+    assert_eq!(ends(3), ends(3));
+    assert_ne!(ends(3), ends(4));
+}
+
+/// Least device time that a tenant with jobs waiting had at any event, over its share by weight.
+fn least_of_share(setup: &Setup, trace: Vec<TracedJob>, weights: &[f64]) -> f64 {
+    let sum: f64 = weights.iter().sum();
+    let mut least = f64::INFINITY;
+    let mut observe = |simulation: &Simulation| {
+        let of = |tenant: usize| {
+            let name = format!("tenant-{tenant}");
+            simulation.records().iter().filter(move |job| job.tenant == name)
+        };
+        let all_wait = (0..weights.len()).all(|tenant| of(tenant).any(|job| job.is_open() && job.started.is_none()));
+        let given: Vec<f64> = (0..weights.len()).map(|tenant| of(tenant).map(|job| job.device_seconds).sum()).collect();
+        let all: f64 = given.iter().sum();
+        let longest = simulation.records().iter().map(|job| job.predicted * job.fate.time).fold(0.0, f64::max);
+        // The time of a job is charged when it begins.
+        if all_wait && all > 10.0 * longest {
+            let part = |(tenant, weight): (usize, &f64)| (given[tenant] + longest) / (all * weight / sum);
+            least = weights.iter().enumerate().map(part).fold(least, f64::min);
+        }
+        Ok(())
+    };
+    Simulation::new(setup.clone(), trace).unwrap().run(&mut observe).unwrap();
+    least
+}
+
+#[test]
+fn a_tenant_with_jobs_waiting_gets_most_of_its_share() {
+    let (setup, weights) = (setup("h200-x4"), [1.0, 2.0, 4.0]);
+    let of_one_device = |at: u32| TracedJob {
+        tenant: format!("tenant-{}", at % 3),
+        weight: weights[at as usize % 3],
+        ..join(0.0, 1 << (22 + at / 3 % 3), TracedDevices::Count(1))
+    };
+    let trace: Vec<TracedJob> = (0..450).map(of_one_device).collect();
+    let fair = least_of_share(&setup, trace.clone(), &weights);
+    assert!(fair > 0.9 && fair.is_finite(), "{fair:.3} of its share");
+    let greedy = least_of_share(&greedy(&setup), trace, &weights);
+    assert!(greedy < 0.7, "{greedy:.3} without shares, so this test sees no unfair policy");
+}
+
+#[test]
+fn small_joins_do_not_starve_a_gang() {
+    let setup = setup("h200-x4");
+    let mut trace = draw(&setup, 1500, 1.1, &[1.0], "small=1");
+    let last = trace.last().unwrap().at;
+    let gangs = 5;
+    let all = TracedDevices::Word(DevicesWord::All);
+    trace.extend((0..gangs).map(|at| join(last * 0.1 * f64::from(at), 1 << 26, all.clone())));
+    let longest = |setup: &Setup| {
+        let outcome = simulate(setup, trace.clone()).unwrap();
+        let waits = outcome.records.iter().filter(|job| job.is_gang).map(waited);
+        waits.fold(0.0, f64::max) / last
+    };
+    let fair = longest(&setup);
+    assert!(fair < 0.1, "a gang waited for {fair:.2} of the time in which small joins came");
+    let greedy = longest(&greedy(&setup));
+    assert!(greedy > 0.5, "{greedy:.2} without limits, so this test sees no starving policy");
+}
+
+#[test]
+fn jobs_behind_one_switch_slow_each_other_down() {
+    let setup = Setup { spread: 0.0, ..setup("dgx-a100") };
+    let seconds = |devices: [&str; 2]| {
+        let trace = devices.map(|device| join(0.0, 1 << 28, on(device)));
+        simulate(&setup, trace.to_vec()).unwrap().seconds
+    };
+    let alone = simulate(&setup, vec![join(0.0, 1 << 28, on("host:0"))]).unwrap().seconds;
+    let (behind_one, behind_two) = (seconds(["host:0", "host:1"]), seconds(["host:0", "host:2"]));
+    assert!((behind_two / alone - 1.0).abs() < 1e-6, "{behind_two} s, {alone} s");
+    assert!(behind_one > 1.3 * alone, "{behind_one} s, {alone} s");
+}
+
+#[test]
+fn a_device_is_shared_by_short_jobs_and_its_time_is_counted_once() {
+    let setup = Setup { spread: 0.0, ..setup("h200-x4") };
+    let two = simulate(&setup, vec![join(0.0, 1 << 20, on("host:0")); 2]).unwrap();
+    let given: f64 = two.records.iter().map(|job| job.device_seconds).sum();
+    assert!((given - two.seconds).abs() < 1e-9 && two.records[1].started == Some(0.0), "{two:?}");
+    assert_eq!(two.devices.iter().map(|(_, busy)| *busy).collect::<Vec<_>>(), [1.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn lines_of_a_trace_are_read_and_wrong_ones_are_named() {
+    let line = r#"{"at": 5, "left": {"rows": 10, "key_bytes": [8]}, "right": {"rows": 20, "key_bytes": [4]}}"#;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.jsonl");
+    let with = |more: &str| {
+        std::fs::write(&file, format!("{line}\n{more}\n")).unwrap();
+        trace::read(&file)
+    };
+    let (jobs, dropped) = with(r#"{"dropped": 3}"#).unwrap();
+    assert_eq!((jobs.len(), dropped, jobs[0].weight, jobs[0].how.as_str()), (1, 3, 1.0, "inner"));
+    for (wrong, words) in [("{}", "missing field"), (&line.replace("[4]", "[]"), "the same number of"), ("1", "line 2")]
+    {
+        let refused = with(wrong).unwrap_err();
+        assert!(refused.message().contains(words) && refused.message().contains("line 2"), "{refused}");
+    }
+}
+
+#[test]
+fn wrong_options_are_refused() {
+    for wrong in ["lost", "lost=-1", "wrong=2", "slow=1"] {
+        assert!(wrong.parse::<Faults>().is_err(), "{wrong}");
+    }
+    for wrong in ["small", "small=0", "huge=1", "gang=-1"] {
+        assert!(wrong.parse::<Mix>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn fair_shares_go_by_weight_among_those_that_want_more() {
+    let record = |tenant: &str, weight: f64, in_window: f64, after: f64| {
+        let traced = TracedJob { tenant: tenant.into(), weight, ..join(0.0, 1, TracedDevices::default()) };
+        Record::of_device_seconds(&traced, in_window, in_window + after)
+    };
+    // Ten seconds: "a" asks for one, and the others share nine by their weights.
+    let records = [record("a", 4.0, 1.0, 0.0), record("b", 1.0, 6.0, 9.0), record("c", 2.0, 3.0, 9.0)];
+    let shares = report::shares(&records);
+    let fair: Vec<f64> = shares.iter().map(|share| share.fair_seconds).collect();
+    assert_eq!(fair, [1.0, 3.0, 6.0]);
+    assert_eq!(shares.iter().map(Share::of_fair).collect::<Vec<_>>(), [1.0, 2.0, 0.5]);
+}
