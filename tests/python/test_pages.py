@@ -258,10 +258,11 @@ def test_the_readme_fits_two_screens_and_points_to_every_page() -> None:
         assert linked or f"({page.name})" in operating, f"nothing links to {page.name}"
 
 
-def test_the_pages_made_of_results_are_current() -> None:
+@pytest.mark.parametrize("script", ["results_page.py", "scheduling.py"])
+def test_the_pages_made_of_results_are_current(script: str) -> None:
     # A process of its own, because modules there have the names of modules here.
     check = subprocess.run(
-        [sys.executable, ROOT / "benches/results_page.py", "--check"], capture_output=True, text=True, check=False
+        [sys.executable, ROOT / "benches" / script, "--check"], capture_output=True, text=True, check=False
     )
     assert check.returncode == 0, check.stdout + check.stderr
 
