@@ -90,7 +90,7 @@ pub struct SimulateArgs {
 
     /// Faults: lost=SECONDS until a device is lost, on average, and shares of jobs that are
     /// cancelled=, that have failed= once, or whose prediction is wrong= by a factor of ten
-    #[arg(long, value_name = "LIST", default_value = "")]
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     faults: Faults,
 
     /// Speed of each device, as a multiple of an H200's

@@ -29,7 +29,7 @@ use dovetail::{Error, Result};
 
 use super::faults::{Fate, Faults, Losses};
 use super::machine::{Load, Machine};
-use super::tables::spec_of;
+use super::tables::{devices_of, spec_of};
 
 /// Inputs of a run.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ pub struct Record {
 
 impl Record {
     fn new(traced: &TracedJob, arrived: f64, fate: Fate) -> Self {
-        let is_gang = match DeviceRequest::from(&traced.devices) {
+        let is_gang = match devices_of(traced) {
             DeviceRequest::Any => false,
             DeviceRequest::All => true,
             DeviceRequest::Count(count) => count > 1,
@@ -396,11 +396,7 @@ impl Simulation {
         self.arrivals_left -= 1;
         let traced = &self.trace[number];
         self.scheduler.set_weight(&traced.tenant, traced.weight)?;
-        let options = JobOptions {
-            devices: DeviceRequest::from(&traced.devices),
-            priority: traced.priority,
-            ..JobOptions::default()
-        };
+        let options = JobOptions { devices: devices_of(traced), priority: traced.priority, ..JobOptions::default() };
         let terms = Submission { owner: traced.tenant.clone(), is_admin: false, interrupt: Interrupt::default() };
         let bound = bind(&spec_of(traced)?, &self.catalog)?;
         let record = &mut self.records[number];
@@ -591,7 +587,7 @@ impl Simulation {
 pub fn device_seconds(setup: &Setup, trace: &[TracedJob]) -> Result<f64> {
     let Simulation { scheduler, catalog, .. } = Simulation::new(setup.clone(), Vec::new())?;
     let of_job = |job: &TracedJob| {
-        let options = JobOptions { devices: DeviceRequest::from(&job.devices), ..JobOptions::default() };
+        let options = JobOptions { devices: devices_of(job), ..JobOptions::default() };
         let explained = scheduler.explain(bind(&spec_of(job)?, &catalog)?, &options, &Interrupt::default())?;
         let sets = explained.sets.iter().filter(|set| set.rejected.is_none());
         let of_sets = sets.map(|set| set.predicted_seconds * set.ranks as f64);

@@ -6,7 +6,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 use dovetail::Result;
 use dovetail::catalog::{ColumnStatistics, Table};
 use dovetail::planner::{JoinSpec, KeyPair};
-use dovetail::scheduler::{TracedJob, TracedTable};
+use dovetail::scheduler::{DeviceRequest, TracedJob, TracedTable};
 
 /// Returns the join of a trace, over tables that have no rows to read.
 ///
@@ -18,6 +18,17 @@ pub fn spec_of(job: &TracedJob) -> Result<JoinSpec> {
     let on = (0..keys.len()).map(|at| KeyPair::new(&format!("k{at}"), &format!("k{at}"))).collect();
     let (left, right) = (Arc::new(table("left", &job.left, &keys)?), Arc::new(table("right", &job.right, &keys)?));
     Ok(JoinSpec { how: job.how.parse()?, count: job.count, ..JoinSpec::inner(left, right, on) })
+}
+
+/// Returns the devices that a traced join asks for. The GPUs of the server that wrote the trace are
+/// the topology's devices of the same numbers.
+pub fn devices_of(job: &TracedJob) -> DeviceRequest {
+    match DeviceRequest::from(&job.devices) {
+        DeviceRequest::Named(names) => {
+            DeviceRequest::Named(names.iter().map(|name| name.replace("cuda:", "host:")).collect())
+        }
+        request => request,
+    }
 }
 
 fn table(name: &str, of: &TracedTable, keys: &[f64]) -> Result<Table> {
