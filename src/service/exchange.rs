@@ -119,12 +119,23 @@ async fn begin(rows: &mut Wire) -> Result<(FlightDescriptor, SchemaRef)> {
     let mut descriptor = None;
     while let Some(message) = rows.next().await? {
         descriptor = descriptor.or(message.descriptor);
+        if !message.app_metadata.is_empty() {
+            return Err(misplaced_note());
+        }
         if let Content::Schema(schema) = message.content {
             let missing = || Error::Invalid("the first message has no flight descriptor, which has the command".into());
             return Ok((descriptor.ok_or_else(missing)?, schema));
         }
     }
     Err(Error::Invalid("the call ended before the schema of its rows arrived".into()))
+}
+
+fn misplaced_note() -> Error {
+    Error::Invalid(
+        "a message without a batch has app_metadata, which comes back after the rows of a batch; send it with a batch, which \
+         may be empty"
+            .into(),
+    )
 }
 
 /// Job whose rows arrive. If this is dropped before the end of the rows, the job is cancelled.
@@ -156,14 +167,7 @@ impl Feeder {
                     self.shared.metrics.received_rows.inc_by(batch.num_rows() as u64);
                     self.shared.scheduler.feed(&self.job, batch, note).await?;
                 }
-                _ if note.is_some() => {
-                    return Err(Error::Invalid(
-                        "a message without a batch has app_metadata, which comes back after the rows of a batch; send it \
-                         with a batch, which may be empty"
-                            .into(),
-                    ));
-                }
-                _ => {}
+                _ => note.map_or(Ok(()), |_| Err(misplaced_note()))?,
             }
         }
         self.shared.scheduler.end_rows(&self.job)

@@ -13,6 +13,7 @@ use prost_types::{DescriptorProto, FileDescriptorSet};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::exchange;
 use crate::harness::*;
 
 /// Two devices, each with its own link to a shared switch.
@@ -154,6 +155,16 @@ async fn answers_match_the_messages_of_the_proto() {
     let body = format!(r#"{{"join": {{"left": "skewed", "right": "plain", "on": [{}]}}}}"#, pair("k"));
     let planned = ask(&mut client, "explain", &body).await;
     messages.compare::<proto::Explanation>("Explanation", &planned);
+    let streamed = format!(
+        r#"{{"join": {{"left": "plain", "right": "sent", "on": [{}], "stream": "right", "keep_seconds": 60}}}}"#,
+        pair("k")
+    );
+    let sent = exchange::messages(&streamed, &[batch_of(&[("k", &|row| row)])]).await;
+    assert_eq!(rows(&exchange::exchange(&mut client, sent).await.unwrap()), 30_000);
+    let kept = ask(&mut client, "list_prepared", "").await;
+    messages.compare::<proto::PreparedBuild>("PreparedBuild", &kept);
+    let released = ask(&mut client, "release_prepared", &format!(r#"{{"prepared": {}}}"#, kept["prepared"])).await;
+    messages.compare::<proto::PreparedBuild>("PreparedBuild", &released);
 
     // Devices behind emulated links exchange no rows.
     let server = TestServer::start(&["--devices=host:2", "--host-memory=96MiB"]).await;
