@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::Semaphore;
-use tokio::task::JoinError;
+use tokio::task::{AbortHandle, JoinError};
 
 use crate::memory::Interrupt;
 use crate::{Error, Result, panics};
@@ -76,26 +76,38 @@ impl CpuWork {
         T: Send + 'static,
         W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
     {
-        let _counted = Counted::new(&self.calls);
-        self.run_in_slot(work).await
+        self.run_in_slot([self.slots.clone()], work).await
     }
 
-    async fn run_in_slot<T, W>(&self, work: W) -> Result<T>
+    /// Runs work that has a slot of each kind.
+    ///
+    /// A task of its own waits for them. A client that reads no more of its answer keeps its call
+    /// from being polled. If that call were in the line for a slot, it would be given one, and
+    /// would keep it without working.
+    async fn run_in_slot<T, W, const KINDS: usize>(&self, slots: [Arc<Semaphore>; KINDS], work: W) -> Result<T>
     where
         T: Send + 'static,
         W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
     {
-        let slot = self.slots.clone().acquire_owned().await.expect("the slots are never closed");
-        let call = Call::default();
+        let _counted = Counted::new(&self.calls);
+        let mut call = Call::default();
         let (interrupt, interrupted) = (call.interrupt(), self.interrupted.clone());
-        let working = tokio::task::spawn_blocking(move || {
-            let _slot = slot;
-            let outcome = work(&interrupt);
-            if outcome.is_err() && interrupt.check().is_err() {
-                interrupted.fetch_add(1, Ordering::Relaxed);
+        let working = tokio::spawn(async move {
+            let mut taken = Vec::with_capacity(KINDS);
+            for kind in slots {
+                taken.push(kind.acquire_owned().await.expect("the slots are never closed"));
             }
-            outcome
+            let working = tokio::task::spawn_blocking(move || {
+                let _taken = taken;
+                let outcome = work(&interrupt);
+                if outcome.is_err() && interrupt.check().is_err() {
+                    interrupted.fetch_add(1, Ordering::Relaxed);
+                }
+                outcome
+            });
+            working.await.unwrap_or_else(|error| Err(broken_off(error)))
         });
+        call.waiting = Some(working.abort_handle());
         working.await.unwrap_or_else(|error| Err(broken_off(error)))
     }
 
@@ -112,15 +124,7 @@ impl CpuWork {
     {
         match bytes < INLINE_BYTES_MAX {
             true => work(&Interrupt::default()),
-            false => {
-                let _counted = Counted::new(&self.calls);
-                let stream_slot = self.stream_slots.clone().acquire_owned().await.expect("it is never closed");
-                let held = move |interrupt: &Interrupt| {
-                    let _stream_slot = stream_slot;
-                    work(interrupt)
-                };
-                self.run_in_slot(held).await
-            }
+            false => self.run_in_slot([self.stream_slots.clone(), self.slots.clone()], work).await,
         }
     }
 }
@@ -131,10 +135,11 @@ impl Default for CpuWork {
     }
 }
 
-/// Call that waits for its work. Dropping it interrupts the work.
+/// Call that waits for its work. Dropping it interrupts the work, or the wait for a slot.
 #[derive(Debug, Default)]
 struct Call {
     is_given_up: Arc<AtomicBool>,
+    waiting: Option<AbortHandle>,
 }
 
 impl Call {
@@ -150,6 +155,7 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         self.is_given_up.store(true, Ordering::Relaxed);
+        self.waiting.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -229,6 +235,27 @@ mod tests {
         drop(end);
         assert_eq!(long.await.unwrap(), Ok(true));
         assert_eq!(work.slots_taken(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_call_that_is_not_polled_keeps_no_slot() {
+        let work = Arc::new(CpuWork::with_slots(1));
+        let (end, ended) = mpsc::channel::<()>();
+        let long = tokio::spawn({
+            let work = work.clone();
+            async move { work.run(move |_| Ok(ended.recv().is_err())).await }
+        });
+        eventually(|| work.slots_taken() == 1).await;
+        // They get into the line for the slot, and are then left alone.
+        let mut stream = Box::pin(work.run_on(usize::MAX, |_| Ok(6)));
+        assert!(futures::poll!(&mut stream).is_pending());
+        let mut unread = Box::pin(work.run(|_| Ok(7)));
+        assert!(futures::poll!(&mut unread).is_pending());
+        drop(end);
+        assert_eq!(long.await.unwrap(), Ok(true));
+        assert_eq!(work.run(|_| Ok(8)).await, Ok(8));
+        assert_eq!((stream.await, unread.await), (Ok(6), Ok(7)), "their work was done meanwhile");
+        eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
     }
 
     #[tokio::test]
