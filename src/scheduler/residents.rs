@@ -367,7 +367,7 @@ impl Shared {
     /// of one that cannot be prepared again have no place left, and go to the queue to be failed.
     pub(super) fn leave_lost_devices(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         for resident in state.residents.clone() {
-            if !resident.built().is_some_and(|built| state.devices[built.device].lost.is_some()) {
+            if resident.built().is_none_or(|built| state.devices[built.device].lost.is_none()) {
                 continue;
             }
             if resident.is_evictable() {
