@@ -368,3 +368,33 @@ def test_the_keys_of_gangs_follow_zipf_s_law_and_text_keys_stay_distinct(gangs: 
     assert drawn.max() < 1000
     text = gangs.text_of(np.array([0, 7, 123_456_789]))
     assert text.to_pylist() == ["0" * 24, "0" * 23 + "7", "0" * 15 + "123456789"]
+
+
+def test_streams_are_measured(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benches" / "streams.py"), "--seconds", "0.1", "--questions", "1", "1000"]
+    sizes = [
+        "--build-log2",
+        "10",
+        "--rows-log2",
+        "21",
+        "--plain-log2",
+        "20",
+        "--clients",
+        "1",
+        "2",
+        "--host-memory",
+        "512MiB",
+    ]
+    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
+    ran = subprocess.run([*script, *sizes], env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "streams.jsonl").read_text().splitlines()]
+    assert [(line["case"], line["clients"]) for line in lines] == [
+        *[("questions", 1)] * 2, *[("questions", 2)] * 2, ("rate", 1), ("rate", 2),
+    ]  # fmt: skip
+    for line in lines:
+        if line["case"] == "questions":
+            assert 0 < line["median_seconds"] <= line["p99_seconds"]
+        else:
+            assert line["rows"] == 2_000_000
+            assert min(line["rows_per_second"], line["put_rows_per_second"], line["get_rows_per_second"]) > 0
