@@ -350,6 +350,64 @@ def flight() -> str:
     return table(heading, rows) + recorded(run[0])
 
 
+def abuses() -> str:
+    """What each abuse takes and what it does to others, before these limits existed and with them."""
+    of: dict[str, dict[str, Line]] = {}
+    for line in lines_of("abuse"):
+        of.setdefault(line["label"], {})[line["abuse"]] = line
+    before, after = of.get("before", {}), of.get("after", {})
+    rows = []
+    for name, line in after.items():
+        was = before.get(name)
+        if was is None:
+            continue
+        told: list[Callable[[Line], str]] = [
+            lambda one: f"{one['held']:,}",
+            lambda one: f"{one['grown_mib']:.0f} MiB",
+            lambda one: time(one["worst_healthz_seconds"]),
+            lambda one: time(one["worst_join_seconds"]),
+        ]
+        cells = [f"{of_one(was)}, {of_one(line)}" for of_one in told]
+        rows.append([name.replace("_", " "), f"{line['offered']:,}", *cells])
+    if not rows:
+        return nothing("python benches/abuse.py --label after, and with an earlier binary --label before")
+    heading = ["abuse", "tried", "held", "memory", "worst `/healthz`", "worst small join"]
+    return table(heading, rows) + recorded(*list(before.values())[:1], *list(after.values())[:1])
+
+
+def streams() -> str:
+    run = newest_head(lines_of("streams"))
+    if not run:
+        return nothing("python benches/streams.py")
+    asked = [line for line in run if line["case"] == "questions"]
+    rows = [
+        [
+            f"{line['rows']:,}",
+            str(line["clients"]),
+            time(line["median_seconds"]),
+            time(line["p99_seconds"]),
+        ]
+        for line in asked
+    ]
+    flowing = [
+        [
+            str(line["clients"]),
+            f"{line['rows'] / 1e6:.0f} million",
+            f"{line['rows_per_second'] / 1e6:.1f}",
+            f"{line['put_rows_per_second'] / 1e6:.1f}",
+            f"{line['get_rows_per_second'] / 1e6:.1f}",
+            f"{(line['memory_max_bytes'] - line['memory_before_bytes']) / 2**20:.0f} MiB",
+        ]
+        for line in run
+        if line["case"] == "rate"
+    ]
+    questions = table(["rows of a question", "clients", "median", "99th percentile"], rows)
+    rates = table(
+        ["streams", "rows", "million rows/s", "uploaded by DoPut", "read by DoGet", "more memory than before"], flowing
+    )
+    return questions + "\n\n" + rates + recorded(run[0])
+
+
 SECTIONS: list[tuple[str, str, Callable[[], str]]] = [
     (
         "On the CPU, against engines in the client's process",
@@ -404,6 +462,19 @@ SECTIONS: list[tuple[str, str, Callable[[], str]]] = [
         "Uploads and downloads",
         "Tables over loopback, with the same client. The peer is pyarrow's C++ Flight server, which keeps the table.",
         flight,
+    ),
+    (
+        "Joins of arriving rows",
+        "A client sends rows of a key and a column, and waits for all of their joined rows, which have a column more. "
+        "Below it: streams that do not wait, beside the same bytes uploaded as a table and the result's read from one.",
+        streams,
+    ),
+    (
+        "Under abuse",
+        "One client's calls, connections or tables against a server with 512 MiB of host memory and 64 MiB of memory "
+        "for calls. The first of two numbers is that of a version before these limits. Meanwhile another tenant asks "
+        "for `/healthz` and joins two rows, again and again.",
+        abuses,
     ),
 ]
 
