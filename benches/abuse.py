@@ -150,6 +150,9 @@ def main() -> None:
     parser.add_argument("--label", default="", help="a name for the binary, such as before")
     options = parser.parse_args()
     recorder = Recorder("abuse")
+    # Not that of the checkout.
+    said = subprocess.run([str(binary()), "--version"], capture_output=True, text=True, check=True).stdout
+    version = said.split(maxsplit=1)[1].strip()
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens"
         tokens.write_text(TOKENS)
@@ -158,7 +161,13 @@ def main() -> None:
             is_of_files = name == "more_connections_than_files"
             method = "halves_of_prefaces" if is_of_files else name
             found = measured(method, tokens, options.seconds, options.scale, 512 if is_of_files else None)
-            head = {"abuse": name, "label": options.label, "seconds": options.seconds, "scale": options.scale}
+            head = {
+                "abuse": name,
+                "label": options.label,
+                "version": version,
+                "seconds": options.seconds,
+                "scale": options.scale,
+            }
             recorder.write(**head, **found)
             print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found.items() if key != "settings"))
             sys.stdout.flush()
