@@ -429,8 +429,10 @@ impl ResultSpool {
         if !self.is_consumed_by_reading() {
             return Err(Error::Internal("a note in a result that is kept".into()));
         }
+        let batch = RecordBatch::new_empty(self.inner.schema.clone());
+        // A note of a byte takes as much as the arrays of its batch.
+        let bytes = (note.len() + batch.get_array_memory_size() + size_of::<Option<HeldBatch>>()) as u64;
         let mut held = self.inner.held.lock();
-        let (batch, bytes) = (RecordBatch::new_empty(self.inner.schema.clone()), note.len() as u64);
         self.wait_for_room(&mut held, bytes)?;
         self.check_not_released()?;
         held.bytes += bytes;

@@ -76,9 +76,9 @@ impl Shared {
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
-        let resident = |side| self.resident(&planned, side, &options, &owner, &places);
+        let resident = |side| self.resident(&planned, side, &options, &owner);
         let feed = match options.streamed {
-            Some(side) => Some(Feed::new(side, plan, resident(side)?)),
+            Some(side) => Some(Feed::new(side, plan, places.clone(), resident(side)?)),
             None => None,
         };
         let charge = match schema_bytes(&plan.join.schema) {
@@ -269,10 +269,10 @@ impl Shared {
         // Tell running jobs if other jobs want their device. A writer that waits for a reader then
         // gives up sooner.
         for (device_state, is_wanted) in state.devices.iter().zip(is_wanted) {
-            device_state
-                .running
-                .iter()
-                .for_each(|running| running.job.is_device_wanted.store(is_wanted, Ordering::Relaxed));
+            for Running { job, .. } in &device_state.running {
+                let is_waited_for = job.feed.as_ref().is_some_and(Feed::keeps_others_waiting);
+                job.is_device_wanted.store(is_wanted || is_waited_for, Ordering::Relaxed);
+            }
         }
         let jobs_run = state.devices.iter().any(|device_state| !device_state.running.is_empty());
         self.catalog.arena().expect(expected_bytes, jobs_run);

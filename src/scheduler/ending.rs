@@ -116,10 +116,10 @@ impl Shared {
         let mut leftovers = Vec::new();
         let mut state = self.state.lock();
         self.note_found(&mut state);
-        if self.note_lost(&mut state) {
-            self.fail_unplaceable(&mut state, &mut leftovers);
-            self.ended.notify_all();
-        }
+        self.note_lost(&mut state);
+        // A turn may have been queued for a device that was lost before.
+        self.fail_unplaceable(&mut state, &mut leftovers);
+        self.ended.notify_all();
         self.let_go_of_unused(&mut state, &mut leftovers);
         let unmapped = Self::to_unmap(&mut state);
         drop(state);

@@ -74,6 +74,8 @@ pub(super) struct Feed {
     /// Wakes the sender of rows.
     has_room: Notify,
     build: ResidentUse,
+    /// Places at admission, for a turn that must prepare the build side.
+    places: Vec<Place>,
     /// Rows of the turn that runs, and the number of batches of the result at its beginning.
     in_turn: Mutex<(Vec<Arrived>, usize)>,
     /// Predicted seconds and result bytes of a row.
@@ -126,7 +128,7 @@ impl fmt::Debug for Feed {
 }
 
 impl Feed {
-    pub(super) fn new(side: Side, plan: &Plan, build: ResidentUse) -> Self {
+    pub(super) fn new(side: Side, plan: &Plan, places: Vec<Place>, build: ResidentUse) -> Self {
         let table = plan.join.table(side);
         let rows = TURN_ROWS as f64;
         Self {
@@ -136,6 +138,7 @@ impl Feed {
             arriving: Mutex::default(),
             has_room: Notify::new(),
             build,
+            places,
             in_turn: Mutex::default(),
             row_seconds: plan.seconds / rows,
             row_bytes: plan.row_bytes * (plan.estimates.pairs / rows).max(1.0),
@@ -214,12 +217,21 @@ impl Feed {
 
     /// True if a turn with this place lacks the prepared join, which was evicted.
     pub(super) fn lacks_join(&self, place: &Place) -> bool {
-        place.shared_bytes == Some(0) && self.build.resident().built().is_none()
+        place.shared_bytes == Some(0) && self.has_no_build()
+    }
+
+    pub(super) fn has_no_build(&self) -> bool {
+        self.build.resident().built().is_none()
+    }
+
+    /// True if other jobs wait for the turn of their common build side.
+    pub(super) fn keeps_others_waiting(&self) -> bool {
+        self.build.resident().has_next()
     }
 
     /// Returns the places of a turn that must prepare the build side.
     pub(super) fn places(&self) -> &[Place] {
-        &self.build.resident().places
+        &self.places
     }
 }
 
@@ -403,6 +415,10 @@ impl Shared {
                 let build = work.join.table(feed.side.other()).clone();
                 let task = work.task()?.with_unknown_rows(Role::Probe);
                 let bytes = grant.device_memory.as_ref().map_or(0, Budget::limit_bytes);
+                if bytes == 0 {
+                    let why = "the build side left its device before the turn began; try again";
+                    return Err(Error::Unavailable(why.into()));
+                }
                 let engine = &self.engines[device];
                 let join: Arc<dyn Prepared> = engine.prepare(task, &TableRows::new(build), grant, monitor)?.into();
                 feed.build.resident().set_built(Built { join: join.clone(), device, bytes });

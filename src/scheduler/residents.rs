@@ -6,8 +6,9 @@
 //!   job ─┘               └─◄──────────── prepared again, by the next turn ◄──────────┘
 //! ```
 //!
-//! Jobs that join arriving rows with one table in the same way share a resident: it is prepared
-//! once, and takes device memory once. A join that marks the rows of its table is not shared.
+//! Jobs of one tenant that join arriving rows with one table in the same way share a resident: it
+//! is prepared once, and takes device memory once. Jobs of other tenants have one of their own, so
+//! that no tenant waits for another's readers. A join that marks the rows of its table is not shared.
 //!
 //! The jobs of a resident take their turns one after the other. A turn plans with all memory of the
 //! resident that is free, so two at once would run out of it. A resident of which no turn runs may
@@ -28,7 +29,6 @@ use super::feeds::is_evictable;
 use super::handle::Scheduler;
 use super::job::{JobId, JobPlans};
 use super::job_options::{DeviceRequest, JobOptions};
-use super::placing::Place;
 use super::state::{Leftovers, Shared, State};
 use crate::catalog::Table;
 use crate::device::DeviceId;
@@ -47,8 +47,6 @@ pub(super) struct Resident {
     owner: String,
     /// `None`: no other job may use it.
     shape: Option<Shape>,
-    /// Places at admission, for a turn that must prepare the build side.
-    pub(super) places: Vec<Place>,
     held: Mutex<Held>,
 }
 
@@ -169,6 +167,11 @@ impl Resident {
         self.held.lock().built.take()
     }
 
+    /// True if it stays after its last job.
+    fn is_kept(&self) -> bool {
+        !self.held.lock().keep.is_zero()
+    }
+
     /// Adds a job. Returns `false` if the resident is gone.
     fn enter(&self, keep: Duration) -> bool {
         let mut held = self.held.lock();
@@ -223,6 +226,11 @@ impl Resident {
         held.turn = held.turn.filter(|&with_turn| with_turn != job);
     }
 
+    /// True if jobs wait for their turn.
+    pub(super) fn has_next(&self) -> bool {
+        !self.held.lock().next.is_empty()
+    }
+
     /// Returns the job whose turn comes next, if no job has one.
     fn take_next(&self) -> Option<JobId> {
         let mut held = self.held.lock();
@@ -234,6 +242,7 @@ impl Resident {
 #[derive(Debug)]
 pub(super) struct ResidentUse {
     resident: Arc<Resident>,
+    entered: Duration,
     has_left: Mutex<bool>,
 }
 
@@ -255,7 +264,7 @@ impl Drop for ResidentUse {
     fn drop(&mut self) {
         // The job was refused.
         if !*self.has_left.get_mut() {
-            self.resident.leave(Duration::ZERO);
+            self.resident.leave(self.entered);
         }
     }
 }
@@ -268,7 +277,6 @@ impl Shared {
         streamed: Side,
         options: &JobOptions,
         owner: &str,
-        places: &[Place],
     ) -> Result<ResidentUse> {
         let keep = Duration::from_secs(options.keep_seconds.into());
         let is_shared = is_evictable(&planned.plan().join, streamed);
@@ -282,23 +290,24 @@ impl Shared {
         let shape = is_shared.then(|| Shape::new(planned, streamed, options));
         let mut state = self.state.lock();
         state.residents.retain(|resident| !resident.held.lock().is_gone);
-        if !keep.is_zero() {
-            check_kept(&state, owner)?;
-        }
         let is_like = |resident: &&Arc<Resident>| match (&resident.shape, &shape) {
-            (Some(one), Some(other)) => one.is_like(other),
+            (Some(one), Some(other)) => resident.owner == owner && one.is_like(other),
             _ => false,
         };
+        let is_kept = state.residents.iter().find(is_like).is_some_and(|resident| resident.is_kept());
+        if !keep.is_zero() && !is_kept {
+            check_kept(&state, owner)?;
+        }
         let known = state.residents.iter().find(is_like).filter(|resident| resident.enter(keep)).cloned();
         let resident = known.unwrap_or_else(|| {
             state.last_resident += 1;
             let held = Mutex::new(Held { users: 1, keep, ..Held::default() });
             let (number, owner) = (state.last_resident, owner.to_owned());
-            let made = Arc::new(Resident { number, owner, shape, places: places.to_vec(), held });
+            let made = Arc::new(Resident { number, owner, shape, held });
             state.residents.push(made.clone());
             made
         });
-        Ok(ResidentUse { resident, has_left: Mutex::new(false) })
+        Ok(ResidentUse { resident, entered: self.clock.now(), has_left: Mutex::new(false) })
     }
 
     /// Gives up residents without jobs whose time is over, or whose table is dropped or replaced.
@@ -342,15 +351,20 @@ impl Shared {
             return;
         }
         let is_on = |built: &Built| devices.iter().any(|device| device == built.device);
-        let mut victims: Vec<(Duration, Arc<Resident>)> = Vec::new();
+        let (mut victims, mut all_bytes) = (Vec::new(), 0);
         for resident in state.residents.iter().filter(|resident| resident.is_evictable()) {
             let held = resident.held.lock();
             let runs = held.turn.is_some_and(|id| !state.queue.ids().any(|queued| queued == id));
-            if !runs && held.built.as_ref().is_some_and(is_on) {
+            if let Some(built) = held.built.as_ref().filter(|built| !runs && is_on(built)) {
+                all_bytes += built.bytes;
                 victims.push((held.last_used, resident.clone()));
             }
         }
-        victims.sort_by_key(|(last_used, _)| *last_used);
+        // Without enough for the job, they would be prepared again in vain with every turn.
+        if all_bytes < missing_bytes {
+            return;
+        }
+        victims.sort_by_key(|(last_used, _): &(Duration, _)| *last_used);
         let mut freed_bytes = 0;
         for (_, resident) in victims {
             let Some(bytes) = resident.built().map(|built| built.bytes) else { continue };
@@ -387,7 +401,10 @@ impl Shared {
     pub(super) fn unbuild(state: &mut State, resident: &Resident) -> Option<Leftovers> {
         let built = resident.take_built()?;
         let turn = resident.held.lock().turn;
-        turn.into_iter().for_each(|job| state.queue.replace_places(job, &resident.places));
+        let job = turn.and_then(|id| state.live.get(&id).cloned());
+        if let Some((job, feed)) = job.as_ref().and_then(|job| Some((job, job.feed.as_ref()?))) {
+            state.queue.replace_places(job.id, feed.places());
+        }
         Some(Leftovers { _prepared: Some(built.join), ..Leftovers::default() })
     }
 }
@@ -442,7 +459,7 @@ pub fn no_prepared(number: u64) -> Error {
 
 /// Refuses one more build side of a tenant that keeps as many as it may.
 fn check_kept(state: &State, owner: &str) -> Result<()> {
-    let is_kept = |resident: &&Arc<Resident>| resident.owner == owner && !resident.held.lock().keep.is_zero();
+    let is_kept = |resident: &&Arc<Resident>| resident.owner == owner && resident.is_kept();
     match state.residents.iter().filter(is_kept).count() {
         KEPT_MAX.. => Err(Error::Exhausted(format!(
             "tenant {owner:?} keeps {KEPT_MAX} build sides, and may keep no more; release some with the action \

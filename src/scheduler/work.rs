@@ -110,6 +110,9 @@ impl Shared {
         self.take_off(&mut state, taken);
         state.totals.waited_seconds_total -= taken.started.saturating_sub(taken.entry.submitted).as_secs_f64();
         state.queue.push_back(taken.entry.clone(), taken.charged_seconds());
+        if let Some(feed) = taken.job.feed.as_ref().filter(|feed| feed.has_no_build()) {
+            state.queue.replace_places(taken.job.id, feed.places());
+        }
         self.fail_unplaceable(&mut state, &mut leftovers);
         self.ended.notify_all();
         drop(state);
@@ -281,6 +284,8 @@ impl Shared {
         if let Some(feed) = &job.feed {
             // It may be of a process that has ended, although the device is back in service.
             feed.forget_build(state, leftovers);
+            // It may have been forgotten while the turn ran.
+            state.queue.replace_places(job.id, feed.places());
         }
         self.fail_unplaceable(state, leftovers);
         self.dispatch(state, leftovers);

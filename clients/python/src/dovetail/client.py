@@ -531,6 +531,9 @@ class Client:
             keep_seconds: Time for which the table is kept, at most a day.
             **options: The other options of :meth:`stream_join`.
 
+        Raises:
+            Exhausted: If the table takes too much of every device.
+
         Example:
             >>> import pyarrow as pa
             >>> client.put("customers", {"id": [1, 2], "name": ["ann", "bob"]})
@@ -544,7 +547,9 @@ class Client:
             >>> client.drop("customers")
             2
         """
-        self.open_stream(table, schema, on, how, keep_seconds=keep_seconds, **options).close()
+        _arguments.known("prepare", options, ("stream", *STREAM_OPTIONS))
+        rows = schema.empty_table()
+        self.stream_join(table, rows, on, how, keep_seconds=keep_seconds, **options).read_all()
 
     def prepared(self) -> list[dict[str, Any]]:
         """The tables that are prepared for streams, as the message ``PreparedBuild`` describes them."""
