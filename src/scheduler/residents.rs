@@ -8,7 +8,8 @@
 //!
 //! Jobs of one tenant that join arriving rows with one table in the same way share a resident: it
 //! is prepared once, and takes device memory once. Jobs of other tenants have one of their own, so
-//! that no tenant waits for another's readers. A join that marks the rows of its table is not shared.
+//! that no tenant waits for another's readers. A join that marks the rows of its table is not
+//! shared.
 //!
 //! The jobs of a resident take their turns one after the other. A turn plans with all memory of the
 //! resident that is free, so two at once would run out of it. A resident of which no turn runs may
