@@ -15,8 +15,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinError;
+use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, JoinError};
 
 use crate::memory::Interrupt;
 use crate::{Error, Result, panics};
@@ -33,8 +33,6 @@ pub struct CpuWork {
     slots: Arc<Semaphore>,
     /// Slots that streams of rows may take.
     stream_slots: Arc<Semaphore>,
-    /// Wakes the calls that wait for slots.
-    freed: Arc<Notify>,
     slots_max: usize,
     calls: Arc<AtomicUsize>,
     interrupted: Arc<AtomicUsize>,
@@ -49,14 +47,7 @@ impl CpuWork {
     fn with_slots(slots_max: usize) -> Self {
         let slots = Arc::new(Semaphore::new(slots_max));
         let stream_slots = Arc::new(Semaphore::new(slots_max.saturating_sub(1).max(1)));
-        Self {
-            slots,
-            stream_slots,
-            freed: Arc::default(),
-            slots_max,
-            calls: Arc::default(),
-            interrupted: Arc::default(),
-        }
+        Self { slots, stream_slots, slots_max, calls: Arc::default(), interrupted: Arc::default() }
     }
 
     /// Returns the number of calls that wait for a slot, or for their work.
@@ -85,45 +76,39 @@ impl CpuWork {
         T: Send + 'static,
         W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
     {
-        self.run_in_slot(&[&self.slots], work).await
+        self.run_in_slot([self.slots.clone()], work).await
     }
 
     /// Runs work that has a slot of each kind.
-    async fn run_in_slot<T, W>(&self, kinds: &[&Arc<Semaphore>], work: W) -> Result<T>
+    ///
+    /// A task of its own waits for them. A client that reads no more of its answer keeps its call
+    /// from being polled. If that call were in the line for a slot, it would be given one, and
+    /// would keep it without working.
+    async fn run_in_slot<T, W, const KINDS: usize>(&self, slots: [Arc<Semaphore>; KINDS], work: W) -> Result<T>
     where
         T: Send + 'static,
         W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
     {
         let _counted = Counted::new(&self.calls);
-        let slots = self.take_slots(kinds).await;
-        let call = Call::default();
+        let mut call = Call::default();
         let (interrupt, interrupted) = (call.interrupt(), self.interrupted.clone());
-        let working = tokio::task::spawn_blocking(move || {
-            let _slots = slots;
-            let outcome = work(&interrupt);
-            if outcome.is_err() && interrupt.check().is_err() {
-                interrupted.fetch_add(1, Ordering::Relaxed);
+        let working = tokio::spawn(async move {
+            let mut taken = Vec::with_capacity(KINDS);
+            for kind in slots {
+                taken.push(kind.acquire_owned().await.expect("the slots are never closed"));
             }
-            outcome
+            let working = tokio::task::spawn_blocking(move || {
+                let _taken = taken;
+                let outcome = work(&interrupt);
+                if outcome.is_err() && interrupt.check().is_err() {
+                    interrupted.fetch_add(1, Ordering::Relaxed);
+                }
+                outcome
+            });
+            working.await.unwrap_or_else(|error| Err(broken_off(error)))
         });
+        call.waiting = Some(working.abort_handle());
         working.await.unwrap_or_else(|error| Err(broken_off(error)))
-    }
-
-    /// Waits for a slot of each kind, and takes all of them at once.
-    ///
-    /// A semaphore gives a free slot to the call that has waited for longest. A client that reads
-    /// no more of its answer keeps its call from being polled, and such a call would keep the slot
-    /// without working. So all calls that wait are woken, and one that is polled takes the slot.
-    async fn take_slots(&self, kinds: &[&Arc<Semaphore>]) -> Slots {
-        loop {
-            let mut freed = std::pin::pin!(self.freed.notified());
-            freed.as_mut().enable();
-            let taken = kinds.iter().map(|&kind| kind.clone().try_acquire_owned());
-            if let Ok(taken) = taken.collect() {
-                return Slots { taken, freed: self.freed.clone() };
-            }
-            freed.await;
-        }
     }
 
     /// Runs work of a stream of rows that reads or writes `bytes` bytes. Work on few bytes runs
@@ -139,7 +124,7 @@ impl CpuWork {
     {
         match bytes < INLINE_BYTES_MAX {
             true => work(&Interrupt::default()),
-            false => self.run_in_slot(&[&self.stream_slots, &self.slots], work).await,
+            false => self.run_in_slot([self.stream_slots.clone(), self.slots.clone()], work).await,
         }
     }
 }
@@ -150,23 +135,11 @@ impl Default for CpuWork {
     }
 }
 
-/// Slots of one call. Dropping them lets others in.
-struct Slots {
-    taken: Vec<OwnedSemaphorePermit>,
-    freed: Arc<Notify>,
-}
-
-impl Drop for Slots {
-    fn drop(&mut self) {
-        self.taken.clear();
-        self.freed.notify_waiters();
-    }
-}
-
-/// Call that waits for its work. Dropping it interrupts the work.
+/// Call that waits for its work. Dropping it interrupts the work, or the wait for a slot.
 #[derive(Debug, Default)]
 struct Call {
     is_given_up: Arc<AtomicBool>,
+    waiting: Option<AbortHandle>,
 }
 
 impl Call {
@@ -182,6 +155,7 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         self.is_given_up.store(true, Ordering::Relaxed);
+        self.waiting.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -280,7 +254,7 @@ mod tests {
         drop(end);
         assert_eq!(long.await.unwrap(), Ok(true));
         assert_eq!(work.run(|_| Ok(8)).await, Ok(8));
-        assert_eq!((stream.await, unread.await), (Ok(6), Ok(7)));
+        assert_eq!((stream.await, unread.await), (Ok(6), Ok(7)), "their work was done meanwhile");
         eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
     }
 
