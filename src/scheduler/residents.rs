@@ -11,11 +11,11 @@
 //! that no tenant waits for another's readers. A join that marks the rows of its table is not
 //! shared.
 //!
-//! The jobs of a resident take their turns one after the other. A turn plans with all memory of the
-//! resident that is free, so two at once would run out of it. A resident of which no turn runs may
-//! be evicted when another job needs the device's memory. It is freed when its last job ends, or a
-//! time after that for which a job asked. If its table is dropped or replaced, it is freed at the
-//! end of the last job.
+//! The jobs of a resident take their turns one after the other. A turn plans with all memory of
+//! the resident that is free, so two at once would run out of it. A resident whose turn does not
+//! run may be evicted when another job needs the device's memory. It is freed when its last job
+//! ends, or a time after that for which a job asked. If its table is dropped or replaced, it is
+//! freed at the end of the last job.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -326,7 +326,7 @@ impl Shared {
         state.residents.retain(|resident| !resident.held.lock().is_gone);
     }
 
-    /// Queues the next turn of each resident of which no job has one.
+    /// Queues the next turn of each resident that has none.
     pub(super) fn queue_next_turns(&self, state: &mut State) {
         for resident in state.residents.clone() {
             while let Some(id) = resident.take_next() {
