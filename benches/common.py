@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import datetime
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -13,8 +14,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -133,6 +135,22 @@ def metrics(admin: str) -> dict[str, float]:
         lines = answer.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
+
+
+def at_once(work: Callable[..., None], clients: list[tuple[object, ...]], timeout: float) -> list[Any]:
+    """Runs `work` in a process for each client, and returns what all of them tell.
+
+    A client gets its arguments, a barrier at which all wait before what is measured, and the queue to tell it.
+    """
+    context = multiprocessing.get_context("spawn")
+    go, found = context.Barrier(len(clients)), context.Queue()
+    processes = [context.Process(target=work, args=(*arguments, go, found)) for arguments in clients]
+    for process in processes:
+        process.start()
+    told = [found.get(timeout=timeout) for _ in processes]
+    for process in processes:
+        process.join()
+    return told
 
 
 START_SECONDS = 60

@@ -11,7 +11,6 @@ gangs alone, with the small joins alone, and with both. Every count must be righ
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 from multiprocessing.queues import Queue
 
@@ -19,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail
-from common import Dovetail, Recorder
+from common import Dovetail, Recorder, at_once
 
 # Joins before those that count, for each client.
 WARM_UP = 2
@@ -54,17 +53,9 @@ def client(uri: str, kind: str, rows: int, devices: int, seconds: float, go: obj
 
 def together(uri: str, counts: dict[str, int], rows: dict[str, int], devices: int, seconds: float) -> dict[str, object]:
     """Runs that many clients of each kind at once."""
-    context = multiprocessing.get_context("spawn")
-    go, found = context.Barrier(sum(counts.values())), context.Queue()
     of_kind = [kind for kind, count in counts.items() for _ in range(count)]
-    processes = [
-        context.Process(target=client, args=(uri, kind, rows[kind], devices, seconds, go, found)) for kind in of_kind
-    ]
-    for process in processes:
-        process.start()
-    told = [found.get(timeout=120 + seconds) for _ in processes]
-    for process in processes:
-        process.join()
+    clients = [(uri, kind, rows[kind], devices, seconds) for kind in of_kind]
+    told = at_once(client, clients, timeout=120 + seconds)
     measured: dict[str, object] = {}
     for kind in counts:
         times = [each for told_kind, _, of_client in told if told_kind == kind for each in of_client]

@@ -18,9 +18,8 @@ Every answer must have as many rows as were sent, and the sums of a stream must 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.queues import Queue
 
 import numpy as np
@@ -28,12 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import dovetail
-from common import Dovetail, Recorder, median, memory_max_bytes, reset_memory_max, wait_until_prepared
+from common import Dovetail, Recorder, at_once, median, memory_max_bytes, reset_memory_max, wait_until_prepared
 
 BATCH_ROWS = 1_000_000
 SCHEMA = pa.schema({"k": pa.int64(), "v": pa.int64()})
 # Questions of a client at least, whatever they take.
 QUESTIONS_MIN = 5
+# Seconds within which a client must be done, also with the largest tables.
+TIMEOUT = 600
 
 
 def batch(keys: int, rows: int, seed: int) -> pa.RecordBatch:
@@ -80,19 +81,6 @@ def streamer(uri: str, keys: int, rows: int, seed: int, go: object, found: Queue
     found.put((start, end))
 
 
-def together(work: Callable[..., None], count: int, *arguments: object) -> list[object]:
-    """Runs that many clients at once, and returns what they tell."""
-    context = multiprocessing.get_context("spawn")
-    go, found = context.Barrier(count), context.Queue()
-    clients = [context.Process(target=work, args=(*arguments, seed, go, found)) for seed in range(count)]
-    for client in clients:
-        client.start()
-    told = [found.get() for _ in clients]
-    for client in clients:
-        client.join()
-    return told
-
-
 def plain(client: dovetail.Client, keys: int, rows: int) -> dict[str, float]:
     """Seconds to upload the rows of a stream as a table, and to read the rows of its result from a table."""
     sent = batch(keys, min(rows, BATCH_ROWS), 0)
@@ -133,7 +121,9 @@ def main() -> None:
         wait_until_prepared(server)
         for clients in options.clients:
             for rows in options.questions:
-                told = together(asker, clients, server.uri, keys, rows, options.seconds)
+                told = at_once(
+                    asker, [(server.uri, keys, rows, options.seconds, seed) for seed in range(clients)], TIMEOUT
+                )
                 times = sorted(seconds for of_client in told for seconds in of_client)
                 late = times[min(len(times) - 1, int(0.99 * len(times)))]
                 line = {"clients": clients, "rows": rows, "questions": len(times)}
@@ -146,7 +136,7 @@ def main() -> None:
         for clients in options.clients:
             rows = (1 << options.rows_log2) // clients // BATCH_ROWS * BATCH_ROWS
             before = reset_memory_max(server.pid)
-            told = together(streamer, clients, server.uri, keys, rows)
+            told = at_once(streamer, [(server.uri, keys, rows, seed) for seed in range(clients)], TIMEOUT)
             seconds = max(end for _, end in told) - min(start for start, _ in told)
             rate = clients * rows / seconds
             put_rate, get_rate = ((1 << options.plain_log2) / found[name] for name in ("put_seconds", "get_seconds"))
