@@ -101,13 +101,20 @@ def exchange(connections: Connections, command: Mapping[str, Any], rows: Source)
 def _questions(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Batches in groups of about `_QUESTION_BYTES`."""
     group: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
         group.append(batch)
-        if sum(known.nbytes for known in group) >= _QUESTION_BYTES:
+        size += batch.nbytes
+        if size >= _QUESTION_BYTES:
             yield group
-            group = []
+            group, size = [], 0
     if group:
         yield group
+
+
+def _has_rows(chunk: flight.FlightStreamChunk) -> bool:
+    """Whether a chunk has rows. The server sends batches without rows while there is no result."""
+    return chunk.data is not None and bool(chunk.data.num_rows)
 
 
 class _Call:
@@ -139,7 +146,7 @@ class _Call:
                 chunk = self._reader.read_chunk()
                 if chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == note:
                     return
-                if chunk.data is not None and chunk.data.num_rows:
+                if _has_rows(chunk):
                     yield chunk.data
 
     def end(self, failed: bool) -> None:
@@ -163,8 +170,7 @@ class _Call:
                             chunk = self._reader.read_chunk()
                         except StopIteration:
                             break
-                        # The server sends batches without rows while there is no result.
-                        if chunk.data is not None and chunk.data.num_rows:
+                        if _has_rows(chunk):
                             yield chunk.data
             except Exception:
                 if self._failure is not None:
