@@ -10,7 +10,6 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use arrow_flight::Ticket;
 use bytes::{Buf, Bytes, BytesMut};
@@ -20,19 +19,16 @@ use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use prost::Message as _;
-use tokio::time::{Instant, Sleep, sleep};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::{Layer, Service};
 
-use super::call_memory::{CallShare, Counted};
-use super::encode::Message;
+use super::answer_memory::Answer;
 use super::get_info::Asker;
 use super::shared::Shared;
 use super::status::of_request;
 use super::{exchange, get_data};
-use crate::memory::{Arena, Held};
 use crate::{Error, Result};
 
 const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
@@ -107,17 +103,13 @@ where
 async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response<Body>> {
     let (head, body) = request.into_parts();
     let asker = Asker::of(shared, &head.headers, &head.extensions)?;
-    let memory = asker.memory.clone();
     let messages = if head.uri.path() == DO_EXCHANGE {
         exchange::join(shared, asker, body).await?.boxed()
     } else {
         let ticket = read_ticket(body).await?;
-        get_data::read(shared, &asker.caller, &ticket.ticket, asker.record, &memory).await?.boxed()
+        get_data::read(shared, &asker.caller, &ticket.ticket, asker.record, &asker.memory).await?.boxed()
     };
-    let messages = Some(messages);
-    let arena = shared.catalog.arena().clone();
-    let making_bytes = MAKING_BYTES.min(shared.call_memory.whole().limit_bytes() / MAKING_PART);
-    let body = WireBody { messages, ready: Vec::new().into_iter(), arena, memory, making_bytes, waiting: None };
+    let body = WireBody { messages: Some(messages), ready: Vec::new().into_iter() };
     let mut response = Response::new(Body::new(body));
     response.headers_mut().insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
     Ok(response)
@@ -142,75 +134,13 @@ async fn read_ticket(mut body: Body) -> Result<Ticket> {
     Ticket::decode(bytes).map_err(|_| malformed())
 }
 
-/// Memory that is taken before a message is made, in bytes: the usual size of a message. Most
-/// messages consist of pieces of the arena, and give nearly all of it back.
-const MAKING_BYTES: u64 = 2 << 20;
-
-/// Limits [`MAKING_BYTES`] to the memory of calls divided by this number.
-const MAKING_PART: u64 = 16;
-
-/// Time between attempts to take that memory.
-const MAKING_RETRY: Duration = Duration::from_millis(20);
-
-/// Time after which a reader that finds no memory is refused.
-const MAKING_WAIT: Duration = Duration::from_secs(30);
-
-/// Body of a gRPC response: messages in pieces, with the status in its trailers.
-///
-/// Pieces that are not stored in the arena count as memory of calls until they are sent. A message
-/// is made when all pieces of the message before it have been taken.
+/// Body of a gRPC response: messages in pieces, with the status in its trailers. A message is asked
+/// for when all pieces of the message before it have been taken.
 struct WireBody {
     /// `None` once the trailers were sent.
-    messages: Option<BoxStream<'static, Result<Message>>>,
+    messages: Option<BoxStream<'static, Result<Answer>>>,
     /// Remaining pieces of the current message.
     ready: std::vec::IntoIter<Bytes>,
-    arena: Arena,
-    memory: CallShare,
-    making_bytes: u64,
-    /// Next attempt to take memory, and the time after which there is none.
-    waiting: Option<(Pin<Box<Sleep>>, Instant)>,
-}
-
-impl WireBody {
-    /// Takes the memory of the next message, when there is some.
-    fn poll_memory(&mut self, cx: &mut Context<'_>) -> Poll<Result<Held>> {
-        loop {
-            let refusal = match self.memory.bounds().reserve(self.making_bytes, "the answer") {
-                Ok(held) => {
-                    self.waiting = None;
-                    return Poll::Ready(Ok(held));
-                }
-                Err(refusal) => refusal,
-            };
-            let start = || (Box::pin(sleep(MAKING_RETRY)), Instant::now() + MAKING_WAIT);
-            let (retry, end) = self.waiting.get_or_insert_with(start);
-            if Instant::now() >= *end {
-                return Poll::Ready(Err(refusal));
-            }
-            std::task::ready!(retry.as_mut().poll(cx));
-            retry.as_mut().reset(Instant::now() + MAKING_RETRY);
-        }
-    }
-
-    /// Returns the pieces of a message with their memory. A part of it was taken already: `held`.
-    fn pieces(&self, message: Message, mut held: Held) -> Result<Vec<Bytes>> {
-        let bytes = message.heap_bytes(&self.arena) as u64;
-        held.shrink_to(bytes);
-        held.try_grow(bytes - held.bytes(), "the answer")?;
-        let held = Arc::new(held);
-        let counted = |bytes| Bytes::from_owner(Counted { bytes, _held: held.clone() });
-        Ok(message.into_wire().into_iter().map(counted).collect())
-    }
-
-    fn poll_pieces(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>>>> {
-        let held = match std::task::ready!(self.poll_memory(cx)) {
-            Ok(held) => held,
-            Err(refusal) => return Poll::Ready(Some(Err(refusal))),
-        };
-        let Some(messages) = &mut self.messages else { return Poll::Ready(None) };
-        let message = std::task::ready!(messages.as_mut().poll_next(cx));
-        Poll::Ready(message.map(|message| self.pieces(message?, held)))
-    }
 }
 
 impl http_body::Body for WireBody {
@@ -222,12 +152,10 @@ impl http_body::Body for WireBody {
             if let Some(piece) = self.ready.next() {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
-            if self.messages.is_none() {
-                return Poll::Ready(None);
-            }
-            let status = match std::task::ready!(self.poll_pieces(cx)) {
-                Some(Ok(pieces)) => {
-                    self.ready = pieces.into_iter();
+            let Some(messages) = &mut self.messages else { return Poll::Ready(None) };
+            let status = match std::task::ready!(messages.as_mut().poll_next(cx)) {
+                Some(Ok(answer)) => {
+                    self.ready = answer.into_wire().into_iter();
                     continue;
                 }
                 Some(Err(error)) => Status::from(error),

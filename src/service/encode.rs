@@ -248,11 +248,11 @@ impl Encoder {
     }
 
     /// Returns the bytes that [`Encoder::next_message`] may touch, in addition to those that it
-    /// sends.
-    pub fn effort_bytes(&self) -> usize {
+    /// sends; `None` when there is no message left.
+    pub fn next_effort_bytes(&self) -> Option<usize> {
         match self.ready.is_empty() {
-            true => self.batch.as_ref().map_or(0, |batch| batch.effort_bytes),
-            false => 0,
+            true => self.batch.as_ref().map(|batch| batch.effort_bytes),
+            false => Some(0),
         }
     }
 

@@ -22,8 +22,8 @@ use arrow_flight::flight_descriptor::DescriptorType;
 use futures::Stream;
 use tonic::body::Body;
 
+use super::answer_memory::Answer;
 use super::commands::{self, JoinCommand};
-use super::encode::Message;
 use super::get_data;
 use super::get_info::{self, Asker};
 use super::ingest::{Content, Source, Wire};
@@ -50,7 +50,7 @@ pub async fn join(
     shared: &Arc<Shared>,
     asker: Asker,
     request: Body,
-) -> Result<impl Stream<Item = Result<Message>> + use<>> {
+) -> Result<impl Stream<Item = Result<Answer>> + use<>> {
     asker.memory.hold(PIECE_BYTES, "the stream of rows")?;
     let (arena, limits) = (shared.catalog.arena().clone(), shared.limits.of_uploads());
     let bounds = asker.memory.bounds().clone();

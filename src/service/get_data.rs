@@ -21,6 +21,7 @@ use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::timeout;
 
+use super::answer_memory::{Answer, AnswerMemory};
 use super::auth::Caller;
 use super::call_memory::CallShare;
 use super::call_record::CallRecord;
@@ -53,7 +54,7 @@ pub async fn read(
     ticket: &[u8],
     record: CallRecord,
     memory: &CallShare,
-) -> Result<impl Stream<Item = Result<Message>> + use<>> {
+) -> Result<impl Stream<Item = Result<Answer>> + use<>> {
     let target = shared.tickets.open(ticket, caller);
     let target = target.map_err(|error| commands::flight_sql_refusal(ticket).unwrap_or(error))?;
     let source = match target {
@@ -78,7 +79,8 @@ pub async fn read(
     memory.hold(schema_bytes(&source.schema()), "the answer")?;
     let (job, writing) = (source.job(), record.writing());
     let encoding = Encoding::default();
-    let messages = messages(shared.clone(), source, record, encoding.clone()).await?;
+    let memory = AnswerMemory::new(shared, memory.clone());
+    let messages = messages(shared.clone(), source, record, encoding.clone(), memory).await?;
     Ok(match job {
         Some(job) => shared.transfers.measure(job, writing, encoding, messages).left_stream(),
         None => messages.right_stream(),
@@ -96,15 +98,16 @@ pub fn of_job(
     job: &Arc<Job>,
     record: CallRecord,
     memory: &CallShare,
-) -> impl Future<Output = Result<impl Stream<Item = Result<Message>> + use<>>> + use<> {
+) -> impl Future<Output = Result<impl Stream<Item = Result<Answer>> + use<>>> + use<> {
     let (shared, id) = (shared.clone(), job.id);
     let source = memory
         .hold(schema_bytes(job.result.schema()), "the answer")
         .and_then(|()| open_result(&shared, id, Share::Endpoint { part: 0, parts: 1 }));
+    let memory = AnswerMemory::new(&shared, memory.clone());
     async move {
         let writing = record.writing();
         let encoding = Encoding::default();
-        let messages = messages(shared.clone(), source?, record, encoding.clone()).await?;
+        let messages = messages(shared.clone(), source?, record, encoding.clone(), memory).await?;
         Ok(shared.transfers.measure(id, writing, encoding, messages))
     }
 }
@@ -248,12 +251,14 @@ async fn messages(
     source: Source,
     record: CallRecord,
     encoding: Encoding,
-) -> Result<impl Stream<Item = Result<Message>> + use<>> {
+    memory: AnswerMemory,
+) -> Result<impl Stream<Item = Result<Answer>> + use<>> {
     let schema = source.schema();
     let (encoder, schema) = shared.work_on(schema.fields().len(), move |_| Encoder::new(schema)).await?;
-    let state = State { shared, source, encoder: Some(encoder), schema: Some(schema), ahead: None, record, encoding };
+    let (encoder, schema) = (Some(encoder), Some(memory.counted(schema)?));
+    let state = State { shared, source, encoder, schema, ahead: None, record, encoding, memory };
     Ok(futures::stream::try_unfold(state, |mut state| async move {
-        Ok(state.next_message().await?.map(|message| (message, state)))
+        Ok(state.next_message().await?.map(|answer| (answer, state)))
     }))
 }
 
@@ -263,24 +268,26 @@ struct State {
     /// `None` while it works on a thread of its own, and after an error.
     encoder: Option<Encoder>,
     /// Schema message, until it is sent.
-    schema: Option<Message>,
+    schema: Option<Answer>,
     /// Batch that was taken from the source and could not be joined with the batches before it.
     ahead: Option<Noted>,
     record: CallRecord,
     encoding: Encoding,
+    memory: AnswerMemory,
 }
 
 impl State {
     /// Returns the next message; `None` at the end. Messages are encoded one at a time, when the
     /// client is ready for them. So a large batch delays no other call, and its remaining rows wait
     /// unencoded.
-    async fn next_message(&mut self) -> Result<Option<Message>> {
+    async fn next_message(&mut self) -> Result<Option<Answer>> {
         if let Some(schema) = self.schema.take() {
             return Ok(Some(schema));
         }
         loop {
-            let effort = self.encoder.as_ref().map_or(0, Encoder::effort_bytes);
-            if let Some(message) = self.encode(effort, Encoder::next_message).await? {
+            if let Some(effort) = self.encoder.as_ref().and_then(Encoder::next_effort_bytes)
+                && let Some(message) = self.encode(effort, Encoder::next_message).await?
+            {
                 return Ok(Some(message));
             }
             let keep_alive: Duration = self.shared.limits.keep_alive;
@@ -320,13 +327,18 @@ impl State {
         }
     }
 
-    /// Lets the encoder work, on a thread of its own if that may take long.
-    async fn encode<W>(&mut self, effort_bytes: usize, work: W) -> Result<Option<Message>>
+    /// Lets the encoder work when there is room for a message, on a thread of its own if that may
+    /// take long.
+    async fn encode<W>(&mut self, effort_bytes: usize, work: W) -> Result<Option<Answer>>
     where
         W: FnOnce(&mut Encoder) -> Result<Option<Message>> + Send + 'static,
     {
+        let room = self.memory.room().await?;
         let mut encoder = self.encoder.take().ok_or_else(failed_before)?;
-        let worked = move |_: &Interrupt| work(&mut encoder).map(|message| (encoder, message));
+        let worked = move |_: &Interrupt| {
+            let message = work(&mut encoder)?.map(|message| room.counted(message)).transpose()?;
+            Ok((encoder, message))
+        };
         self.encoding.set(true);
         let encoded = self.shared.cpu_work.run_on(effort_bytes, worked).await;
         self.encoding.set(false);

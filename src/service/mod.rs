@@ -12,8 +12,9 @@
 //!
 //! `server` starts and drains the server. `incoming` accepts the connections, within limits, and
 //! `connections` serves them. `credentials` has the tokens and certificates, and reads them again.
-//! `shared` has the state that all calls share. `status` is the only place where Dovetail's errors
-//! become gRPC statuses.
+//! `shared` has the state that all calls share. `call_memory` bounds what calls make the server
+//! hold, and `answer_memory` what of it their answers take. `status` is the only place where
+//! Dovetail's errors become gRPC statuses.
 //!
 //! This room depends on the scheduler, the planner and the catalog. It does not depend on how a
 //! join runs.
@@ -21,6 +22,7 @@
 mod access;
 mod actions;
 mod admin;
+mod answer_memory;
 mod auth;
 mod call_memory;
 mod call_record;

@@ -27,7 +27,7 @@ use futures::Stream;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::encode::Message;
+use super::answer_memory::Answer;
 use crate::Result;
 use crate::human;
 use crate::memory::human_bytes;
@@ -241,8 +241,8 @@ impl<S> Measured<S> {
     }
 }
 
-impl<S: Stream<Item = Result<Message>>> Stream for Measured<S> {
-    type Item = Result<Message>;
+impl<S: Stream<Item = Result<Answer>>> Stream for Measured<S> {
+    type Item = Result<Answer>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.begin(Phase::Encode, 0);
@@ -250,7 +250,7 @@ impl<S: Stream<Item = Result<Message>>> Stream for Measured<S> {
         match &polled {
             Poll::Pending if self.encoding.get() => self.begin(Phase::Encode, 0),
             Poll::Pending => self.begin(Phase::Join, 0),
-            Poll::Ready(Some(Ok(message))) => self.begin(Phase::Send, message.bytes() as u64),
+            Poll::Ready(Some(Ok(answer))) => self.begin(Phase::Send, answer.bytes() as u64),
             Poll::Ready(_) => self.begin(Phase::Encode, 0),
         }
         polled

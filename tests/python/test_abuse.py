@@ -38,6 +38,8 @@ SETTINGS = {
     "call_memory": "16MiB",
     "tenant_memory": "96MiB",
     "upload_limit": UPLOADS,
+    # The abort of an upload is refused when the share of its tenant is full, and the upload stays for this time.
+    "upload_idle_seconds": 20,
 }
 
 # The bound of the process, as docs/memory.md states it.
