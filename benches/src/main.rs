@@ -89,7 +89,7 @@ const DEVICE_MEMORY_MIN: u64 = 8 << 20;
 
 /// The server's allocator, because the benchmark measures the server's engine.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Measure the engine on this machine, without a server
 #[derive(Clone, Debug, Parser)]

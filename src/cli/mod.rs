@@ -21,7 +21,6 @@ mod device_process;
 mod doctor;
 mod files;
 mod get;
-mod heap;
 mod interrupt;
 mod jobs;
 mod join;

@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::settings::{Layered, unknown_variables};
 use super::signals::{END_WITHIN, EndSignals};
-use super::{heap, logging, output};
+use super::{logging, output};
 use crate::human::file_failure;
 use crate::service::settings::Settings;
 use crate::service::{Server, Shared};
@@ -91,7 +91,6 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     logging::start(settings)?;
     unknown_variables().iter().for_each(|remark| tracing::warn!("{remark}"));
     raise_file_limit();
-    heap::return_at_intervals()?;
     let runtime = super::runtime()?;
     let outcome = runtime.block_on(async {
         logging::outlive_full_files()?;
