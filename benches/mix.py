@@ -18,56 +18,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from random import Random
 
-import numpy as np
-import pyarrow as pa
-
 import dovetail
+import drawn
 from common import USED_BEFORE, Dovetail, Recorder, median
+from drawn import Join
 
 DEVICES = {"gpu": ["cuda:0"], "cpu": ["host:0"], "chosen": None}
 TOLERANCE = 1.1
-
-
-@dataclass(frozen=True)
-class Join:
-    """A join of a table of unique keys with one of keys drawn from `build_rows / match_ratio` of them.
-
-    `key` and the payload columns are "int32", "int64" or "text", which has 20 bytes.
-    """
-
-    build_rows: int
-    probe_rows: int
-    key: str = "int64"
-    build_payload: tuple[str, ...] = ("int64",)
-    probe_payload: tuple[str, ...] = ("int64",)
-    match_ratio: float = 1.0
-
-    def tables(self) -> tuple[pa.Table, pa.Table, int]:
-        """The build side, the probe side, and how many rows their join has."""
-        generator = np.random.default_rng(self.build_rows)
-        drawn = generator.integers(0, round(self.build_rows / self.match_ratio), self.probe_rows)
-        build = self._table(generator, "b", generator.permutation(self.build_rows), self.build_payload)
-        probe = self._table(generator, "p", drawn, self.probe_payload)
-        return build, probe, int((drawn < self.build_rows).sum())
-
-    def _table(self, generator: np.random.Generator, name: str, keys: np.ndarray, payload: tuple[str, ...]) -> pa.Table:
-        drawn = (generator.integers(0, 1 << 31, len(keys)) for _ in payload)
-        columns = (column(kind, values) for kind, values in zip(payload, drawn, strict=True))
-        return pa.table({"k": column(self.key, keys), **{f"{name}{at}": values for at, values in enumerate(columns)}})
-
-    def __str__(self) -> str:
-        build = f"{self.build_rows} rows of {len(self.build_payload)}"
-        probe = f"{self.probe_rows} rows of {len(self.probe_payload)}"
-        return f"{build} and {probe} columns by {self.key}, {self.match_ratio:g} of them with a partner"
-
-
-def column(kind: str, values: np.ndarray) -> pa.Array:
-    if kind == "text":
-        return pa.array([f"{value:020d}" for value in values])
-    return pa.array(values.astype(kind))
 
 
 def in_turn() -> Iterator[Join]:
@@ -75,23 +35,9 @@ def in_turn() -> Iterator[Join]:
     return (Join(1 << bits, 2 << bits) for bits in range(10, 23))
 
 
-def drawn(count: int, seed: int) -> Iterator[Join]:
-    """So many joins, which follow from the seed."""
-    random = Random(seed)
-
-    def payload() -> tuple[str, ...]:
-        return tuple(random.choices(["int32", "int64", "text"], [4, 4, 1], k=random.randint(0, 3)))
-
-    for _ in range(count):
-        rows = round(2 ** random.uniform(8, 18))
-        yield Join(
-            build_rows=rows,
-            probe_rows=round(rows * 2 ** random.uniform(-2, 4)),
-            key=random.choices(["int32", "int64", "text"], [4, 4, 1])[0],
-            build_payload=payload(),
-            probe_payload=payload(),
-            match_ratio=random.choice([1.0, 1.0, 0.5, 0.125, 0.01]),
-        )
+def drawn_small(count: int, seed: int) -> Iterator[Join]:
+    """Small joins, which follow from the seed."""
+    return drawn.joins(count, seed, build_log2=(8, 18), ratio_log2=(-2, 4))
 
 
 def measure(client: dovetail.Client, join: Join, repeat: int) -> dict[str, object]:
@@ -150,7 +96,7 @@ def main() -> None:
     parser.add_argument("--devices", default="cuda:1,host:1", help="as `dovetail serve` takes them")
     parser.add_argument("--host-memory", default="4GiB")
     options = parser.parse_args()
-    joins = drawn(options.draw, options.seed) if options.draw else in_turn()
+    joins = drawn_small(options.draw, options.seed) if options.draw else in_turn()
     recorder = Recorder("mix")
     within = []
     with Dovetail(devices=options.devices, host_memory=options.host_memory, device_cache=0) as server:

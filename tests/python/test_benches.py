@@ -310,6 +310,36 @@ def test_clients_of_gangs_and_of_small_joins_are_measured_alone_and_together(tmp
         assert of_kind["joins"] > 0 and 0 < of_kind["p50_seconds"] <= of_kind["p99_seconds"]
 
 
+def test_sets_of_devices_are_compared_with_the_choice_of_the_server(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benches" / "sets.py"), "--devices", "host:2", "--draw", "2", "--repeat", "1"]
+    size = ["--host-memory", "256MiB", "--build-log2", "6", "9"]
+    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
+    ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "sets.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        assert line["seconds"].keys() | line["refused"].keys() == {"1", "2 broadcast", "2 hash"}
+        assert line["chosen"] in line["seconds"] and line["loss"] >= 1
+        assert line["seconds"][line["best"]] == min(line["seconds"].values())
+
+
+def test_many_clients_are_compared_with_one_after_the_other(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benches" / "load.py"), "--devices", "host:2", "--seconds", "0.2"]
+    size = ["--host-memory", "256MiB", "--sizes", "4:6", "8:9", "--clients", "1", "2", "--repeat", "1"]
+    trace = tmp_path / "trace.jsonl"
+    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
+    ran = subprocess.run(
+        [*script, *size, "--job-trace", str(trace)], env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
+    assert [line["clients"] for line in lines] == [1, 2]
+    joins = sum(kind["joins"] for line in lines for kind in line["kinds"].values())
+    assert all(line["times_alone"] > 0 and line["kinds"] for line in lines)
+    assert len(trace.read_text().splitlines()) > joins > 0
+
+
 def test_versions_measures_a_join_in_memory_of_each_state(tmp_path: Path) -> None:
     server = str(binary())
     script = [sys.executable, str(ROOT / "benches" / "versions.py"), "--before", server, "--after", server]
