@@ -12,8 +12,8 @@ use super::feeds::{Feed, place_feed};
 use super::handle::Submission;
 use super::job::{Job, JobId, JobPlans, JobState, QueueForecast};
 use super::job_options::JobOptions;
-use super::placing::Waiting;
-use super::placing::{HostMemory, Load, RunningJob, ScheduledStart, Wait};
+use super::placing::{HostMemory, Load, RunningJob, ScheduledStart, Wait, Waiting};
+use super::queue::Extent;
 use super::state::{DeviceState, Leftovers, Publishing, Running, Shared, State};
 use crate::catalog::{BackpressureLimits, Editor, EvictionPermit, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
@@ -64,7 +64,12 @@ impl Shared {
         self.options.window_bytes.min(self.host_budget().limit_bytes() / 8)
     }
 
-    pub(super) fn submit(&self, join: BoundJoin, options: JobOptions, terms: Submission) -> Result<Arc<Job>> {
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        join: BoundJoin,
+        options: JobOptions,
+        terms: Submission,
+    ) -> Result<Arc<Job>> {
         let Submission { owner, is_admin, interrupt: planning } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes long, so it is done without the lock.
@@ -134,6 +139,7 @@ impl Shared {
             is_device_wanted,
             feed,
             name,
+            Arc::downgrade(self),
         ));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
@@ -204,27 +210,43 @@ impl Shared {
         Ok(())
     }
 
-    /// Starts every job that can start, and updates the scheduled starts of the others. A job that
-    /// fails for lack of memory adds leftovers, which the caller must drop without the lock. Never
-    /// waits for a device.
+    /// Starts every job that can start. A job that fails for lack of memory adds leftovers, which
+    /// the caller must drop without the lock. Never waits for a device.
     pub(super) fn dispatch(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         // A job that fails may have kept others waiting.
-        while self.take_turns(state, leftovers) {}
+        while self.take_turns(state, Extent::MayStart, leftovers) {}
     }
 
-    /// Takes one round of turns. True if a waiting job has failed.
-    fn take_turns(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) -> bool {
-        self.queue_next_turns(state);
+    /// Updates the forecasts of all waiting jobs, if events may have changed them. With many jobs
+    /// waiting this takes long, and no job starts meanwhile. So it takes at most a tenth of the
+    /// time, and leaves forecasts as they are if it would take more.
+    pub(super) fn update_forecasts(&self) {
+        const PAUSE: u32 = 9;
+        let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
+        let begun = self.clock.now();
+        if !state.forecasts.are_stale || begun < state.forecasts.due {
+            return;
+        }
+        while self.take_turns(&mut state, Extent::All, &mut leftovers) {}
         let now = self.clock.now();
+        state.forecasts.due = now + (now - begun) * PAUSE;
+        drop(state);
+        self.free_leftovers(leftovers);
+    }
+
+    /// Takes one round of turns, and sets the forecasts of the jobs that were placed and wait. True
+    /// if a waiting job has failed.
+    fn take_turns(&self, state: &mut State, extent: Extent, leftovers: &mut Vec<Leftovers>) -> bool {
+        self.queue_next_turns(state);
+        let (now, wall_now) = (self.clock.now(), SystemTime::now());
         let loads = self.loads(state, now);
-        let host = self.host_memory(state, now);
-        let schedule = state.queue.schedule(now, &loads, host);
+        let returns = || Self::host_memory_returns(state, now);
+        let host = HostMemory { free_bytes: self.host_budget().free_bytes(), returns: &returns };
+        let schedule = state.queue.schedule(now, &loads, host, extent);
+        state.forecasts.are_stale = !schedule.is_whole;
         let mut is_wanted = vec![false; state.devices.len()];
-        let (mut position, mut failed) = (0, false);
-        // The next jobs, as many as run at a time.
-        let slots: usize = self.engines.iter().map(|engine| self.options.slots(&**engine)).sum();
-        let mut expected_bytes = 0u64;
-        for scheduled in schedule {
+        let (mut position, mut failed, mut holders) = (0, false, None);
+        for scheduled in schedule.starts {
             let waits_for_devices = matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
             scheduled.place.devices.iter().for_each(|device| is_wanted[device] |= waits_for_devices);
             let job = state.live[&scheduled.id].clone();
@@ -255,16 +277,17 @@ impl Shared {
                         failed = true;
                         continue;
                     }
-                    let held = held_behind(&self.holders(state));
+                    let held = holders.get_or_insert_with(|| held_behind(&self.holders(state)));
                     format!("{needed} of host memory for its result, and {free} are free{held}")
                 }
             };
-            if position < slots {
-                expected_bytes = expected_bytes.saturating_add(scheduled.host_bytes);
-            }
-            let start = SystemTime::now() + scheduled.start.saturating_sub(now);
+            let start = wall_now + scheduled.start.saturating_sub(now);
             job.life.lock().forecast = Some(QueueForecast { position, start, waiting_for });
             position += 1;
+        }
+        if !schedule.is_whole {
+            // All other jobs wait for devices.
+            is_wanted.iter_mut().enumerate().for_each(|(device, is_wanted)| *is_wanted |= state.queue.wants(device));
         }
         // Tell running jobs if other jobs want their device. A writer that waits for a reader then
         // gives up sooner.
@@ -275,7 +298,8 @@ impl Shared {
             }
         }
         let jobs_run = state.devices.iter().any(|device_state| !device_state.running.is_empty());
-        self.catalog.arena().expect(expected_bytes, jobs_run);
+        let slots = self.engines.iter().map(|engine| self.options.slots(&**engine)).sum();
+        self.catalog.arena().expect(state.queue.next_host_bytes(slots), jobs_run);
         failed
     }
 
@@ -322,14 +346,9 @@ impl Shared {
         state.devices.iter_mut().zip(&self.engines).enumerate().map(load).collect()
     }
 
-    /// Returns the free host memory. If a job may have to wait for more, also returns when memory
-    /// becomes free: results whose lease ends, and reservations of running jobs. Tables do not
-    /// count.
-    fn host_memory(&self, state: &State, now: Duration) -> HostMemory {
-        let free_bytes = self.host_budget().free_bytes();
-        if state.queue.host_bytes() <= free_bytes {
-            return HostMemory { free_bytes, returns: Vec::new() };
-        }
+    /// Returns when host memory becomes free, and how much: results whose lease ends, and
+    /// reservations of running jobs. Tables do not count.
+    fn host_memory_returns(state: &State, now: Duration) -> Vec<(Duration, u64)> {
         let wall_now = SystemTime::now();
         let returns = state.live.values().filter_map(|job| {
             let is_queued = job.life.lock().state == JobState::Queued;
@@ -348,7 +367,7 @@ impl Shared {
             };
             (!is_queued && bytes > 0).then(|| (now.saturating_add(lease), bytes))
         });
-        HostMemory { free_bytes, returns: returns.collect() }
+        returns.collect()
     }
 
     /// Reserves the job's host memory, promises its part of the device's memory, and gives the job

@@ -170,7 +170,7 @@ impl Shared {
 
     /// Calls `tick` every second, until shutdown. Runs in the timer's thread.
     pub(super) fn keep_time(&self) {
-        /// Leases are in seconds. Predictions for waiting jobs are refreshed as often.
+        /// Leases are in seconds. Jobs that lack memory are tried again as often.
         const INTERVAL: Duration = Duration::from_secs(1);
         loop {
             self.tick(SystemTime::now());

@@ -13,7 +13,7 @@ use super::job::{Job, JobId};
 use super::job_options::JobOptions;
 use super::options::SchedulerOptions;
 use super::queue::Queue;
-use super::state::{DeviceState, Shared, State};
+use super::state::{DeviceState, Forecasts, Shared, State};
 use super::stats::{DeviceStats, SchedulerStats};
 use super::trace::JobTrace;
 use crate::catalog::Catalog;
@@ -72,6 +72,7 @@ impl Scheduler {
             draining: false,
             shutdown: false,
             totals: SchedulerStats::default(),
+            forecasts: Forecasts::default(),
         };
         let (has_timer, publishers) = (options.timer, options.publishers);
         let workers_of = |engine: &Arc<dyn Engine>| if options.workers { options.slots(&**engine) } else { 0 };
@@ -123,7 +124,7 @@ impl Scheduler {
     /// drains, or has no device for the join.
     pub fn submit(&self, join: BoundJoin, options: JobOptions, terms: Submission) -> Result<Arc<Job>> {
         let interrupt = terms.interrupt.clone();
-        let submitted = self.shared().submit(join, options, terms);
+        let submitted = self.handle.shared.submit(join, options, terms);
         self.count_refusal(&submitted, &interrupt);
         submitted
     }

@@ -1,8 +1,8 @@
 //! Job: one join, from submission to the release of its result.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::admission::Admitted;
 use super::feeds::Feed;
 use super::job_options::JobOptions;
+use super::state::Shared;
 use crate::catalog::{ChargeHold, NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord, RankReport};
@@ -112,6 +113,8 @@ pub struct Job {
     pub(super) life: Mutex<Life>,
     /// Set to true at the job's end, after its state and its result.
     pub(super) has_ended: watch::Sender<bool>,
+    /// Scheduler that forecasts the job's start.
+    shared: Weak<Shared>,
 }
 
 /// Place of a job in the queue.
@@ -232,6 +235,7 @@ impl Job {
         is_device_wanted: Arc<AtomicBool>,
         feed: Option<Feed>,
         into: Option<NameReservation>,
+        shared: Weak<Shared>,
     ) -> Self {
         let plan = planned.plan().clone();
         let table_holds = planned.tables().into_iter().flat_map(|table| table.hold(&owner)).collect();
@@ -271,6 +275,7 @@ impl Job {
             feed,
             life,
             has_ended,
+            shared,
         }
     }
 
@@ -297,8 +302,17 @@ impl Job {
         Some(tables.planned(Plan::clone(&plan)))
     }
 
-    /// Returns the status of the job now.
+    /// Returns the state of the job now.
+    pub fn state(&self) -> JobState {
+        self.life.lock().state.clone()
+    }
+
+    /// Returns the status of the job now. With many jobs waiting, a forecast may be older by ten
+    /// times as long as the forecasts of all jobs take, and a new job may have none yet.
     pub fn status(&self) -> JobStatus {
+        if let (JobState::Queued, Some(shared)) = (self.state(), self.shared.upgrade()) {
+            shared.update_forecasts();
+        }
         let mut life = self.life.lock();
         life.progress_max = life.progress_max.max(life.monitor.progress());
         let forecast = life.forecast.as_ref().filter(|_| life.state == JobState::Queued);

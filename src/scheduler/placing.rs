@@ -17,6 +17,8 @@
 //! only host memory books no slot, and others run meanwhile. That does not go on forever: after
 //! [`CLAIM_AFTER`] free host memory is kept for the job.
 
+use std::cell::OnceCell;
+use std::fmt;
 use std::time::Duration;
 
 use super::JobId;
@@ -113,33 +115,17 @@ pub(super) struct RunningJob {
 }
 
 /// Host memory, now and as predicted.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct HostMemory {
+#[derive(Clone, Copy)]
+pub(super) struct HostMemory<'a> {
     pub(super) free_bytes: u64,
-    /// Times and bytes of memory that becomes free on its own: jobs end, leases end.
-    pub(super) returns: Vec<(Duration, u64)>,
+    /// Finds the times and bytes of memory that becomes free on its own: jobs end, leases end.
+    /// Called at most once, and only if a job needs more than is free.
+    pub(super) returns: &'a dyn Fn() -> Vec<(Duration, u64)>,
 }
 
-impl HostMemory {
-    /// Returns the bytes that are free once all returns have happened.
-    fn bytes_ever(&self) -> u64 {
-        self.returns.iter().fold(self.free_bytes, |sum, (_, bytes)| sum.saturating_add(*bytes))
-    }
-
-    /// Returns when `bytes` are expected to be free; `None` if a client has to free them.
-    fn free_at(&self, bytes: u64, now: Duration) -> Option<Duration> {
-        let mut returns = self.returns.clone();
-        returns.sort_unstable();
-        let mut free = self.free_bytes;
-        let mut at = now;
-        for (time, returned) in returns {
-            if free >= bytes {
-                break;
-            }
-            free = free.saturating_add(returned);
-            at = at.max(time);
-        }
-        (free >= bytes).then_some(at)
+impl fmt::Debug for HostMemory<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostMemory").field("free_bytes", &self.free_bytes).finish_non_exhaustive()
     }
 }
 
@@ -181,7 +167,7 @@ pub(super) enum Wait {
 
 /// Use of the slots and of memory by running jobs, and by waiting jobs that were placed so far.
 #[derive(Debug)]
-pub(super) struct Timeline {
+pub(super) struct Timeline<'a> {
     policy: Policy,
     now: Duration,
     /// Time at which each slot of each device is free. A lost device has no slots.
@@ -192,14 +178,16 @@ pub(super) struct Timeline {
     device_free_bytes: Vec<u64>,
     /// Jobs that wait or run.
     jobs: usize,
-    host: HostMemory,
-    /// Host memory that is free once all running jobs and leases have ended.
-    host_bytes_ever: u64,
+    host: HostMemory<'a>,
+    /// Bytes of host memory that have become free by each time, on their own.
+    returned: OnceCell<Vec<(Duration, u64)>>,
+    /// Host memory that is free before any waiting job starts.
+    host_free_bytes: u64,
 }
 
-impl Timeline {
+impl<'a> Timeline<'a> {
     /// Creates the timeline of the running jobs. `waiting` jobs will be placed.
-    pub(super) fn new(now: Duration, loads: &[Load], waiting: usize, host: HostMemory, policy: Policy) -> Self {
+    pub(super) fn new(now: Duration, loads: &[Load], waiting: usize, host: HostMemory<'a>, policy: Policy) -> Self {
         let slots_of = |load: &Load| match load {
             Load::Lost => Vec::new(),
             Load::InService { slots, running, .. } => {
@@ -226,7 +214,8 @@ impl Timeline {
             slots,
             device_free_bytes: loads.iter().map(free_bytes_of).collect(),
             jobs: waiting + loads.iter().map(Load::led).sum::<usize>(),
-            host_bytes_ever: host.bytes_ever(),
+            returned: OnceCell::new(),
+            host_free_bytes: host.free_bytes,
             host,
         }
     }
@@ -251,7 +240,10 @@ impl Timeline {
         let run = self.run_seconds(place, start);
 
         let device_free_bytes = self.device_free_bytes(place);
-        let needed_bytes = place.host.bytes.min(self.host_bytes_ever.max(place.host.least_bytes));
+        let needed_bytes = match place.host.bytes {
+            bytes if bytes <= self.host.free_bytes => bytes,
+            bytes => bytes.min(self.host_bytes_ever().max(place.host.least_bytes)),
+        };
         let scheduled = |start, wait| {
             Some(ScheduledStart { id: job.id, place: place.clone(), host_bytes: needed_bytes, start, wait })
         };
@@ -261,7 +253,7 @@ impl Timeline {
         } else if device_free_bytes < place.needed_bytes() {
             Some(Wait::DeviceMemory { needed_bytes: place.needed_bytes(), free_bytes: device_free_bytes })
         } else if self.host.free_bytes < needed_bytes {
-            let free_at = self.host.free_at(needed_bytes, self.now);
+            let free_at = self.host_free_at(needed_bytes);
             let wait =
                 Wait::HostMemory { needed_bytes, free_bytes: self.host.free_bytes, comes_back: free_at.is_some() };
             if job.starved_since.is_some_and(|since| self.now.saturating_sub(since) >= CLAIM_AFTER) {
@@ -276,6 +268,33 @@ impl Timeline {
         let run = Duration::try_from_secs_f64(run.max(1e-6)).unwrap_or(Duration::from_secs(u32::MAX.into()));
         self.book(place, start, start.saturating_add(run), is_short);
         scheduled(start, wait)
+    }
+
+    /// Returns the host memory that has become free by each time, in order.
+    fn returned(&self) -> &[(Duration, u64)] {
+        self.returned.get_or_init(|| {
+            let mut returned = (self.host.returns)();
+            returned.sort_unstable();
+            let mut sum = 0u64;
+            for (_, bytes) in &mut returned {
+                sum = sum.saturating_add(*bytes);
+                *bytes = sum;
+            }
+            returned
+        })
+    }
+
+    /// Returns the host memory that is free once all running jobs and leases have ended.
+    fn host_bytes_ever(&self) -> u64 {
+        self.host_free_bytes.saturating_add(self.returned().last().map_or(0, |(_, bytes)| *bytes))
+    }
+
+    /// Returns when `bytes` of host memory, more than is free now, are expected to be free; `None`
+    /// if a client has to free them.
+    fn host_free_at(&self, bytes: u64) -> Option<Duration> {
+        let missing_bytes = bytes.saturating_sub(self.host.free_bytes);
+        let at = self.returned().partition_point(|(_, returned)| *returned < missing_bytes);
+        self.returned().get(at).map(|(time, _)| self.now.max(*time))
     }
 
     /// False if the place leaves other jobs less than an equal share of all devices, and wastes a
@@ -326,6 +345,12 @@ impl Timeline {
     /// True if the job can run now in slots that are idle until others start, and is predicted to
     /// end well before that.
     fn ends_while_slots_are_idle(&self, place: &Place) -> bool {
+        self.device_free_bytes(place) >= place.needed_bytes()
+            && self.are_idle_for(place, self.run_seconds(place, self.now))
+    }
+
+    /// True if the job's slots are idle now, and stay so for well over the given time.
+    fn are_idle_for(&self, place: &Place, seconds: f64) -> bool {
         /// Predicted times that have to pass before the slots are needed. Most joins take less.
         const MARGIN: f64 = 1.5;
         let idle = |device: usize| {
@@ -333,10 +358,19 @@ impl Timeline {
             if place.shared_bytes.is_some() { slots.max() } else { slots.min() }.unwrap_or(Duration::ZERO)
         };
         let until = place.devices.iter().map(idle).min().unwrap_or(Duration::ZERO);
-        let left = until.saturating_sub(self.now).as_secs_f64();
-        let needed =
-            if self.policy == Policy::Greedy { f64::MIN_POSITIVE } else { self.run_seconds(place, self.now) * MARGIN };
-        self.device_free_bytes(place) >= place.needed_bytes() && needed <= left
+        let needed = if self.policy == Policy::Greedy { 0.0 } else { seconds * MARGIN };
+        until > self.now && (until == Duration::MAX || needed <= (until - self.now).as_secs_f64())
+    }
+
+    /// True if a slot is idle.
+    pub(super) fn has_idle_slot(&self) -> bool {
+        self.idle_until.iter().flatten().any(Option::is_some)
+    }
+
+    /// False if the job can only wait for devices, now and after others are placed: none of its
+    /// places has slots that stay idle for its time.
+    pub(super) fn may_start(&self, job: &Waiting) -> bool {
+        job.places.iter().any(|place| self.are_idle_for(place, place.seconds))
     }
 
     /// Returns the run time of a job, stretched by the jobs on other slots when it starts. The

@@ -4,8 +4,8 @@
 //! Tenants take turns by stride scheduling (Waldspurger and Weihl 1995). Each tenant has a *pass*:
 //! the device time it was given over its weight. The tenant with the smallest pass is next. A
 //! tenant that comes back starts with the smallest pass of the active tenants, so that no tenant
-//! saves up turns. Within a tenant, jobs go by priority plus age: one point per [`AGING_SECONDS`]
-//! of waiting. So every job's turn comes. Priority orders the jobs of one tenant; weight orders
+//! saves up turns. Within a tenant, jobs go by priority plus age: one point per [`AGING`] of
+//! waiting. So every job's turn comes. Priority orders the jobs of one tenant; weight orders
 //! tenants.
 //!
 //! In that order, each job is placed on the devices where it is predicted to finish first. Running
@@ -14,17 +14,21 @@
 //! another device meanwhile, but overtake on this one only where they are predicted to end well
 //! before the job starts. So small jobs do not starve a large job. A large job does not hold up
 //! small ones on devices that it does not use.
+//!
+//! The scheduler places jobs after every event, with its lock. With many waiting jobs this takes
+//! long, so it ends with the last job that may start now ([`Extent::MayStart`]). The jobs behind it
+//! are placed when a client asks for their predicted starts.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::HashMap;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use super::JobId;
 use super::options::Policy;
 use super::placing::{HostMemory, Load, Place, ScheduledStart, Timeline, Waiting};
 
-/// Seconds of waiting that are worth one point of priority.
-pub(super) const AGING_SECONDS: f64 = 1.0;
+/// Time of waiting that is worth one point of priority.
+pub(super) const AGING: Duration = Duration::from_secs(1);
 
 /// Durations for which a job has lacked only host memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,19 +38,50 @@ pub(super) struct Starvation {
     pub(super) unsatisfiable: Duration,
 }
 
+/// Place of a job in the line of its tenant, least first: the time of its submission in
+/// nanoseconds, earlier by the time that its priority is worth. All jobs age alike, so the order
+/// does not change with time.
+type Turn = (i128, JobId);
+
+impl Waiting {
+    fn turn(&self) -> Turn {
+        let nanos = |time: Duration| time.as_nanos() as i128;
+        (nanos(self.submitted) - i128::from(self.priority) * nanos(AGING), self.id)
+    }
+}
+
 #[derive(Debug)]
 struct Tenant {
     weight: f64,
     /// Seconds of device time over weight.
     pass: f64,
+    /// Jobs that wait or run.
     active: usize,
+    /// Jobs that wait.
+    line: BTreeSet<Turn>,
+}
+
+/// Part of the waiting jobs that a schedule has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// Ends with the last job that may start now. All jobs behind it wait for devices.
+    MayStart,
+    All,
+}
+
+/// Scheduled starts of waiting jobs, in order. Jobs with no reason to wait should start.
+#[derive(Clone, Debug)]
+pub(super) struct Schedule {
+    pub(super) starts: Vec<ScheduledStart>,
+    /// True if every waiting job was placed.
+    pub(super) is_whole: bool,
 }
 
 /// Waiting jobs, and the device time of their tenants.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     policy: Policy,
-    waiting: Vec<Waiting>,
+    waiting: BTreeMap<JobId, Waiting>,
     tenants: HashMap<String, Tenant>,
     weights: HashMap<String, f64>,
 }
@@ -66,16 +101,30 @@ impl Queue {
         self.tenants.get(tenant).map_or(0, |tenant| tenant.active)
     }
 
-    /// Returns the bytes of host memory that all waiting jobs will ask for, each on the device
-    /// where it takes most.
-    pub(super) fn host_bytes(&self) -> u64 {
-        let most = |job: &Waiting| job.places.iter().map(|place| place.host.bytes).max().unwrap_or(0);
-        self.waiting.iter().fold(0, |sum, job| sum.saturating_add(most(job)))
+    /// Returns the bytes of host memory that the next `jobs` will ask for, each at the place where
+    /// it takes least time.
+    pub(super) fn next_host_bytes(&self, jobs: usize) -> u64 {
+        let (mut turns, mut sum) = (self.turns(), 0u64);
+        let mut add = |job: &Waiting| {
+            let fastest = job.places.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+            sum = sum.saturating_add(fastest.map_or(0, |place| place.host.bytes));
+            fastest.map_or(0.0, Place::device_seconds)
+        };
+        for _ in 0..jobs {
+            turns.take(&mut add);
+        }
+        sum
+    }
+
+    /// True if a waiting job may run on the device.
+    pub(super) fn wants(&self, device: usize) -> bool {
+        let is_place = |place: &Place| place.devices.iter().any(|member| member == device);
+        self.waiting.values().any(|job| job.places.iter().any(is_place))
     }
 
     /// Notes that a job lacks only host memory, and returns for how long.
     pub(super) fn note_starved(&mut self, id: JobId, now: Duration, comes_back: bool) -> Option<Starvation> {
-        let job = self.waiting.iter_mut().find(|job| job.id == id)?;
+        let job = self.waiting.get_mut(&id)?;
         let waited = now.saturating_sub(*job.starved_since.get_or_insert(now));
         if comes_back {
             job.unsatisfiable_since = None;
@@ -99,7 +148,7 @@ impl Queue {
 
     pub(super) fn push(&mut self, job: Waiting) {
         self.activate(&job.tenant);
-        self.waiting.push(job);
+        self.insert(job);
     }
 
     /// Puts a started job back, and refunds the time that its tenant was charged.
@@ -107,25 +156,39 @@ impl Queue {
         if let Some(tenant) = self.tenants.get_mut(&job.tenant) {
             tenant.pass -= charged_seconds / tenant.weight;
         }
-        self.waiting.push(job);
+        self.insert(job);
     }
 
-    /// Returns the waiting jobs, in no order.
-    pub(super) fn ids(&self) -> impl Iterator<Item = JobId> + '_ {
-        self.waiting.iter().map(|job| job.id)
+    fn insert(&mut self, job: Waiting) {
+        let tenant = self.tenants.get_mut(&job.tenant).expect("the tenant of a job is active");
+        tenant.line.insert(job.turn());
+        self.waiting.insert(job.id, job);
+    }
+
+    /// Takes a job out of its line.
+    fn take(&mut self, id: JobId) -> Option<Waiting> {
+        let job = self.waiting.remove(&id)?;
+        if let Some(tenant) = self.tenants.get_mut(&job.tenant) {
+            tenant.line.remove(&job.turn());
+        }
+        Some(job)
+    }
+
+    /// True if the job waits.
+    pub(super) fn contains(&self, id: JobId) -> bool {
+        self.waiting.contains_key(&id)
     }
 
     /// Replaces the places of a job, if it waits.
     pub(super) fn replace_places(&mut self, id: JobId, places: &[Place]) {
-        if let Some(job) = self.waiting.iter_mut().find(|job| job.id == id) {
+        if let Some(job) = self.waiting.get_mut(&id) {
             job.places = places.to_vec();
         }
     }
 
     /// Removes a job that will not run.
     pub(super) fn remove(&mut self, id: JobId) -> Option<Waiting> {
-        let at = self.waiting.iter().position(|job| job.id == id)?;
-        let job = self.waiting.swap_remove(at);
+        let job = self.take(id)?;
         self.deactivate(&job.tenant, 0.0);
         Some(job)
     }
@@ -135,14 +198,16 @@ impl Queue {
         let unplaceable = |job: &Waiting| {
             job.places.iter().all(|place| place.devices.iter().any(|device| loads[device] == Load::Lost))
         };
-        let ids: Vec<JobId> = self.waiting.iter().filter(|job| unplaceable(job)).map(|job| job.id).collect();
+        if !loads.contains(&Load::Lost) {
+            return Vec::new();
+        }
+        let ids: Vec<JobId> = self.waiting.values().filter(|job| unplaceable(job)).map(|job| job.id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// Removes a job that starts, and charges its tenant for the predicted time of all its devices.
     pub(super) fn start(&mut self, id: JobId, seconds: f64) -> Option<Waiting> {
-        let at = self.waiting.iter().position(|job| job.id == id)?;
-        let job = self.waiting.swap_remove(at);
+        let job = self.take(id)?;
         if let Some(tenant) = self.tenants.get_mut(&job.tenant) {
             tenant.pass += seconds / tenant.weight;
         }
@@ -154,52 +219,54 @@ impl Queue {
         self.deactivate(tenant, seconds - predicted_seconds);
     }
 
-    /// Returns every waiting job's scheduled start, in order. Jobs with no reason to wait should
-    /// start.
-    pub(super) fn schedule(&self, now: Duration, loads: &[Load], host: HostMemory) -> Vec<ScheduledStart> {
+    /// Schedules the waiting jobs, in order: all, or those up to the last one that may start now.
+    pub(super) fn schedule(&self, now: Duration, loads: &[Load], host: HostMemory<'_>, extent: Extent) -> Schedule {
         let mut timeline = Timeline::new(now, loads, self.waiting.len(), host, self.policy);
-        let mut lines = match self.policy {
-            Policy::Fair => self.lines(now),
-            Policy::Greedy => self.line_of_all(),
+        let (mut turns, mut starts, mut placed) = (self.turns(), Vec::new(), HashSet::new());
+        // Each job that is placed leaves fewer idle slots. So a job that cannot start now cannot
+        // start later in this walk, and is looked at once.
+        let mut unplaced = self.waiting.values().peekable();
+        loop {
+            let goes_on = extent == Extent::All
+                || timeline.has_idle_slot() && {
+                    while unplaced.next_if(|job| placed.contains(&job.id) || !timeline.may_start(job)).is_some() {}
+                    unplaced.peek().is_some()
+                };
+            let place = |job: &Waiting| {
+                placed.insert(job.id);
+                let scheduled = timeline.place(job);
+                let seconds = scheduled.as_ref().map_or(0.0, ScheduledStart::seconds);
+                starts.extend(scheduled);
+                seconds
+            };
+            if !goes_on || !turns.take(place) {
+                return Schedule { starts, is_whole: placed.len() == self.waiting.len() };
+            }
+        }
+    }
+
+    /// Returns the waiting jobs in the order of their turns.
+    fn turns<'a>(&'a self) -> Turns<'a> {
+        let of_tenant = |tenant: &'a Tenant| -> Option<Line<'a>> {
+            let jobs = tenant.line.iter().map(|(_, id)| &self.waiting[id]);
+            Line::new(tenant.pass, tenant.weight, Box::new(jobs))
         };
-        let mut schedule = Vec::with_capacity(self.waiting.len());
-        while let Some(line) = lines.iter_mut().min_by(|a, b| a.compare(b)) {
-            let Some(job) = line.jobs.pop() else { break };
-            let scheduled = timeline.place(job);
-            line.pass += scheduled.as_ref().map_or(0.0, ScheduledStart::seconds) / line.weight;
-            schedule.extend(scheduled);
-            lines.retain(|line| !line.jobs.is_empty());
-        }
-        schedule
-    }
-
-    /// Returns the waiting jobs by tenant, the first to start at the end.
-    fn lines(&self, now: Duration) -> Vec<Line<'_>> {
-        let mut by_tenant: HashMap<&str, Vec<&Waiting>> = HashMap::new();
-        for job in &self.waiting {
-            by_tenant.entry(&job.tenant).or_default().push(job);
-        }
-        let urgency =
-            |job: &Waiting| f64::from(job.priority) + now.saturating_sub(job.submitted).as_secs_f64() / AGING_SECONDS;
-        let mut lines = Vec::with_capacity(by_tenant.len());
-        for (tenant, mut jobs) in by_tenant {
-            jobs.sort_by(|a, b| urgency(a).total_cmp(&urgency(b)).then(b.id.cmp(&a.id)));
-            let tenant = &self.tenants[tenant];
-            lines.push(Line { pass: tenant.pass, weight: tenant.weight, jobs });
-        }
-        lines
-    }
-
-    /// Returns the waiting jobs of all tenants in one line, the first to come at the end.
-    fn line_of_all(&self) -> Vec<Line<'_>> {
-        let mut jobs: Vec<&Waiting> = self.waiting.iter().collect();
-        jobs.sort_by_key(|job| Reverse(job.id));
-        vec![Line { pass: 0.0, weight: 1.0, jobs }]
+        let lines = match self.policy {
+            Policy::Fair => self.tenants.values().filter_map(of_tenant).collect(),
+            // One line of all tenants, the first to come first.
+            Policy::Greedy => Line::new(0.0, 1.0, Box::new(self.waiting.values())).into_iter().collect(),
+        };
+        Turns { lines }
     }
 
     fn activate(&mut self, tenant: &str) {
         let (floor, weight) = (self.floor().unwrap_or(0.0), self.weight(tenant));
-        let known = self.tenants.entry(tenant.into()).or_insert_with(|| Tenant { weight, pass: floor, active: 0 });
+        let known = self.tenants.entry(tenant.into()).or_insert_with(|| Tenant {
+            weight,
+            pass: floor,
+            active: 0,
+            line: BTreeSet::new(),
+        });
         if known.active == 0 {
             known.pass = known.pass.max(floor);
         }
@@ -224,18 +291,46 @@ impl Queue {
     }
 }
 
-/// Jobs of a tenant that are not placed yet.
+/// Waiting jobs that have yet to take their turns.
+struct Turns<'a> {
+    lines: Vec<Line<'a>>,
+}
+
+impl<'a> Turns<'a> {
+    /// Gives the next job to `charge`, which returns the seconds of device time that its tenant is
+    /// charged. Returns `false` if no job is left.
+    fn take(&mut self, charge: impl FnOnce(&'a Waiting) -> f64) -> bool {
+        let next = (0..self.lines.len()).min_by(|&a, &b| self.lines[a].compare(&self.lines[b]));
+        let Some(next) = next else { return false };
+        let line = &mut self.lines[next];
+        line.pass += charge(line.first) / line.weight;
+        match line.rest.next() {
+            Some(job) => line.first = job,
+            None => {
+                self.lines.swap_remove(next);
+            }
+        }
+        true
+    }
+}
+
+/// Jobs of a tenant that have yet to take their turns.
 struct Line<'a> {
     pass: f64,
     weight: f64,
-    jobs: Vec<&'a Waiting>,
+    first: &'a Waiting,
+    rest: Box<dyn Iterator<Item = &'a Waiting> + 'a>,
 }
 
-impl Line<'_> {
+impl<'a> Line<'a> {
+    /// Returns the line of the given jobs; `None` if there is no job.
+    fn new(pass: f64, weight: f64, mut rest: Box<dyn Iterator<Item = &'a Waiting> + 'a>) -> Option<Self> {
+        Some(Self { pass, weight, first: rest.next()?, rest })
+    }
+
     /// Compares by pass, least first. Among equals, the tenant with the earlier first job is first.
     fn compare(&self, other: &Self) -> Ordering {
-        let first = |line: &Self| line.jobs.last().map(|job| job.id);
-        self.pass.total_cmp(&other.pass).then_with(|| first(self).cmp(&first(other)))
+        self.pass.total_cmp(&other.pass).then_with(|| self.first.id.cmp(&other.first.id))
     }
 }
 

@@ -355,7 +355,7 @@ impl Shared {
         let (mut victims, mut all_bytes) = (Vec::new(), 0);
         for resident in state.residents.iter().filter(|resident| resident.is_evictable()) {
             let held = resident.held.lock();
-            let runs = held.turn.is_some_and(|id| !state.queue.ids().any(|queued| queued == id));
+            let runs = held.turn.is_some_and(|id| !state.queue.contains(id));
             if let Some(built) = held.built.as_ref().filter(|built| !runs && is_on(built)) {
                 all_bytes += built.bytes;
                 victims.push((held.last_used, resident.clone()));

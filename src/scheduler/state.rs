@@ -54,6 +54,16 @@ pub(super) struct State {
     pub(super) draining: bool,
     pub(super) shutdown: bool,
     pub(super) totals: SchedulerStats,
+    pub(super) forecasts: Forecasts,
+}
+
+/// Age of the predicted starts of waiting jobs.
+#[derive(Debug, Default)]
+pub(super) struct Forecasts {
+    /// True if the last event may have changed some that it did not update.
+    pub(super) are_stale: bool,
+    /// Time on the scheduler's clock before which they are not updated again.
+    pub(super) due: Duration,
 }
 
 impl State {

@@ -538,7 +538,7 @@ impl Simulation {
         let (scheduler, records, now) = (&self.scheduler, &mut self.records, self.now);
         self.open.retain(|&id, &mut number| {
             let record = &mut records[number];
-            let state = record.job.as_ref().map(|job| job.status().state).filter(JobState::is_final);
+            let state = record.job.as_ref().map(|job| job.state()).filter(JobState::is_final);
             let Some(state) = state else { return true };
             if state != JobState::Complete {
                 // Nothing is left to fetch, so the server may forget it.

@@ -22,8 +22,13 @@ fn busy(until: f64) -> Load {
 }
 
 /// More than any job asks for.
-fn ample() -> HostMemory {
-    HostMemory { free_bytes: u64::MAX, returns: Vec::new() }
+fn ample() -> HostMemory<'static> {
+    host_memory(u64::MAX)
+}
+
+/// Free host memory, and none that becomes free on its own.
+fn host_memory(free_bytes: u64) -> HostMemory<'static> {
+    HostMemory { free_bytes, returns: &Vec::new }
 }
 
 fn seconds(seconds: f64) -> Duration {
@@ -58,14 +63,19 @@ fn taking(id: u64, bytes: u64) -> Waiting {
     Waiting { places: vec![Place { host: need(bytes), ..place(0, 1.0, None) }], ..job(id, "a", 0, 1.0, 1) }
 }
 
+/// Schedules all jobs.
+fn schedule_all(queue: &Queue, now: Duration, loads: &[Load], host: HostMemory<'_>) -> Vec<ScheduledStart> {
+    queue.schedule(now, loads, host, Extent::All).starts
+}
+
 fn order(queue: &Queue, now: Duration, loads: &[Load]) -> Vec<u64> {
-    queue.schedule(now, loads, ample()).iter().map(|scheduled| scheduled.id.0).collect()
+    schedule_all(queue, now, loads, ample()).iter().map(|scheduled| scheduled.id.0).collect()
 }
 
 /// Runs all jobs on one device, one after the other, and returns their order.
 fn run_all(queue: &mut Queue, mut now: Duration) -> Vec<u64> {
     let mut order = Vec::new();
-    while let Some(scheduled) = queue.schedule(now, &[IDLE], ample()).first().cloned() {
+    while let Some(scheduled) = schedule_all(queue, now, &[IDLE], ample()).first().cloned() {
         assert!(scheduled.wait.is_none(), "the first scheduled starts on an idle device");
         let job = queue.start(scheduled.id, scheduled.place.seconds).unwrap();
         now += seconds(scheduled.place.seconds);
@@ -94,7 +104,7 @@ fn waiting_time_eventually_outweighs_priority() {
     loop {
         id += 1;
         queue.push(Waiting { submitted: now, ..job(id, "a", 100, 1.0, 1) });
-        let first = queue.schedule(now, &[IDLE], ample())[0].clone();
+        let first = schedule_all(&queue, now, &[IDLE], ample())[0].clone();
         queue.start(first.id, 1.0).unwrap();
         queue.end("a", 1.0, 1.0);
         if first.id == JobId(1) {
@@ -152,7 +162,7 @@ fn an_idle_tenant_saves_up_no_turns() {
         queue.push(job(id, "always", 0, 1.0, 1));
     }
     for _ in 0..10 {
-        let scheduled = queue.schedule(Duration::ZERO, &[IDLE], ample())[0].clone();
+        let scheduled = schedule_all(&queue, Duration::ZERO, &[IDLE], ample())[0].clone();
         queue.start(scheduled.id, 1.0).unwrap();
         queue.end("always", 1.0, 1.0);
     }
@@ -185,7 +195,7 @@ fn jobs_spread_over_idle_devices_and_their_starts_are_predicted() {
     for id in 1..=5 {
         queue.push(job(id, "a", 0, 2.0, 2));
     }
-    let schedule = queue.schedule(seconds(10.0), &[IDLE, IDLE], ample());
+    let schedule = schedule_all(&queue, seconds(10.0), &[IDLE, IDLE], ample());
     let starts: Vec<f64> = schedule.iter().map(|scheduled| scheduled.start.as_secs_f64()).collect();
     assert_eq!(starts, [10.0, 10.0, 12.0, 12.0, 14.0]);
     let now: Vec<bool> = schedule.iter().map(|scheduled| scheduled.wait.is_none()).collect();
@@ -199,17 +209,17 @@ fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
         |id: u64| Waiting { places: vec![place(0, 10.0, None), place(1, 1.0, None)], ..job(id, "a", 0, 0.0, 0) };
     let mut queue = Queue::default();
     queue.push(slow_and_fast(1));
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(3.0)], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE, busy(3.0)], ample());
     assert_eq!(
         (schedule[0].place.devices.leader(), schedule[0].start, schedule[0].wait.is_none()),
         (1, seconds(3.0), false)
     );
     // A later job that only the slow device can run does not have to wait for the first.
     queue.push(job(2, "a", 0, 5.0, 1));
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(3.0)], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE, busy(3.0)], ample());
     assert_eq!((schedule[1].id, schedule[1].place.devices.leader(), schedule[1].wait.is_none()), (JobId(2), 0, true));
     // The longer the fast device is taken, the better the slow one looks.
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(30.0)], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE, busy(30.0)], ample());
     assert_eq!((schedule[0].place.devices.leader(), schedule[0].wait.is_none()), (0, true));
 }
 
@@ -225,7 +235,7 @@ fn divisible(id: u64, devices: usize, of_several: &[(usize, f64)]) -> Waiting {
 
 /// Returns the number of devices of each waiting job, and its start.
 fn devices_and_starts(queue: &Queue, loads: &[Load]) -> Vec<(usize, f64)> {
-    let schedule = queue.schedule(Duration::ZERO, loads, ample());
+    let schedule = schedule_all(queue, Duration::ZERO, loads, ample());
     schedule.iter().map(|scheduled| (scheduled.place.devices.len(), scheduled.start.as_secs_f64())).collect()
 }
 
@@ -279,7 +289,7 @@ fn devices_that_wait_for_a_large_job_run_short_ones_that_end_before_it() {
     queue.push(first_only(2, 7.0));
     queue.push(first_only(3, 6.0));
     queue.push(first_only(4, 1.0));
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(10.0)], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE, busy(10.0)], ample());
     let starts: Vec<(u64, f64)> =
         schedule.iter().map(|scheduled| (scheduled.id.0, scheduled.start.as_secs_f64())).collect();
     // Job 2 would end too close to the start of job 1. Job 3 takes the slot, so that job 4 cannot.
@@ -292,7 +302,7 @@ fn devices_that_wait_for_a_large_job_run_short_ones_that_end_before_it() {
     large.places[0].memory_bytes = 100;
     queue.push(large);
     queue.push(first_only(2, 0.01));
-    let schedule = queue.schedule(Duration::ZERO, &[idle(50), IDLE], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[idle(50), IDLE], ample());
     assert!(schedule[1].wait.is_some(), "a job overtook one that waits for memory");
 }
 
@@ -304,7 +314,7 @@ fn short_jobs_share_a_device_that_waits_for_a_large_job() {
     for id in 2..=3 {
         queue.push(Waiting { places: vec![place(0, 1.0, Some(1))], ..job(id, "a", 0, 1.0, 1) });
     }
-    let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[(10.0, false)])], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[two_slots(&[(10.0, false)])], ample());
     let starts: Vec<f64> = schedule.iter().map(|scheduled| scheduled.start.as_secs_f64()).collect();
     assert_eq!(starts, [10.0, 0.0, 14.0], "there is one idle slot");
 }
@@ -327,10 +337,10 @@ fn a_large_job_is_not_overtaken_on_its_device_while_it_waits_for_memory() {
     large.places[0].memory_bytes = 100;
     queue.push(large);
     queue.push(job(2, "a", 0, 1.0, 1));
-    let schedule = queue.schedule(Duration::ZERO, &[idle(50)], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[idle(50)], ample());
     assert_eq!((schedule[0].id, schedule[0].wait.is_none()), (JobId(1), false));
     assert!(schedule[1].wait.is_some(), "a small job overtook a large one on its device");
-    let schedule = queue.schedule(Duration::ZERO, &[idle(100)], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[idle(100)], ample());
     assert_eq!((schedule[0].id, schedule[0].wait.is_none()), (JobId(1), true));
 }
 
@@ -342,7 +352,7 @@ fn jobs_of_a_lost_device_move_and_jobs_without_a_device_are_reported() {
     let loads = [Load::Lost, IDLE];
     let unplaceable: Vec<u64> = queue.remove_unplaceable(&loads).iter().map(|job| job.id.0).collect();
     assert_eq!(unplaceable, [2]);
-    let schedule = queue.schedule(Duration::ZERO, &loads, ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &loads, ample());
     assert_eq!((schedule.len(), schedule[0].place.devices.leader()), (1, 1));
     assert_eq!((queue.active("b"), queue.active("a")), (0, 1));
 }
@@ -385,16 +395,16 @@ fn short_jobs_share_a_device_and_slow_each_other_down() {
     for id in 1..=3 {
         queue.push(short(id, 1.0));
     }
-    let schedule = queue.schedule(seconds(10.0), &[two_slots(&[])], ample());
+    let schedule = schedule_all(&queue, seconds(10.0), &[two_slots(&[])], ample());
     let waits: Vec<_> = schedule.iter().map(|scheduled| scheduled.wait).collect();
     assert_eq!(waits, [None, None, Some(Wait::Device)]);
     // The first job is placed on the empty slot. The second shares the device and takes twice as
     // long.
     assert_eq!(schedule[2].start, seconds(11.0));
-    let schedule = queue.schedule(seconds(10.0), &[two_slots(&[(14.0, false)])], ample());
+    let schedule = schedule_all(&queue, seconds(10.0), &[two_slots(&[(14.0, false)])], ample());
     assert_eq!(schedule[0].wait, None);
     assert_eq!(schedule[1].start, seconds(12.0), "the first shares the device and frees its slot after 2 s");
-    let schedule = queue.schedule(seconds(10.0), &[two_slots(&[(14.0, true)])], ample());
+    let schedule = schedule_all(&queue, seconds(10.0), &[two_slots(&[(14.0, true)])], ample());
     assert_eq!(
         (schedule[0].start, schedule[1].start),
         (seconds(14.0), seconds(14.0)),
@@ -407,11 +417,11 @@ fn a_large_job_takes_all_slots_and_is_not_overtaken() {
     let mut queue = Queue::default();
     queue.push(Waiting { submitted: Duration::ZERO, ..job(1, "a", 0, 5.0, 1) });
     queue.push(short(2, 1.0));
-    let schedule = queue.schedule(seconds(10.0), &[two_slots(&[(11.0, false), (13.0, false)])], ample());
+    let schedule = schedule_all(&queue, seconds(10.0), &[two_slots(&[(11.0, false), (13.0, false)])], ample());
     assert_eq!((schedule[0].id, schedule[0].start, schedule[0].wait), (JobId(1), seconds(13.0), Some(Wait::Device)));
     assert_eq!((schedule[1].id, schedule[1].start), (JobId(2), seconds(18.0)));
     // One slot is free already; it is kept.
-    let schedule = queue.schedule(seconds(12.0), &[two_slots(&[(13.0, false)])], ample());
+    let schedule = schedule_all(&queue, seconds(12.0), &[two_slots(&[(13.0, false)])], ample());
     assert!(schedule.iter().all(|scheduled| scheduled.wait == Some(Wait::Device)), "{schedule:?}");
 }
 
@@ -420,9 +430,10 @@ fn a_short_job_prefers_an_idle_device() {
     let mut queue = Queue::default();
     let place = |device| place(device, 1.0, Some(50));
     queue.push(Waiting { places: vec![place(0), place(1)], ..job(1, "a", 0, 1.0, 1) });
-    let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[(9.0, false)]), two_slots(&[])], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[two_slots(&[(9.0, false)]), two_slots(&[])], ample());
     assert_eq!((schedule[0].place.devices.leader(), schedule[0].wait), (1, None));
-    let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[(9.0, false)]), two_slots(&[(9.0, true)])], ample());
+    let schedule =
+        schedule_all(&queue, Duration::ZERO, &[two_slots(&[(9.0, false)]), two_slots(&[(9.0, true)])], ample());
     assert_eq!((schedule[0].place.devices.leader(), schedule[0].wait), (0, None));
 }
 
@@ -433,7 +444,7 @@ fn each_part_of_a_devices_memory_is_given_to_one_job() {
         queue.push(short(id, 1.0));
     }
     let load = Load::InService { slots: 2, free_bytes: 99, running: Vec::new() };
-    let schedule = queue.schedule(seconds(1.0), &[load], ample());
+    let schedule = schedule_all(&queue, seconds(1.0), &[load], ample());
     assert_eq!(schedule[0].wait, None);
     assert_eq!(schedule[1].wait, Some(Wait::DeviceMemory { needed_bytes: 50, free_bytes: 49 }));
     assert_eq!(schedule[1].start, seconds(1.0) + RETRY);
@@ -444,20 +455,20 @@ fn a_job_that_waits_for_host_memory_delays_other_jobs_only_after_a_while() {
     let mut queue = Queue::default();
     queue.push(taking(1, 80));
     queue.push(taking(2, 10));
-    let host =
-        HostMemory { free_bytes: 50, returns: vec![(seconds(70.0), 20), (seconds(60.0), 20), (seconds(90.0), 9)] };
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE], host.clone());
+    let returns = || vec![(seconds(70.0), 20), (seconds(60.0), 20), (seconds(90.0), 9)];
+    let host = HostMemory { free_bytes: 50, returns: &returns };
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE], host);
     let wait = Wait::HostMemory { needed_bytes: 80, free_bytes: 50, comes_back: true };
     assert_eq!((schedule[0].id, schedule[0].wait, schedule[0].start), (JobId(1), Some(wait), seconds(70.0)));
     assert_eq!((schedule[1].id, schedule[1].wait), (JobId(2), None), "a job that waits for memory books no device");
     // After a while, free memory is kept for the job.
     queue.note_starved(JobId(1), Duration::ZERO, true);
     assert_eq!(queue.note_starved(JobId(1), CLAIM_AFTER, true).map(|short| short.waited), Some(CLAIM_AFTER));
-    let schedule = queue.schedule(CLAIM_AFTER, &[IDLE], host);
+    let schedule = schedule_all(&queue, CLAIM_AFTER, &[IDLE], host);
     assert!(matches!(schedule[1].wait, Some(Wait::HostMemory { free_bytes: 0, .. })), "{schedule:?}");
     // A return that would not be enough is reported.
-    let host = HostMemory { free_bytes: 50, returns: vec![(seconds(60.0), 29)] };
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE], host);
+    let host = HostMemory { free_bytes: 50, returns: &|| vec![(seconds(60.0), 29)] };
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE], host);
     assert!(matches!(schedule[0].wait, Some(Wait::HostMemory { comes_back: false, .. })), "{schedule:?}");
 }
 
@@ -467,11 +478,11 @@ fn a_job_takes_the_host_memory_of_the_device_that_it_is_placed_on() {
     let places = [(0, 1.0, 10), (1, 2.0, 70)];
     let places = places.map(|(device, seconds, bytes)| Place { host: need(bytes), ..place(device, seconds, None) });
     queue.push(Waiting { places: places.to_vec(), ..job(1, "a", 0, 1.0, 1) });
-    assert_eq!(queue.host_bytes(), 70);
-    let host = HostMemory { free_bytes: 50, returns: Vec::new() };
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE, IDLE], host.clone());
+    assert_eq!(queue.next_host_bytes(5), 10, "on the faster device");
+    let host = host_memory(50);
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE, IDLE], host);
     assert_eq!((schedule[0].place.devices.leader(), schedule[0].host_bytes, schedule[0].wait), (0, 10, None));
-    let schedule = queue.schedule(Duration::ZERO, &[Load::Lost, IDLE], host);
+    let schedule = schedule_all(&queue, Duration::ZERO, &[Load::Lost, IDLE], host);
     assert_eq!((schedule[0].place.devices.leader(), schedule[0].host_bytes), (1, 70));
     assert!(
         matches!(schedule[0].wait, Some(Wait::HostMemory { needed_bytes: 70, free_bytes: 50, .. })),
@@ -508,11 +519,11 @@ fn a_job_on_several_devices_starts_when_all_are_free_and_books_them_all() {
     queue.push(on_both(1, None));
     // Too long to end before the first job starts.
     queue.push(job(2, "a", 0, 4.0, 3));
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE, busy(5.0), busy(9.0)], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE, busy(5.0), busy(9.0)], ample());
     assert_eq!((schedule[0].start, schedule[0].wait), (seconds(5.0), Some(Wait::Device)));
     // Device 0 is kept for the first job until it starts there, and until it ends.
     assert_eq!((schedule[1].place.devices.leader(), schedule[1].start), (0, seconds(7.0)));
-    let schedule = queue.schedule(Duration::ZERO, &[IDLE, IDLE, IDLE], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE, IDLE, IDLE], ample());
     assert_eq!((schedule[0].wait, schedule[1].wait), (None, None));
     assert_eq!(schedule[1].place.devices.leader(), 2, "the free device");
 }
@@ -521,9 +532,9 @@ fn a_job_on_several_devices_starts_when_all_are_free_and_books_them_all() {
 fn a_job_on_several_devices_needs_memory_on_each_and_none_of_them_lost() {
     let mut queue = Queue::default();
     queue.push(on_both(1, None));
-    let schedule = queue.schedule(Duration::ZERO, &[idle(200), idle(99)], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[idle(200), idle(99)], ample());
     assert_eq!(schedule[0].wait, Some(Wait::DeviceMemory { needed_bytes: 100, free_bytes: 99 }));
-    assert!(queue.schedule(Duration::ZERO, &[IDLE, Load::Lost], ample()).is_empty());
+    assert!(schedule_all(&queue, Duration::ZERO, &[IDLE, Load::Lost], ample()).is_empty());
     let unplaceable = queue.remove_unplaceable(&[IDLE, Load::Lost]);
     assert_eq!(unplaceable.iter().map(|job| job.id).collect::<Vec<_>>(), [JobId(1)]);
 }
@@ -533,7 +544,7 @@ fn a_short_job_on_several_devices_takes_as_long_as_on_the_fullest() {
     let mut queue = Queue::default();
     queue.push(on_both(1, Some(50)));
     queue.push(Waiting { places: vec![place(0, 10.0, None)], ..job(2, "a", 0, 10.0, 1) });
-    let schedule = queue.schedule(Duration::ZERO, &[two_slots(&[]), two_slots(&[(9.0, false)])], ample());
+    let schedule = schedule_all(&queue, Duration::ZERO, &[two_slots(&[]), two_slots(&[(9.0, false)])], ample());
     assert_eq!((schedule[0].start, schedule[0].wait), (Duration::ZERO, None));
     assert_eq!(schedule[1].start, seconds(4.0), "two jobs on device 1 take twice as long");
 }
@@ -547,7 +558,7 @@ fn the_greedy_policy_knows_no_shares_and_lets_later_jobs_take_idle_devices() {
     assert_eq!(run_all(&mut queue, Duration::ZERO), [1, 2], "the first to come is first");
     queue.push(on_both(1, None));
     queue.push(job(2, "a", 0, 1000.0, 1));
-    let schedule = |queue: &Queue| queue.schedule(Duration::ZERO, &[IDLE, busy(5.0)], ample());
+    let schedule = |queue: &Queue| schedule_all(queue, Duration::ZERO, &[IDLE, busy(5.0)], ample());
     let waits: Vec<bool> = schedule(&queue).iter().map(|scheduled| scheduled.wait.is_some()).collect();
     assert_eq!(waits, [true, false], "the later job delays the earlier one");
     queue.policy = Policy::Fair;
@@ -560,7 +571,90 @@ fn the_greedy_policy_takes_more_devices_for_any_gain() {
     for (policy, devices) in [(Policy::Fair, 1), (Policy::Greedy, 2)] {
         let mut queue = Queue::new(policy);
         queue.push(Waiting { places: places(), ..job(1, "a", 0, 10.0, 1) });
-        let schedule = queue.schedule(Duration::ZERO, &[IDLE, IDLE], ample());
+        let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE, IDLE], ample());
         assert_eq!(schedule[0].place.devices.len(), devices, "{policy:?}");
     }
+}
+
+#[test]
+fn a_walk_looks_at_no_job_behind_the_last_that_may_start() {
+    let starts = |queue: &Queue, loads: &[Load]| {
+        let schedule = queue.schedule(Duration::ZERO, loads, ample(), Extent::MayStart);
+        assert_eq!(schedule.is_whole, schedule.starts.len() == queue.len());
+        schedule.starts.iter().map(|scheduled| (scheduled.id.0, scheduled.wait.is_none())).collect::<Vec<_>>()
+    };
+    let mut queue = Queue::default();
+    for id in 1..=1000 {
+        queue.push(job(id, ["a", "b"][id as usize % 2], 0, 1.0, 2));
+    }
+    assert_eq!(starts(&queue, &[busy(1.0), busy(2.0)]), [], "no slot is idle");
+    assert_eq!(starts(&queue, &[busy(1.0), IDLE]), [(1, true)]);
+    assert_eq!(starts(&queue, &[IDLE, IDLE]), [(1, true), (2, true)]);
+    // A device that no job may use keeps no walk going.
+    assert_eq!(starts(&queue, &[busy(1.0), busy(2.0), IDLE]), []);
+    // A later job on such a device is found, and jobs before it keep their turns.
+    queue.push(Waiting { places: vec![place(2, 1.0, None)], ..job(1001, "c", -5, 1.0, 0) });
+    let found = starts(&queue, &[busy(1.0), busy(2.0), IDLE]);
+    assert_eq!(found.last(), Some(&(1001, true)));
+    assert!(found.len() < 10, "the tenants have had no device time, so their first jobs are next: {found:?}");
+    // Slots that a large job has booked stay idle for too short a time.
+    let mut queue = Queue::default();
+    queue.push(on_both(1, None));
+    for id in 2..=1000 {
+        queue.push(job(id, "a", 0, 4.0, 2));
+    }
+    assert_eq!(starts(&queue, &[IDLE, busy(5.0)]), [(1, false)]);
+    queue.push(job(1001, "a", 0, 3.0, 1));
+    assert_eq!(starts(&queue, &[IDLE, busy(5.0)]).len(), 1001, "the last job ends before the large one starts");
+}
+
+#[test]
+fn a_job_that_takes_no_time_needs_a_slot_too() {
+    let mut queue = Queue::default();
+    queue.push(Waiting { places: vec![place(0, 0.0, Some(0))], ..job(1, "a", 0, 0.0, 0) });
+    let wait = |load: Load| schedule_all(&queue, Duration::ZERO, &[load], ample())[0].wait;
+    assert_eq!(wait(busy(1.0)), Some(Wait::Device));
+    assert_eq!(wait(two_slots(&[(1.0, false)])), None);
+}
+
+#[test]
+fn a_walk_that_ends_early_makes_the_same_decisions() {
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
+    let mut ended_early = 0;
+    for seed in 0..300 {
+        let random = &mut SmallRng::seed_from_u64(seed);
+        let mut queue = Queue::new(if random.random_bool(0.2) { Policy::Greedy } else { Policy::Fair });
+        for id in 1..=random.random_range(1..40) {
+            let mut of_devices = |_| {
+                let (first, count) = (random.random_range(0..4), random.random_range(1..=2));
+                let devices = DeviceSet::new((first..first + count).map(|device| device % 4));
+                let shared_bytes = random.random_bool(0.5).then_some(20);
+                let host = need(random.random_range(0..30));
+                Place { devices, memory_bytes: 60, host, ..place(0, random.random_range(0.0..4.0), shared_bytes) }
+            };
+            let places = (0..3).map(&mut of_devices).collect();
+            let tenant = ["a", "b", "c"][random.random_range(0..3)];
+            let starved_since = random.random_bool(0.2).then_some(Duration::ZERO);
+            let priority = random.random_range(-3..3);
+            queue.push(Waiting { places, starved_since, ..job(id, tenant, priority, 1.0, 0) });
+        }
+        let mut load = |_| match random.random_range(0..6) {
+            0 => Load::Lost,
+            1 => two_slots(&[(random.random_range(100.0..110.0), true)]),
+            2 => two_slots(&[(101.0, false), (random.random_range(99.0..110.0), false)]),
+            3 => two_slots(&[(random.random_range(100.0..110.0), false)]),
+            4 => Load::InService { slots: 2, free_bytes: random.random_range(0..100), running: Vec::new() },
+            _ => busy(103.0),
+        };
+        let loads: Vec<Load> = (0..4).map(&mut load).collect();
+        let host = HostMemory { free_bytes: 50, returns: &|| vec![(seconds(120.0), 10)] };
+        let of = |extent| queue.schedule(seconds(100.0), &loads, host, extent);
+        let (all, early) = (of(Extent::All), of(Extent::MayStart));
+        let (same, behind) = all.starts.split_at(early.starts.len());
+        assert_eq!(same, early.starts, "seed {seed}");
+        assert!(behind.iter().all(|scheduled| scheduled.wait == Some(Wait::Device)), "seed {seed}: {behind:?}");
+        ended_early += usize::from(!behind.is_empty());
+    }
+    assert!(ended_early > 100, "{ended_early} of 300 walks ended early");
 }

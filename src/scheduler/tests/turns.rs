@@ -57,6 +57,27 @@ fn priorities_and_positions_show_in_the_queue() {
 }
 
 #[test]
+fn jobs_that_cannot_start_are_placed_when_their_status_is_asked() {
+    let stage = Stage::new(2);
+    let running: Vec<_> = ["r0", "r1"].map(|label| stage.submit(label)).into();
+    running.iter().for_each(|_| _ = stage.next());
+    let waiting: Vec<_> = (0..50).map(|_| stage.submit("r2")).collect();
+    let placed = || waiting.iter().filter(|job| job.life.lock().forecast.is_some()).count();
+    assert_eq!(placed(), 0, "both devices are busy, so no event has to look at a waiting job");
+    let positions: Vec<_> = waiting.iter().map(|job| job.status().queue_position).collect();
+    assert_eq!(positions, (0..50).map(Some).collect::<Vec<_>>());
+    assert!(waiting.is_sorted_by_key(|job| job.status().predicted_start));
+    assert!(waiting[49].status().waiting_for.is_some_and(|device| device.starts_with("host:")));
+    // The device is given to the first in line, and the forecasts of the others follow.
+    stage.finish(1);
+    stage.next();
+    assert_eq!((waiting[0].state(), waiting[1].status().queue_position), (JobState::Running, Some(0)));
+    assert!(stage.scheduler.handle.shared.state.lock().devices.iter().all(|device_state| {
+        device_state.running.iter().all(|running| running.job.is_device_wanted.load(Ordering::Relaxed))
+    }));
+}
+
+#[test]
 fn many_jobs_of_one_tenant_do_not_delay_another_tenant() {
     let stage = Stage::new(1);
     for label in ["r0", "r1", "r2", "r3"] {
