@@ -9,7 +9,7 @@ use crate::device::{CacheStats, Capabilities, ColumnRows, DeviceFacts, DeviceId,
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::Budget;
 use crate::planner::Rates;
-use crate::topology::{DeviceNode, SharedLinks, Topology};
+use crate::topology::{DeviceNode, SharedLinks};
 use crate::{Error, Result};
 
 /// Rate of links that no file describes. The described links of a machine are the narrower ones.
@@ -26,11 +26,11 @@ pub struct SimulatedDevice {
 }
 
 impl SimulatedDevice {
-    /// Returns the devices of a topology, in its order. Each works `speed` times as fast as an
-    /// H200, copies at the rates of the described links, and has `memory_bytes` if the topology
-    /// does not say how much.
-    pub fn all_of(topology: &Topology, speed: f64, memory_bytes: u64) -> Vec<Arc<Self>> {
-        let links = Arc::new(SharedLinks::new(topology.clone()));
+    /// Returns the devices of a topology with its links, in its order. Each works `speed` times as
+    /// fast as an H200, copies at the rates of the described links, and has `memory_bytes` if the
+    /// topology does not say how much.
+    pub fn all_of(links: &Arc<SharedLinks>, speed: f64, memory_bytes: u64) -> Vec<Arc<Self>> {
+        let topology = links.topology();
         let device = |node: &DeviceNode| {
             let h200 = Rates::h200().of_faster_device(speed);
             let rates = match topology.host_link(node) {

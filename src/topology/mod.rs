@@ -197,7 +197,7 @@ impl Topology {
 
     /// Returns the links from one node to another, with the direction of travel. `None` if there is
     /// no route.
-    pub fn hops(&self, from: &str, to: &str) -> Option<Vec<Hop>> {
+    fn hops(&self, from: &str, to: &str) -> Option<Vec<Hop>> {
         let mut node = from;
         let route = self.route(from, to)?;
         let hop = |link: usize| {

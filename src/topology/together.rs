@@ -45,13 +45,29 @@ impl SharedLinks {
         Self { to_host, between: devices.iter().map(to_all).collect(), topology }
     }
 
+    /// Returns the machine that the routes were found in.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Returns the route between a device, by index, and the memory of its socket. `None` if the
+    /// topology does not describe it.
+    pub fn host_route(&self, device: usize) -> Option<&HostRoute> {
+        self.to_host[device].as_ref()
+    }
+
+    /// Returns the links from one device to another, by index. `None` if there is no route.
+    pub fn hops(&self, from: usize, to: usize) -> Option<&[Hop]> {
+        self.between[from][to].as_deref()
+    }
+
     /// Returns the rates of the named devices while all of them copy from and to the memory of
     /// their own sockets, or write to each other. `None` if the topology does not describe the
     /// links of all of them to host memory.
     pub fn together(&self, devices: &[String]) -> Option<Together> {
         let index = |name: &String| self.topology.devices.iter().position(|node| node.name == *name);
         let members = devices.iter().map(index).collect::<Option<Vec<_>>>()?;
-        let routes = members.iter().map(|&member| self.to_host[member].as_ref()).collect::<Option<Vec<_>>>()?;
+        let routes = members.iter().map(|&member| self.host_route(member)).collect::<Option<Vec<_>>>()?;
         let crowd = || Crowd::new(&self.topology);
         let (mut into, mut out, mut both) = (crowd(), crowd(), crowd());
         for route in routes {
@@ -86,7 +102,7 @@ impl SharedLinks {
         let round = |step: usize| {
             let mut crowd = Crowd::new(&self.topology);
             for (at, &from) in members.iter().enumerate() {
-                crowd.add(self.between[from][members[(at + step) % count]].as_ref()?);
+                crowd.add(self.hops(from, members[(at + step) % count])?);
             }
             Some(crowd.rate_of_each())
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dovetail::engine::SimulatedDevice;
 use dovetail::planner::{Plan, Resource};
-use dovetail::topology::{Hop, HostRoute, Topology};
+use dovetail::topology::{Hop, SharedLinks, Topology};
 
 /// Part of the machine that bytes of several jobs cross at one rate in all.
 #[derive(Debug)]
@@ -26,9 +26,7 @@ pub struct Machine {
     of_links: Vec<([usize; 2], Option<usize>)>,
     /// Pipe of the memory of each device's socket.
     of_memory: Vec<Option<usize>>,
-    to_host: Vec<Option<HostRoute>>,
-    /// By the device that writes, and the one whose memory it is.
-    between: Vec<Vec<Option<Vec<Hop>>>>,
+    links: Arc<SharedLinks>,
 }
 
 /// Pipe, and the share of its rate that a job takes while it runs at full speed.
@@ -60,14 +58,12 @@ impl Machine {
             let own = topology.socket_of(node)?;
             sockets[topology.sockets.iter().position(|socket| socket.name == own.name)?]
         };
-        let nodes = &topology.devices;
-        let hops = |from: &str| nodes.iter().map(|to| topology.hops(from, &to.name)).collect();
+        let (nodes, links) = (&topology.devices, Arc::new(SharedLinks::new(topology.clone())));
         let mut machine = Self {
-            devices: SimulatedDevice::all_of(topology, speed, memory_bytes),
+            devices: SimulatedDevice::all_of(&links, speed, memory_bytes),
             names: nodes.iter().map(|node| node.name.clone()).collect(),
             of_memory: nodes.iter().map(memory_of).collect(),
-            to_host: nodes.iter().map(|node| topology.host_route(node)).collect(),
-            between: nodes.iter().map(|node| hops(&node.name)).collect(),
+            links,
             of_links,
             pipes,
         };
@@ -76,7 +72,7 @@ impl Machine {
     }
 
     fn mark_pipes_of_host(&mut self) {
-        let routes = self.to_host.iter().flatten();
+        let routes = (0..self.devices.len()).filter_map(|device| self.links.host_route(device));
         let hops: Vec<Hop> =
             routes.flat_map(|route| route.to_device.iter().chain(&route.from_device)).copied().collect();
         let memory = self.of_memory.iter().flatten().copied();
@@ -102,12 +98,12 @@ impl Machine {
         };
         let others = (devices.len() - 1) as f64;
         for &device in devices {
-            if let Some(route) = &self.to_host[device] {
+            if let Some(route) = self.links.host_route(device) {
                 cross(&route.to_device, bytes_in);
                 cross(&route.from_device, bytes_out);
             }
             for &other in devices.iter().filter(|&&other| other != device) {
-                let hops = self.between[device][other].as_deref().unwrap_or_default();
+                let hops = self.links.hops(device, other).unwrap_or_default();
                 cross(hops, plan.sent_bytes as f64 / others);
             }
         }

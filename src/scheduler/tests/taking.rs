@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::SimulatedDevice;
-use crate::topology::Topology;
+use crate::topology::{SharedLinks, Topology};
 
 const MIB: u64 = 1 << 20;
 
@@ -15,7 +15,7 @@ struct Taking {
 
 impl Taking {
     fn new() -> Self {
-        let devices = SimulatedDevice::all_of(&Topology::fixture("h200-x4"), 1.0, MIB);
+        let devices = SimulatedDevice::all_of(&Arc::new(SharedLinks::new(Topology::fixture("h200-x4"))), 1.0, MIB);
         let engines = devices.iter().map(|device| device.clone() as Arc<dyn Engine>).collect();
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 * MIB)));
         for name in ["r", "s"] {

@@ -6,7 +6,7 @@ use super::*;
 use crate::catalog::ColumnStatistics;
 use crate::engine::SimulatedDevice;
 use crate::planner::{Distribution, Resource};
-use crate::topology::Topology;
+use crate::topology::{SharedLinks, Topology};
 
 /// Scheduler of a machine that plans, and runs no join.
 struct Machine {
@@ -22,7 +22,7 @@ impl Machine {
 
 /// Returns a machine whose devices work at a share of an H200's rates.
 fn machine(fixture: &str, share: f64) -> Machine {
-    let devices = SimulatedDevice::all_of(&Topology::fixture(fixture), share, 1 << 30);
+    let devices = SimulatedDevice::all_of(&Arc::new(SharedLinks::new(Topology::fixture(fixture))), share, 1 << 30);
     let devices = devices.into_iter().map(|device| device as Arc<dyn Engine>).collect();
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
     let options = SchedulerOptions { workers: false, timer: false, ..SchedulerOptions::default() };
