@@ -171,6 +171,9 @@ struct Inner {
     progress: watch::Sender<(usize, SpoolState)>,
 }
 
+/// Batch with its note, the `app_metadata` of its message. A batch with a note has no rows.
+pub type NotedBatch = (RecordBatch, Option<Bytes>);
+
 /// Batch of a result, with the bytes that it holds.
 #[derive(Debug)]
 struct HeldBatch {

@@ -17,7 +17,6 @@ use std::time::Duration;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, SchemaRef};
-use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::timeout;
 
@@ -33,7 +32,7 @@ use super::readers::Left;
 use super::shared::Shared;
 use super::tickets::{Target, table_version};
 use super::transfers::Encoding;
-use crate::catalog::{ChargeHold, ResultReader, Table};
+use crate::catalog::{ChargeHold, NotedBatch, ResultReader, Table};
 use crate::columns::any_part;
 use crate::memory::{Interrupt, schema_bytes};
 use crate::scheduler::{Job, JobId};
@@ -112,9 +111,6 @@ pub fn of_job(
     }
 }
 
-/// Batch, with the `app_metadata` of its message.
-type Noted = (RecordBatch, Option<Bytes>);
-
 enum Source {
     Table { table: Arc<Table>, next: usize, end: usize, _held: Vec<ChargeHold> },
     Result { job: Arc<Job>, rows: ResultReader, leaving: Reader, delivery: Delivery },
@@ -144,7 +140,7 @@ impl Source {
     }
 
     /// Returns the next batch; `None` at the end. A batch with a note has no rows.
-    async fn next(&mut self) -> Result<Option<Noted>> {
+    async fn next(&mut self) -> Result<Option<NotedBatch>> {
         match self {
             Self::Table { table, next, end, .. } => {
                 let index = *next;
@@ -270,7 +266,7 @@ struct State {
     /// Schema message, until it is sent.
     schema: Option<Answer>,
     /// Batch that was taken from the source and could not be joined with the batches before it.
-    ahead: Option<Noted>,
+    ahead: Option<NotedBatch>,
     record: CallRecord,
     encoding: Encoding,
     memory: AnswerMemory,

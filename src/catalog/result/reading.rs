@@ -4,9 +4,8 @@ use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
 use arrow::array::RecordBatch;
-use bytes::Bytes;
 
-use super::{HeldBatch, ResultSpool, SpoolContents, SpoolState, released};
+use super::{HeldBatch, NotedBatch, ResultSpool, SpoolContents, SpoolState, released};
 use crate::{Error, Result};
 
 /// Reads a share of a result. See [`ResultSpool::reader`].
@@ -43,7 +42,7 @@ impl ResultReader {
     ///
     /// # Errors
     /// The errors of [`next`](Self::next).
-    pub async fn next_noted(&mut self) -> Result<Option<(RecordBatch, Option<Bytes>)>> {
+    pub async fn next_noted(&mut self) -> Result<Option<NotedBatch>> {
         if self.spool.is_consumed_by_reading() {
             // Without this check, a second reader of an endpoint would be told that it has no rows.
             if !self.begun && !self.spool.inner.held.lock().begun.insert(self.next) {
@@ -106,7 +105,7 @@ impl ResultSpool {
     }
 
     /// Waits for the first batch that no reader has taken, and returns it.
-    async fn next_of_all(&self) -> Result<Option<(RecordBatch, Option<Bytes>)>> {
+    async fn next_of_all(&self) -> Result<Option<NotedBatch>> {
         let mut progress = self.inner.progress.subscribe();
         loop {
             // The state is read before the batches: if the writer had finished by then, `take_next`
@@ -143,7 +142,7 @@ impl ResultSpool {
     }
 
     /// Returns the first batch that no reader has taken.
-    fn take_next(&self) -> Option<(RecordBatch, Option<Bytes>)> {
+    fn take_next(&self) -> Option<NotedBatch> {
         let mut held = self.inner.held.lock();
         let HeldBatch { batch, bytes, note } = held.batches.iter_mut().find_map(Option::take)?;
         self.taken(&mut held, bytes);
