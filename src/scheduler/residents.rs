@@ -295,12 +295,11 @@ impl Shared {
             (Some(one), Some(other)) => resident.owner == owner && one.is_like(other),
             _ => false,
         };
-        let is_kept = state.residents.iter().find(is_like).is_some_and(|resident| resident.is_kept());
-        if !keep.is_zero() && !is_kept {
+        let like = state.residents.iter().find(is_like).cloned();
+        if !keep.is_zero() && !like.as_ref().is_some_and(|resident| resident.is_kept()) {
             check_kept(&state, owner)?;
         }
-        let known = state.residents.iter().find(is_like).filter(|resident| resident.enter(keep)).cloned();
-        let resident = known.unwrap_or_else(|| {
+        let resident = like.filter(|resident| resident.enter(keep)).unwrap_or_else(|| {
             state.last_resident += 1;
             let held = Mutex::new(Held { users: 1, keep, ..Held::default() });
             let (number, owner) = (state.last_resident, owner.to_owned());
@@ -320,8 +319,7 @@ impl Shared {
                 table.is_ok_and(|table| std::ptr::eq(Arc::as_ptr(&table), shape.table.as_ptr()))
             };
             let must_go = !resident.shape.as_ref().is_some_and(is_table);
-            let join = resident.let_go(now, must_go).map(|built| built.join);
-            leftovers.extend(join.map(|join| Leftovers { _prepared: Some(join), ..Leftovers::default() }));
+            leftovers.extend(resident.let_go(now, must_go).map(Leftovers::of_build));
         }
         state.residents.retain(|resident| !resident.held.lock().is_gone);
     }
@@ -379,7 +377,7 @@ impl Shared {
     }
 
     /// Takes the residents of lost devices away from them. They are prepared again elsewhere. Jobs
-    /// of one that cannot be prepared again have no place left, and go to the queue to be failed.
+    /// of those that cannot be prepared again have no place left, and go to the queue to be failed.
     pub(super) fn leave_lost_devices(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         for resident in state.residents.clone() {
             if resident.built().is_none_or(|built| state.devices[built.device].lost.is_none()) {
@@ -389,24 +387,23 @@ impl Shared {
                 leftovers.extend(Self::unbuild(state, &resident));
                 continue;
             }
-            let jobs = state.open.values().map(|open| open.job.clone());
-            let harmed: Vec<_> =
-                jobs.filter(|job| job.feed.as_ref().is_some_and(|feed| feed.uses(&resident))).collect();
-            harmed.iter().for_each(|job| {
-                self.queue_turn(state, job);
-            });
+            // It has one job.
+            let mut jobs = state.open.values().map(|open| &open.job);
+            let job = jobs.find(|job| job.feed.as_ref().is_some_and(|feed| feed.uses(&resident))).cloned();
+            if let Some(job) = job {
+                self.queue_turn(state, &job);
+            }
         }
     }
 
-    /// Takes a build side away from its device. A turn that waits in the queue will prepare it.
+    /// Takes a build side away from its device, if it is on one. A turn that waits in the queue
+    /// will prepare it.
     pub(super) fn unbuild(state: &mut State, resident: &Resident) -> Option<Leftovers> {
-        let built = resident.take_built()?;
         let turn = resident.held.lock().turn;
-        let job = turn.and_then(|id| state.live.get(&id).cloned());
-        if let Some((job, feed)) = job.as_ref().and_then(|job| Some((job, job.feed.as_ref()?))) {
-            state.queue.replace_places(job.id, feed.places());
+        if let Some((id, feed)) = turn.and_then(|id| Some((id, state.live.get(&id)?.feed.as_ref()?))) {
+            state.queue.replace_places(id, feed.places());
         }
-        Some(Leftovers { _prepared: Some(built.join), ..Leftovers::default() })
+        resident.take_built().map(Leftovers::of_build)
     }
 }
 

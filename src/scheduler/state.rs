@@ -13,7 +13,7 @@ use super::job::{Job, JobId, Tables};
 use super::options::SchedulerOptions;
 use super::placing::Waiting;
 use super::queue::Queue;
-use super::residents::Resident;
+use super::residents::{Built, Resident};
 use super::stats::SchedulerStats;
 use crate::Error;
 use crate::catalog::{Catalog, ChargeHold, NameReservation};
@@ -122,6 +122,12 @@ pub(super) struct Leftovers {
     pub(super) _table_holds: Vec<ChargeHold>,
     pub(super) _into: Option<NameReservation>,
     pub(super) _prepared: Option<Arc<dyn Prepared>>,
+}
+
+impl Leftovers {
+    pub(super) fn of_build(built: Built) -> Self {
+        Self { _prepared: Some(built.join), ..Self::default() }
+    }
 }
 
 #[derive(Debug)]

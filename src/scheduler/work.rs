@@ -284,8 +284,6 @@ impl Shared {
         if let Some(feed) = &job.feed {
             // It may be of a process that has ended, although the device is back in service.
             feed.forget_build(state, leftovers);
-            // It may have been forgotten while the turn ran.
-            state.queue.replace_places(job.id, feed.places());
         }
         self.fail_unplaceable(state, leftovers);
         self.dispatch(state, leftovers);
