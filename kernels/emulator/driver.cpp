@@ -16,7 +16,10 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <unordered_set>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -75,11 +78,44 @@ std::map<char*, Piece> pieces;
 std::map<char*, size_t> registered;
 std::unordered_set<void*> host_pieces, streams, events;
 
-int gpu_count() {
-    const char* asked = std::getenv("DOVETAIL_EMULATED_GPUS");
-    const int count = asked ? std::atoi(asked) : 1;
-    return count < 0 ? 0 : count > GPUS_MAX ? GPUS_MAX : count;
+// Fills every byte of a GPU's UUID with the number of the GPU.
+std::string uuid_text(int gpu) {
+    char byte[3];
+    std::snprintf(byte, sizeof byte, "%02x", gpu);
+    std::string text = "GPU-";
+    for (const int bytes : {4, 2, 2, 2, 6}) {
+        for (int at = 0; at < bytes; ++at) text += byte;
+        text += '-';
+    }
+    text.pop_back();
+    return text;
 }
+
+// Returns the GPUs that CUDA_VISIBLE_DEVICES shows, in its order: numbers, or UUIDs that may be cut
+// short. As with CUDA, the first entry that names no GPU ends the list.
+std::vector<int> shown_gpus() {
+    const char* asked = std::getenv("DOVETAIL_EMULATED_GPUS");
+    const int all = std::min(std::max(asked ? std::atoi(asked) : 1, 0), GPUS_MAX);
+    std::vector<int> shown;
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (!visible) {
+        for (int gpu = 0; gpu < all; ++gpu) shown.push_back(gpu);
+        return shown;
+    }
+    std::istringstream entries(visible);
+    for (std::string entry; std::getline(entries, entry, ',');) {
+        int found = -1;
+        for (int gpu = 0; gpu < all; ++gpu) {
+            const bool is_uuid = entry.size() > 4 && uuid_text(gpu).compare(0, entry.size(), entry) == 0;
+            if (is_uuid || entry == std::to_string(gpu)) found = gpu;
+        }
+        if (found < 0) break;
+        shown.push_back(found);
+    }
+    return shown;
+}
+
+int gpu_count() { return int(shown_gpus().size()); }
 
 // Checks that almost every call begins with. Returns an error code.
 int ready() {
@@ -205,7 +241,8 @@ int cuDeviceGetName(char* name, int bytes, int) {
 }
 
 int cuDeviceGetUuid_v2(void* uuid, int device) {
-    std::memset(uuid, device, 16);
+    if (device < 0 || device >= gpu_count()) return INVALID_DEVICE;
+    std::memset(uuid, shown_gpus()[size_t(device)], 16);
     return SUCCESS;
 }
 
@@ -217,7 +254,8 @@ int cuDeviceTotalMem_v2(size_t* bytes, int) {
 }
 
 int cuDeviceGetPCIBusId(char* text, int bytes, int device) {
-    std::snprintf(text, size_t(bytes), "0000:%02x:00.0", device + 1);
+    if (device < 0 || device >= gpu_count()) return INVALID_DEVICE;
+    std::snprintf(text, size_t(bytes), "0000:%02x:00.0", shown_gpus()[size_t(device)] + 1);
     return SUCCESS;
 }
 

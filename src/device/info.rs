@@ -26,8 +26,9 @@ impl DeviceInfo {
 pub struct DeviceFacts {
     /// Name for the operator: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
     pub name: String,
-    /// Empty if the device reports none.
-    pub uuid: String,
+    /// UUID of a GPU, or of a slice of one, as `nvidia-smi -L` prints it. `None` for a host device,
+    /// and for a GPU whose driver does not say.
+    pub uuid: Option<String>,
     /// `None` for a host device.
     pub compute_capability: Option<ComputeCapability>,
     /// CPU threads, or multiprocessors. At least 1.

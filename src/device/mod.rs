@@ -45,6 +45,7 @@ mod cpu_pool;
 #[allow(unsafe_code)]
 pub mod cuda;
 mod fault;
+mod gpu_uuid;
 pub mod host;
 mod info;
 mod loss;
@@ -67,9 +68,12 @@ use arrow::buffer::Buffer;
 pub use cache::{CacheOps, CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
 pub use copies::Copies;
+pub use gpu_uuid::{VISIBLE_GPUS, is_slice, unknown_visible_gpu, visible_to_process_of};
 pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning};
 pub use loss::set_process_of_one_device;
-pub use open::{GpuSeen, gpu_count, gpus_seen, open_device, open_gpu, parse_device, why_no_gpu};
+pub use open::{
+    GpuSeen, gpu_count, gpu_uuids, gpus_seen, open_device, open_device_of_uuid, open_gpu, parse_device, why_no_gpu,
+};
 pub use options::TestOptions;
 pub use pattern::Pattern;
 pub use peers::{PeerOps, PeerWindow, peers, shares_no_memory};

@@ -35,9 +35,24 @@ pub fn open_device(
     threads: usize,
     budget: impl FnOnce(Option<u64>) -> Budget,
 ) -> Result<Arc<dyn Device>> {
+    open_device_of_uuid(id, None, threads, budget)
+}
+
+/// Opens a device as [`open_device`] does. A GPU is found by its UUID instead of its number: CUDA
+/// numbers the GPUs of each process by itself, and another number after a GPU is gone.
+///
+/// # Errors
+/// Those of [`open_device`], and [`Error::Unavailable`](crate::Error::Unavailable) if CUDA shows no
+/// GPU with this UUID to this process.
+pub fn open_device_of_uuid(
+    id: DeviceId,
+    uuid: Option<&str>,
+    threads: usize,
+    budget: impl FnOnce(Option<u64>) -> Budget,
+) -> Result<Arc<dyn Device>> {
     match id.kind {
         DeviceKind::Host => Ok(Arc::new(HostDevice::new(id.index, threads, budget(None), None)?)),
-        DeviceKind::Cuda => open_gpu(id.index, threads, |bytes| budget(Some(bytes))),
+        DeviceKind::Cuda => open_gpu_of_uuid(id.index, uuid, threads, |bytes| budget(Some(bytes))),
     }
 }
 
@@ -59,10 +74,31 @@ pub fn gpu_count() -> Result<u16> {
     Ok(0)
 }
 
+/// Returns the UUID of each of the GPUs that [`gpu_count`] counts, as in
+/// [`DeviceFacts::uuid`](super::DeviceFacts::uuid).
+///
+/// # Errors
+/// Those of [`gpu_count`].
+#[cfg(dovetail_cuda)]
+pub fn gpu_uuids() -> Result<Vec<Option<String>>> {
+    super::cuda::gpu_uuids()
+}
+
+/// Returns nothing, because this build has no kernels.
+///
+/// # Errors
+/// None in this build.
+#[cfg(not(dovetail_cuda))]
+pub fn gpu_uuids() -> Result<Vec<Option<String>>> {
+    Ok(Vec::new())
+}
+
 /// A GPU, or a slice of one, as the driver shows it. No context is made for this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuSeen {
     pub name: String,
+    /// As in [`DeviceFacts::uuid`](super::DeviceFacts::uuid).
+    pub uuid: Option<String>,
     /// Address on the PCI bus, in lower case: `0000:1b:00.0`.
     pub pci_address: String,
     pub memory_bytes: u64,
@@ -110,17 +146,27 @@ pub fn why_no_gpu() -> &'static str {
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) when there is no such GPU, or this build
 /// cannot use it.
-#[cfg(dovetail_cuda)]
 pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(super::cuda::CudaDevice::open(index, threads, |free| budget(free / 20 * 19))?))
+    open_gpu_of_uuid(index, None, threads, budget)
 }
 
-/// Opens GPU number `index`.
-///
-/// # Errors
-/// [`Error::Unsupported`], because this build has no kernels.
+#[cfg(dovetail_cuda)]
+fn open_gpu_of_uuid(
+    index: u16,
+    uuid: Option<&str>,
+    threads: usize,
+    budget: impl FnOnce(u64) -> Budget,
+) -> Result<Arc<dyn Device>> {
+    Ok(Arc::new(super::cuda::CudaDevice::open(index, uuid, threads, |free| budget(free / 20 * 19))?))
+}
+
 #[cfg(not(dovetail_cuda))]
-pub fn open_gpu(index: u16, _threads: usize, _budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
+fn open_gpu_of_uuid(
+    index: u16,
+    _uuid: Option<&str>,
+    _threads: usize,
+    _budget: impl FnOnce(u64) -> Budget,
+) -> Result<Arc<dyn Device>> {
     let why = why_no_gpu();
     Err(Error::Unsupported(format!("cuda:{index} is a GPU that cannot be used, because {why}; use the CPU")))
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Facts;
 use super::system::PciGpu;
+use crate::device::{GpuSeen, VISIBLE_GPUS, is_slice, unknown_visible_gpu};
 use crate::human::{counted, first_of};
 use crate::memory::human_bytes;
 
@@ -98,6 +99,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let checks = [
         driver(facts),
         gpus(facts),
+        uuids(facts),
         slices(facts),
         peers(facts),
         host_links(facts),
@@ -138,7 +140,7 @@ fn driver(facts: &Facts) -> Option<Finding> {
             "restart the driver, or the host; in a container, start it with --gpus all",
         ),
         Ok(gpus) if gpus.is_empty() && has_gpu => found.fault(
-            format!("the GPUs cannot be used: {}", facts.why_no_gpu),
+            format!("the GPUs cannot be used: {}{}", facts.why_no_gpu, hidden(facts)),
             "in a container, start it with --gpus all, and NVIDIA_DRIVER_CAPABILITIES=compute,utility; elsewhere, look at \
              CUDA_VISIBLE_DEVICES",
         ),
@@ -163,7 +165,12 @@ fn gpus(facts: &Facts) -> Option<Finding> {
     let on_bus = facts.system.gpus.len();
     Some(match used.len() < on_bus {
         true => found.attention(
-            format!("this process sees {} of {} of the host", used.len(), counted(on_bus as u64, "GPU")),
+            format!(
+                "this process sees {} of {} of the host{}",
+                used.len(),
+                counted(on_bus as u64, "GPU"),
+                hidden(facts)
+            ),
             "give the container the others too (--gpus all), unless they are meant for other programs; one server with \
              all GPUs joins larger tables than a server for each",
         ),
@@ -171,8 +178,24 @@ fn gpus(facts: &Facts) -> Option<Finding> {
     })
 }
 
+/// Describes the entry of the setting at which CUDA stops, as a clause; empty if there is none.
+fn hidden(facts: &Facts) -> String {
+    let shown = facts.gpus.as_ref().map_or(0, Vec::len);
+    let unknown = facts.visible_gpus.as_deref().and_then(|setting| unknown_visible_gpu(setting, shown));
+    let clause = |entry| format!("; {entry:?} in {VISIBLE_GPUS} names no GPU, so CUDA ignores it and all after it");
+    unknown.map(clause).unwrap_or_default()
+}
+
+fn uuids(facts: &Facts) -> Option<Finding> {
+    let named = |(number, gpu): (usize, &GpuSeen)| Some(format!("cuda:{number} is {}", gpu.uuid.as_ref()?));
+    let found: Vec<String> = facts.gpus.iter().flatten().enumerate().filter_map(named).collect();
+    (!found.is_empty()).then(|| {
+        Finding::good("uuids of gpus", found.join(", "), "nvidia-smi may number the same GPUs in another order")
+    })
+}
+
 fn slices(facts: &Facts) -> Option<Finding> {
-    let named = facts.gpus.iter().flatten().filter(|gpu| gpu.name.contains(" MIG ")).count();
+    let named = facts.gpus.iter().flatten().filter(|gpu| is_slice(&gpu.name)).count();
     let slices = named.max(facts.system.gpu_slices) as u64;
     (slices > 0).then(|| {
         Finding::good("slices of gpus", counted(slices, "MIG slice"), "").attention(
@@ -185,7 +208,7 @@ fn slices(facts: &Facts) -> Option<Finding> {
 fn peers(facts: &Facts) -> Option<Finding> {
     let gpus = facts.gpus.as_ref().ok().filter(|gpus| gpus.len() > 1)?;
     let pairs = |can: bool| -> Vec<String> {
-        let of = |(at, gpu): (usize, &crate::device::GpuSeen)| -> Vec<String> {
+        let of = |(at, gpu): (usize, &GpuSeen)| -> Vec<String> {
             let others = gpu.peers.iter().enumerate().filter(|&(peer, &is)| peer != at && is == can);
             others.map(|(peer, _)| format!("{at}→{peer}")).collect()
         };

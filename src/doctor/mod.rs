@@ -24,7 +24,7 @@ pub use system::{NumaNode, PciGpu, System};
 use rustix::process::{Resource, getrlimit};
 
 use crate::Result;
-use crate::device::{DeviceKind, GpuSeen, gpus_seen, why_no_gpu};
+use crate::device::{DeviceKind, GpuSeen, VISIBLE_GPUS, gpus_seen, why_no_gpu};
 use crate::planner::RatesFile;
 
 /// Facts that the checks need.
@@ -33,6 +33,8 @@ pub struct Facts {
     pub system: System,
     /// GPUs that the driver shows to this process.
     pub gpus: Result<Vec<GpuSeen>>,
+    /// Setting that chooses these GPUs ([`VISIBLE_GPUS`]), if it is set.
+    pub visible_gpus: Option<String>,
     /// Reason why there are no GPUs, if there are none.
     pub why_no_gpu: String,
     /// Measured bytes per second to and from each model of GPU, with its name.
@@ -73,6 +75,7 @@ impl Facts {
         Self {
             system,
             gpus,
+            visible_gpus: std::env::var(VISIBLE_GPUS).ok().filter(|_| with_gpus),
             why_no_gpu: why_no_gpu().into(),
             host_rates,
             peer_rate: links.and_then(|links| Some(links.rates.of_set(&all)?.peers)),

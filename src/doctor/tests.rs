@@ -8,7 +8,13 @@ use Verdict::{Attention, Fault, Good};
 const H200: &str = "NVIDIA H200";
 
 fn gpu(name: &str, address: &str, peers: &[bool]) -> GpuSeen {
-    GpuSeen { name: name.into(), pci_address: address.into(), memory_bytes: 141 << 30, peers: peers.into() }
+    GpuSeen {
+        name: name.into(),
+        uuid: Some(format!("GPU-of-{address}")),
+        pci_address: address.into(),
+        memory_bytes: 141 << 30,
+        peers: peers.into(),
+    }
 }
 
 fn both() -> Vec<GpuSeen> {
@@ -20,6 +26,7 @@ fn facts(files: &[(&str, &str)], gpus: Vec<GpuSeen>) -> Facts {
     Facts {
         system: System::read(tree(files).path()),
         gpus: Ok(gpus),
+        visible_gpus: None,
         why_no_gpu: "the CUDA driver shows it no GPU".into(),
         host_rates: vec![],
         peer_rate: None,
@@ -93,6 +100,30 @@ fn a_container_with_one_gpu_of_several_is_told() {
     let one = facts(DGX, vec![gpu(H200, "0000:9a:00.0", &[true])]);
     expect(&one, "gpus", Attention, &["this process sees 1 of 2 GPUs", "--gpus all"]);
     assert!(one.findings().iter().all(|finding| finding.check != "peer access"));
+}
+
+#[test]
+fn the_uuid_of_each_gpu_is_told() {
+    let expected = "cuda:0 is GPU-of-0000:1b:00.0, cuda:1 is GPU-of-0000:9a:00.0";
+    expect(&facts(DGX, both()), "uuids of gpus", Good, &[expected]);
+}
+
+#[test]
+fn an_entry_of_the_setting_that_hides_gpus_is_named() {
+    let mut cut = facts(DGX, both());
+    cut.visible_gpus = Some("1,0".into());
+    expect(&cut, "gpus", Good, &[]);
+    cut.gpus = Ok(vec![gpu(H200, "0000:9a:00.0", &[true])]);
+    cut.visible_gpus = Some("GPU-of-0000:9a:00.0,GPU-gone,0".into());
+    expect(
+        &cut,
+        "gpus",
+        Attention,
+        &["sees 1 of 2 GPUs", "\"GPU-gone\" in CUDA_VISIBLE_DEVICES names no GPU", "all after it"],
+    );
+    cut.gpus = Ok(vec![]);
+    cut.visible_gpus = Some("9".into());
+    expect(&cut, "driver", Fault, &["\"9\" in CUDA_VISIBLE_DEVICES names no GPU"]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use super::messages::{FromChild, Opened, ToChild, Work};
 use super::restored::TableBuffers;
 use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Prepared, Window, spawn};
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, Pattern, PeerWindow};
+use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, Pattern, PeerWindow, VISIBLE_GPUS};
 use crate::human::system_words;
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, SharedWindow};
@@ -76,6 +76,9 @@ impl ChildEngine {
             .stdin(OwnedFd::from(there))
             .stdout(Stdio::null())
             .process_group(0);
+        if let Some(gpus) = &opening.visible_gpus {
+            command.env(VISIBLE_GPUS, gpus);
+        }
         let child = command.spawn().map_err(|error| {
             Error::Unavailable(format!("starting the process of {}: {}", opening.id, system_words(&error)))
         })?;

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use super::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine, tmpfs};
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
-use crate::device::{Device, DeviceId, DeviceKind, TestOptions, gpu_count, why_no_gpu};
+use crate::device::{
+    Device, DeviceId, DeviceKind, TestOptions, VISIBLE_GPUS, gpu_count, gpu_uuids, visible_to_process_of, why_no_gpu,
+};
 use crate::human::{counted, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
@@ -171,7 +173,7 @@ pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
             // Without a GPU the whole CPU is one device: a join gets all cores, and the queue
             // decides the order.
             0 => Topology::host(1),
-            gpus => Topology::cuda(gpus),
+            gpus => with_uuids(Topology::cuda(gpus))?,
         });
     }
     let count_of = |asked: Asked| -> Result<(NodeKind, u16)> {
@@ -189,7 +191,26 @@ pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
             },
         }
     };
-    Ok(Topology::of(&asked.into_iter().map(count_of).collect::<Result<Vec<_>>>()?))
+    with_uuids(Topology::of(&asked.into_iter().map(count_of).collect::<Result<Vec<_>>>()?))
+}
+
+/// Names each GPU of the topology by its UUID.
+fn with_uuids(mut topology: Topology) -> Result<Topology> {
+    if topology.devices.iter().any(|node| node.kind == NodeKind::Cuda) {
+        let uuids = gpu_uuids()?;
+        for node in topology.devices.iter_mut().filter(|node| node.kind == NodeKind::Cuda) {
+            node.uuid = uuids.get(usize::from(node.index)).cloned().flatten();
+        }
+    }
+    Ok(topology)
+}
+
+/// Returns the GPUs that CUDA shows to the process of a GPU. `None`: those that it shows to the
+/// server. Numbers in the server's setting would name other GPUs once one is gone.
+fn visible_gpus(node: &DeviceNode, topology: &Topology) -> Option<String> {
+    std::env::var_os(VISIBLE_GPUS)?;
+    let all = topology.devices.iter().filter_map(|node| node.uuid.as_deref());
+    Some(visible_to_process_of(node.uuid.as_deref()?, all))
 }
 
 /// Devices of one kind, as the setting requests them.
@@ -244,7 +265,9 @@ fn parse_entry(entry: &str) -> Option<Asked> {
 pub fn gpus_used(settings: &DeviceSettings, devices: &[Box<dyn Engine>]) -> String {
     let named = |gpu: &dyn Engine| {
         let memory = human_bytes(gpu.memory().limit_bytes());
-        format!("{} ({}, {memory} of its memory for joins)", gpu.id(), gpu.info().facts.name)
+        let facts = &gpu.info().facts;
+        let uuid = facts.uuid.as_ref().map(|uuid| format!("{uuid}, ")).unwrap_or_default();
+        format!("{} ({}, {uuid}{memory} of its memory for joins)", gpu.id(), facts.name)
     };
     let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
     let used: Vec<String> = gpus.map(|gpu| named(&**gpu)).collect();
@@ -323,8 +346,18 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
             true => window_bytes(kind, of_kind.filter_map(|node| memory_of(node).transpose()))?,
             false => 0,
         };
-        let opening =
-            Opening { id, threads, memory_bytes, memory_name, memory_setting, window_bytes, stall_limit, test_options };
+        let opening = Opening {
+            id,
+            uuid: node.uuid.clone(),
+            visible_gpus: visible_gpus(node, topology),
+            threads,
+            memory_bytes,
+            memory_name,
+            memory_setting,
+            window_bytes,
+            stall_limit,
+            test_options,
+        };
         if own_process {
             arena.pin_by(Some(slabs.clone()));
             let (settings, arena, slabs) = (settings.clone(), arena.clone(), slabs.clone());

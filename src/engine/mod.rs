@@ -101,7 +101,7 @@ use windows::{map_and_write, take_and_check};
 use crate::catalog::Table;
 use crate::device::{
     CacheOps, CacheStats, ColumnRows, Copies, Device, DeviceId, DeviceInfo, Pattern, PeerWindow, TestOptions,
-    open_device, shares_no_memory,
+    open_device_of_uuid, shares_no_memory,
 };
 use crate::join::{self, BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, ReservedPool, SharedWindow};
@@ -397,6 +397,12 @@ fn no_thread(error: &io::Error) -> Error {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
     pub id: DeviceId,
+    /// UUID of the GPU to open. `None`: the GPU of the number, or a host device.
+    pub uuid: Option<String>,
+    /// GPUs that CUDA shows to a process of its own, as a value of
+    /// [`VISIBLE_GPUS`](crate::device::VISIBLE_GPUS). `None`: those
+    /// that it shows to the server.
+    pub visible_gpus: Option<String>,
     pub threads: usize,
     /// Bytes of device memory for joins. `None`: all free memory of a GPU.
     pub memory_bytes: Option<u64>,
@@ -414,10 +420,10 @@ impl Opening {
     /// Opens the device in this process.
     ///
     /// # Errors
-    /// Returns the errors of [`open_device`].
+    /// Returns the errors of [`open_device_of_uuid`].
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         self.test_options.clone().set();
-        let device = open_device(self.id, self.threads, |free| self.budget(free))?;
+        let device = open_device_of_uuid(self.id, self.uuid.as_deref(), self.threads, |free| self.budget(free))?;
         let peers = device.peers().filter(|_| self.window_bytes > 0);
         // Some GPUs cannot export memory, such as slices of one GPU.
         if let Some(Err(error)) = peers.map(|peers| peers.open_window(self.window_bytes)) {

@@ -59,7 +59,7 @@ impl SimulatedDevice {
 fn like_a_gpu() -> DeviceInfo {
     let facts = DeviceFacts {
         name: "a simulated GPU".into(),
-        uuid: String::new(),
+        uuid: None,
         compute_capability: None,
         // The rates are those of the whole device, for few partitions too.
         parallelism: 1,

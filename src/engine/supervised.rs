@@ -312,12 +312,18 @@ impl Shared {
                 next.settle();
                 Ok(next)
             }
-            false => Err(Error::Unavailable(format!(
-                "{} is another device now, {} instead of {}; restart the server to use it",
-                next.id(),
-                next.info().facts.name,
-                info.facts.name
-            ))),
+            false => {
+                let named = |info: &DeviceInfo| match &info.facts.uuid {
+                    Some(uuid) => format!("{} ({uuid})", info.facts.name),
+                    None => info.facts.name.clone(),
+                };
+                Err(Error::Unavailable(format!(
+                    "{} is another device now, {} instead of {}; restart the server to use it",
+                    next.id(),
+                    named(next.info()),
+                    named(info)
+                )))
+            }
         }
     }
 

@@ -43,6 +43,8 @@ fn opening() -> Opening {
     let id = DeviceId { kind, index: 0 };
     Opening {
         id,
+        uuid: None,
+        visible_gpus: None,
         threads: 2,
         memory_bytes: Some(memory_bytes),
         memory_name: format!("memory of device {id}"),

@@ -161,6 +161,7 @@ fn device(device: &dyn Engine, lost: Option<String>) -> Value {
         "device": device.id().to_string(),
         "kind": device.id().kind.to_string(),
         "name": info.facts.name,
+        "uuid": info.facts.uuid,
         "parallelism": info.facts.parallelism,
         // Reason why the device is out of service; null while it serves.
         "lost": lost,

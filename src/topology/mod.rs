@@ -70,6 +70,8 @@ pub struct DeviceNode {
     pub kind: NodeKind,
     /// Number among the devices of its kind.
     pub index: u16,
+    /// UUID of a GPU, which names it in every process. `None` for a host device.
+    pub uuid: Option<String>,
     /// CPU threads of a host device; `None`: an equal share of the machine's threads.
     pub threads: Option<usize>,
     /// `None`: set by the server's settings.
@@ -147,6 +149,7 @@ impl Topology {
             name: format!("{kind}:{index}"),
             kind,
             index,
+            uuid: None,
             threads: None,
             memory_bytes: None,
             socket: None,

@@ -56,7 +56,8 @@ impl Topology {
             None if device.kind == NodeKind::Cuda => "over the machine's own link".into(),
             None => "in host memory".into(),
         };
-        format!("{:8} {threads}, {memory}, {link}", device.name)
+        let uuid = device.uuid.as_ref().map(|uuid| format!(", {uuid}")).unwrap_or_default();
+        format!("{:8} {threads}, {memory}, {link}{uuid}", device.name)
     }
 }
 

@@ -35,6 +35,7 @@ use super::fault;
 use super::observe::Observer;
 use super::tuning::Limits;
 use crate::device::fault::Trigger;
+use crate::device::gpu_uuid::{VISIBLE_GPUS, position_of_uuid, uuid_text};
 use crate::device::loss::remedy;
 use crate::device::{ComputeCapability, DeviceHandle, DeviceId, DeviceKind, GpuSeen, TestOptions};
 use crate::memory::Pin;
@@ -72,19 +73,51 @@ fn driver_count() -> Result<u16> {
     Ok(u16::try_from(result::device::get_count().map_err(attempt)?).unwrap_or(u16::MAX))
 }
 
+fn cannot_tell(error: DriverError) -> Error {
+    Error::Unsupported(format!("asking the CUDA driver about its GPUs: {error}"))
+}
+
+/// Returns the driver's own numbers of its GPUs, in its order.
+fn driver_gpus() -> Result<Vec<sys::CUdevice>> {
+    let devices = (0..driver_count()?).map(|ordinal| result::device::get(ordinal.into()));
+    devices.collect::<Result<_, _>>().map_err(cannot_tell)
+}
+
+/// Returns the UUIDs of the GPUs that the driver shows to this process.
+fn driver_uuids() -> Result<Vec<Option<String>>> {
+    Ok(driver_gpus()?.into_iter().map(uuid_of).collect())
+}
+
+/// Returns the UUID of each GPU of this process.
+pub(super) fn gpu_uuids() -> Result<Vec<Option<String>>> {
+    let of_one = |uuid| std::iter::repeat_n(uuid, usize::from(gpus_of_one()));
+    Ok(driver_uuids()?.into_iter().flat_map(of_one).collect())
+}
+
+/// `None` if the driver does not report it.
+fn uuid_of(device: sys::CUdevice) -> Option<String> {
+    let uuid = result::device::get_uuid(device).ok()?;
+    let name = result::device::get_name(device).unwrap_or_default();
+    Some(uuid_text(uuid.bytes.map(|byte| byte as u8), &name))
+}
+
 /// Returns the GPUs that the driver shows to this process.
 pub(super) fn gpus_seen() -> Result<Vec<GpuSeen>> {
-    let attempt = |error: DriverError| Error::Unsupported(format!("asking the CUDA driver about its GPUs: {error}"));
-    let devices = (0..driver_count()?).map(|ordinal| result::device::get(ordinal.into()));
-    let devices = devices.collect::<Result<Vec<_>, _>>().map_err(attempt)?;
+    let devices = driver_gpus()?;
     let seen = |&device: &sys::CUdevice| {
         // SAFETY: the driver gave the device.
         let memory_bytes = unsafe { result::device::total_mem(device) }? as u64;
         let peers = devices.iter().map(|&peer| Ok(device == peer || can_access(device, peer)?));
         let peers = peers.collect::<Result<_, DriverError>>()?;
-        Ok(GpuSeen { name: result::device::get_name(device)?, pci_address: pci_address(device)?, memory_bytes, peers })
+        Ok(GpuSeen {
+            name: result::device::get_name(device)?,
+            uuid: uuid_of(device),
+            pci_address: pci_address(device)?,
+            memory_bytes,
+            peers,
+        })
     };
-    devices.iter().map(seen).collect::<Result<_, _>>().map_err(attempt)
+    devices.iter().map(seen).collect::<Result<_, _>>().map_err(cannot_tell)
 }
 
 fn can_access(device: sys::CUdevice, peer: sys::CUdevice) -> Result<bool, DriverError> {
@@ -149,12 +182,12 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    /// Opens the GPU of the given number, as the driver counts, with the observer of the given
-    /// name.
-    pub(super) fn open(ordinal: u16, observer: &str) -> Result<Self> {
+    /// Opens the GPU with the given UUID, or else the one of the given number, as the driver counts,
+    /// with the observer of the given name.
+    pub(super) fn open(ordinal: u16, uuid: Option<&str>, observer: &str) -> Result<Self> {
         // The driver's library panics if no driver is installed.
         let count = gpu_count()?;
-        if ordinal >= count {
+        if ordinal >= count && uuid.is_none_or(|_| count == 0) {
             let there_are = match count {
                 0 if is_driver_present() => "the CUDA driver shows none".into(),
                 0 => "no CUDA driver was found".into(),
@@ -165,8 +198,15 @@ impl Gpu {
                 "there is no GPU {ordinal}: {there_are}; use the CPU instead: host"
             )));
         }
-        let context = CudaContext::new(usize::from(ordinal / gpus_of_one()))
-            .map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
+        let number = match uuid {
+            None => usize::from(ordinal / gpus_of_one()),
+            Some(uuid) => {
+                let visible = std::env::var(VISIBLE_GPUS).ok();
+                position_of_uuid(uuid, &format!("cuda:{ordinal}"), &driver_uuids()?, visible.as_deref())?
+            }
+        };
+        let context =
+            CudaContext::new(number).map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
         // Opening the GPU has made its context current on the calling thread.
         let observer = Observer::named(observer, ordinal)?;
         let faults = Trigger::of(DeviceId { kind: DeviceKind::Cuda, index: ordinal });
@@ -206,11 +246,9 @@ impl Gpu {
         sys::CUmemLocation { type_, id: self.context.cu_device() }
     }
 
-    /// Returns the GPU's UUID in hexadecimal digits, or an empty string if the driver does not
-    /// report it.
-    pub(super) fn uuid(&self) -> String {
-        let bytes = self.context.uuid().map_or_else(|_| Vec::new(), |uuid| uuid.bytes.to_vec());
-        bytes.into_iter().map(|byte| format!("{:02x}", byte as u8)).collect()
+    /// Returns the GPU's UUID; `None` if the driver does not report it.
+    pub(super) fn uuid(&self) -> Option<String> {
+        uuid_of(self.context.cu_device())
     }
 
     /// Returns the GPU's name, such as `NVIDIA H200`, and its limits.

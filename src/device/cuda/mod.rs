@@ -93,6 +93,14 @@ pub fn device_count() -> Result<u16> {
     driver::gpu_count()
 }
 
+/// Returns the UUID of each GPU that this process can use.
+///
+/// # Errors
+/// [`Unsupported`](crate::Error::Unsupported) if a driver is installed but does not work.
+pub fn gpu_uuids() -> Result<Vec<Option<String>>> {
+    driver::gpu_uuids()
+}
+
 /// Returns the GPUs that the driver shows to this process.
 ///
 /// # Errors
@@ -136,20 +144,27 @@ struct Cached {
 }
 
 impl CudaDevice {
-    /// Opens GPU number `index`, with `threads` CPU threads for work in parallel with it. `budget`
-    /// makes the memory budget from the number of free bytes.
+    /// Opens the GPU with the given UUID, or else GPU number `index`, with `threads` CPU threads for
+    /// work in parallel with it. `budget` makes the memory budget from the number of free bytes.
     ///
     /// # Errors
     /// [`Unsupported`](crate::Error::Unsupported) if there is no such GPU, it cannot be used, or
     /// its limits are too small for the kernels, [`Exhausted`](crate::Error::Exhausted) if the
-    /// system refuses threads.
-    pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
-        Self::open_observed(index, threads, &observe::asked_for(), budget)
+    /// system refuses threads, [`Unavailable`](crate::Error::Unavailable) if CUDA does not show the
+    /// GPU with this UUID.
+    pub fn open(index: u16, uuid: Option<&str>, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
+        Self::open_observed(index, uuid, threads, &observe::asked_for(), budget)
     }
 
     /// Opens a GPU as [`Self::open`] does, with the observer of the given name.
-    fn open_observed(index: u16, threads: usize, observer: &str, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
-        let gpu = Arc::new(Gpu::open(index, observer)?);
+    fn open_observed(
+        index: u16,
+        uuid: Option<&str>,
+        threads: usize,
+        observer: &str,
+        budget: impl FnOnce(u64) -> Budget,
+    ) -> Result<Self> {
+        let gpu = Arc::new(Gpu::open(index, uuid, observer)?);
         let limits = gpu.limits()?;
         limits.check()?;
         let tuning = tuning::tuning_of(&limits);

@@ -197,7 +197,7 @@ fn facts(threads: usize) -> DeviceFacts {
     let unit = if threads == 1 { "thread" } else { "threads" };
     DeviceFacts {
         name: format!("{threads} {unit} of {}", model.unwrap_or("a CPU").trim()),
-        uuid: String::new(),
+        uuid: None,
         compute_capability: None,
         parallelism: threads,
         cpu_threads: threads,
