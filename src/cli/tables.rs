@@ -9,6 +9,7 @@ use super::output::{self, Align};
 use super::{describe, jobs};
 use crate::human::{quoted, type_name};
 use crate::memory::human_bytes;
+use crate::topology::Topology;
 use crate::{Error, Result};
 
 /// Arguments of `dovetail tables`.
@@ -35,6 +36,10 @@ pub struct DropArgs {
 /// Arguments of `dovetail topology`.
 #[derive(Debug, clap::Args)]
 pub struct TopologyArgs {
+    /// Print a picture of the devices and links in SVG, as the admin port serves it at /topology.svg
+    #[arg(long, conflicts_with = "json")]
+    svg: bool,
+
     #[command(flatten)]
     connect: ConnectArgs,
 }
@@ -211,10 +216,22 @@ pub async fn run_topology(args: TopologyArgs) -> Result<()> {
     for answer in client.action("topology", &Value::Null).await? {
         match output::is_json() {
             true => output::json(&answer),
+            false if args.svg => output::line(picture(&answer)?.trim_end()),
             false => show_topology(&answer),
         }
     }
     Ok(())
+}
+
+/// Draws the topology of an answer.
+fn picture(answer: &Value) -> Result<String> {
+    let described = serde_json::from_value::<Topology>(answer["topology"].clone()).ok().filter(Topology::is_whole);
+    let topology = described.ok_or_else(|| {
+        Error::Unsupported(
+            "the server describes its topology in another form; use the server's version of dovetail".into(),
+        )
+    })?;
+    Ok(topology.to_svg())
 }
 
 /// Prints the server's picture of the topology if it has one, and the description of each device.

@@ -55,8 +55,8 @@ pub(super) fn position_of_uuid(
 
 /// Returns the [`VISIBLE_GPUS`] of a process for the GPU `own`, given all GPUs of the server.
 ///
-/// CUDA ends the list at the first GPU that is gone, so `own` comes first. The others follow, because
-/// the process maps their memory.
+/// CUDA ends the list at the first GPU that is gone, so `own` comes first. The others follow,
+/// because the process maps their memory.
 pub fn visible_to_process_of<'a>(own: &'a str, all: impl IntoIterator<Item = &'a str>) -> String {
     let mut list = vec![own];
     for uuid in all {

@@ -97,7 +97,7 @@ pub fn gpu_uuids() -> Result<Vec<Option<String>>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuSeen {
     pub name: String,
-    /// As in [`DeviceFacts::uuid`](super::DeviceFacts::uuid).
+    /// UUID, in the form of [`DeviceFacts::uuid`](super::DeviceFacts::uuid).
     pub uuid: Option<String>,
     /// Address on the PCI bus, in lower case: `0000:1b:00.0`.
     pub pci_address: String,

@@ -388,10 +388,11 @@ fn job_to_explain(action: &Action) -> Result<Option<JobId>> {
 }
 
 fn topology(shared: &Shared) -> Answer {
+    let topology = describe::topology(shared);
     Answer::json(&json!({
         "devices": describe::devices(shared),
-        "topology": shared.topology,
-        "text": shared.topology.to_string(),
+        "topology": topology,
+        "text": topology.to_string(),
         "pairs": describe::pairs(shared),
     }))
 }

@@ -2,9 +2,9 @@
 //!
 //! It serves counters and gauges, whose labels name devices, tenants and the build. It also tells
 //! in one line if the server is alive and ready, or why it is not. A second line after `ready`
-//! describes host memory. The port serves no table names and takes no orders, so it needs no token.
-//! Because it shows the names of tenants, it listens for other hosts only where the Flight service
-//! may.
+//! describes host memory, and a picture shows devices and links. The port serves no table names and
+//! takes no orders, so it needs no token. Because it shows the names of tenants, it listens for
+//! other hosts only where the Flight service may.
 //!
 //! The newest connection is always served. A probe of the server's health therefore has an answer,
 //! whatever other clients of the port do.
@@ -24,14 +24,15 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::gauges;
 use super::incoming::{Throttle, accept};
 use super::shared::Shared;
+use super::{describe, gauges};
 use crate::memory::human_bytes;
 
 /// Content of `/`, and of the answer to any other path.
 const PATHS: &str = "This is the admin port of a Dovetail server. It has /metrics (Prometheus), /healthz (the process is \
-                     alive) and /readyz (traffic should come here), each with GET. Tables and joins are on the Arrow \
+                     alive), /readyz (traffic should come here) and /topology.svg (a picture of devices and links), each \
+                     with GET. Tables and joins are on the Arrow \
                      Flight port (--listen).\n";
 
 /// Maximum number of connections. A newer one closes the oldest.
@@ -96,13 +97,14 @@ async fn speaks_http2(stream: &TcpStream, limit: Duration) -> bool {
 }
 
 /// Returns the routes: `/metrics`, `/healthz` (the process is alive), `/readyz` (traffic should
-/// come here).
+/// come here), `/topology.svg` (a picture of devices and links).
 fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/", get(async || PATHS))
         .route("/metrics", get(serve_metrics))
         .route("/healthz", get(async || "alive\n"))
         .route("/readyz", get(serve_readiness))
+        .route("/topology.svg", get(serve_topology))
         .fallback(async || (StatusCode::NOT_FOUND, PATHS))
         // Only for the routes before it.
         .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, PATHS))
@@ -121,6 +123,10 @@ async fn serve_readiness(State(shared): State<Arc<Shared>>) -> Response {
         Ok(()) => format!("ready\n{}\n", host_memory(&shared)).into_response(),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
     }
+}
+
+async fn serve_topology(State(shared): State<Arc<Shared>>) -> Response {
+    ([(header::CONTENT_TYPE, "image/svg+xml")], describe::topology(&shared).to_svg()).into_response()
 }
 
 /// Describes the memory of tables and results, and what small pages cost.

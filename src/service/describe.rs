@@ -5,6 +5,7 @@
 //! compares the two). The code that is generated from these messages is not used: it writes 64-bit
 //! integers as strings, and leaves out empty and zero values.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
@@ -14,11 +15,13 @@ use super::shared::Shared;
 use super::transfers::Transfer;
 use crate::Result;
 use crate::catalog::Table;
+use crate::device::DeviceKind;
 use crate::engine::{Engine, PeerAccess, peer_access};
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
 use crate::planner::{self, Explanation};
 use crate::scheduler::{Job, JobState, JobStatus, PreparedBuild};
+use crate::topology::{DeviceNode, Topology};
 
 /// Describes a table.
 pub fn table(table: &Table) -> Value {
@@ -175,6 +178,31 @@ fn device(device: &dyn Engine, lost: Option<String>) -> Value {
             "values": rates.values,
         },
     })
+}
+
+/// Returns the topology, with the models and memory of the devices that were opened, and with links
+/// as measured where none are described.
+pub fn topology(shared: &Shared) -> Topology {
+    let engine = |node: &DeviceNode| {
+        let is_it = |engine: &&Arc<dyn Engine>| engine.id().to_string() == node.name;
+        shared.devices.iter().find(is_it).map(|engine| &**engine)
+    };
+    let of_host = |node: &DeviceNode| {
+        let rates = engine(node)?.rates();
+        rates.measured.is_some().then_some([rates.values.copy_in, rates.values.copy_out])
+    };
+    let of_pair = |from: &DeviceNode, to: &DeviceNode| {
+        let (from, to) = (engine(from)?, engine(to)?);
+        let is_direct = matches!(peer_access(from, to), Ok(Some(PeerAccess::Direct)));
+        from.rates().of_pair(from.id(), to.id()).filter(|_| is_direct)
+    };
+    let mut topology = shared.topology.with_measured_links(&of_host, &of_pair);
+    for node in &mut topology.devices {
+        let Some(engine) = engine(node) else { continue };
+        node.memory_bytes = Some(engine.memory().limit_bytes());
+        node.model = (engine.id().kind == DeviceKind::Cuda).then(|| engine.info().facts.name.clone());
+    }
+    topology
 }
 
 /// Describes the way of rows from each device to each other one of its kind, if a join of both

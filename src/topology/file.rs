@@ -184,6 +184,7 @@ impl Reader<'_> {
             name: name.clone(),
             kind: NodeKind::Host,
             index,
+            model: None,
             uuid: None,
             threads: threads.map(|threads| *threads.get_ref()),
             memory_bytes: device.memory.as_ref().map(|memory| self.bytes(memory)).transpose()?,

@@ -13,25 +13,27 @@
 //! A topology is read from a TOML file ([`Topology::parse`] documents the form), or made for the
 //! CPU and the GPUs of the machine ([`Topology::of`]). It only describes. The code that opens
 //! devices gives them the memory, threads and link rates of the topology. So host devices can
-//! behave like the GPUs of another machine. Discovery of a machine's own GPUs will produce the same
-//! type.
+//! behave like the GPUs of another machine. [`Topology::with_measured_links`] adds what is known of
+//! the links of a machine's own GPUs, and [`Topology::to_svg`] draws a topology.
 //!
 //! This room knows nothing of devices, joins or tables.
 
 mod file;
+mod measured;
 mod render;
 mod route;
+mod svg;
 mod together;
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use route::Route;
 pub use together::{SharedLinks, Together};
 
 /// The nodes and links of one host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Topology {
     pub name: String,
     /// In the order given.
@@ -43,7 +45,7 @@ pub struct Topology {
 }
 
 /// A CPU with the memory attached to it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Socket {
     /// Unique among all nodes.
     pub name: String,
@@ -54,7 +56,7 @@ pub struct Socket {
 }
 
 /// A switch.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Switch {
     /// Unique among all nodes.
     pub name: String,
@@ -63,13 +65,15 @@ pub struct Switch {
 }
 
 /// A device, as the topology describes it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceNode {
     /// Kind and number, as requests name it: `host:0`.
     pub name: String,
     pub kind: NodeKind,
     /// Number among the devices of its kind.
     pub index: u16,
+    /// Model of a GPU, such as `NVIDIA H200`. `None` if it is not known yet, and for a host device.
+    pub model: Option<String>,
     /// UUID of a GPU, which names it in every process. `None` for a host device.
     pub uuid: Option<String>,
     /// CPU threads of a host device; `None`: an equal share of the machine's threads.
@@ -81,7 +85,7 @@ pub struct DeviceNode {
 }
 
 /// The kinds of device that a topology can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeKind {
     /// A slice of the CPU.
@@ -90,7 +94,7 @@ pub enum NodeKind {
 }
 
 /// A link between two nodes. Each direction has its rate; both together may be limited as well.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// The two nodes, by name.
     pub between: [String; 2],
@@ -149,6 +153,7 @@ impl Topology {
             name: format!("{kind}:{index}"),
             kind,
             index,
+            model: None,
             uuid: None,
             threads: None,
             memory_bytes: None,
@@ -160,6 +165,16 @@ impl Topology {
             devices: kinds.iter().flat_map(|&(kind, count)| (0..count).map(move |index| device(kind, index))).collect(),
             ..Self::default()
         }
+    }
+
+    /// True if all nodes have names of their own, and all links are between these nodes.
+    pub fn is_whole(&self) -> bool {
+        let sockets = self.sockets.iter().map(|socket| &socket.name);
+        let nodes = sockets.chain(self.switches.iter().map(|switch| &switch.name));
+        let names: Vec<&String> = nodes.chain(self.devices.iter().map(|device| &device.name)).collect();
+        let is_known = |name: &String| names.iter().filter(|known| **known == name).count() == 1;
+        let has_ends = |link: &Link| link.between[0] != link.between[1] && link.between.iter().all(is_known);
+        names.iter().all(|name| is_known(name)) && self.links.iter().all(has_ends)
     }
 
     /// Returns the device with the given name.

@@ -5,7 +5,8 @@ use std::fmt;
 use super::{DeviceNode, Link, NodeKind, Topology};
 use crate::memory::human_bytes;
 
-/// Prints sockets with their devices and their links to host memory, then all links.
+/// Prints sockets with their devices and their links to host memory, then all links, and a matrix
+/// of the rates that they give.
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -38,12 +39,38 @@ impl fmt::Display for Topology {
             for link in &self.links {
                 writeln!(f, "   {:width$}  {}", ends(link), link_rates(link))?;
             }
+            write!(f, "{}", self.matrix())?;
         }
         Ok(())
     }
 }
 
 impl Topology {
+    /// Returns the rates from each device, and from its host memory, to each other device, while no
+    /// other device copies. Rows: the devices that send.
+    fn matrix(&self) -> String {
+        let names: Vec<&str> = self.devices.iter().map(|device| device.name.as_str()).collect();
+        let width = names.iter().map(|name| name.len()).max().unwrap_or(0).max("memory".len());
+        let gigabytes = |rate: Option<f64>| rate.map_or("-".into(), |rate| format!("{:.1}", rate / 1e9));
+        let between = |from: &str, to: &str| self.route(from, to).filter(|_| from != to).map(|route| route.rate);
+        let host = |device: &DeviceNode| self.host_link(device);
+        let mut rows = vec![("GB/s to".to_string(), names.iter().map(ToString::to_string).collect::<Vec<_>>())];
+        rows[0].1.push("memory".into());
+        let in_rates = self.devices.iter().map(|to| gigabytes(host(to).map(|link| link.to_device_rate)));
+        rows.push(("from memory".into(), in_rates.chain(["-".into()]).collect()));
+        for from in &self.devices {
+            let out_rate = gigabytes(host(from).map(|link| link.from_device_rate));
+            let rates = names.iter().map(|to| gigabytes(between(&from.name, to)));
+            rows.push((format!("from {}", from.name), rates.chain([out_rate]).collect()));
+        }
+        let first = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let line = |(name, cells): &(String, Vec<String>)| {
+            let cells: String = cells.iter().map(|cell| format!("  {cell:>width$}")).collect();
+            format!("   {name:first$}{cells}\n")
+        };
+        format!("rates\n{}", rows.iter().map(line).collect::<String>())
+    }
+
     fn device_line(&self, device: &DeviceNode) -> String {
         let threads = device.threads.map_or("threads by share".into(), |threads| counted(threads, "thread"));
         let memory = device.memory_bytes.map_or("memory by setting".into(), human_bytes);
@@ -65,7 +92,7 @@ fn ends(link: &Link) -> String {
     format!("{} ─ {}", link.between[0], link.between[1])
 }
 
-fn link_rates(link: &Link) -> String {
+pub(super) fn link_rates(link: &Link) -> String {
     let mut text = if link.kind.is_empty() { String::new() } else { format!("{}, ", link.kind) };
     match link.forward_rate == link.backward_rate {
         true => text += &format!("{} each way", human_rate(link.forward_rate)),
@@ -79,7 +106,7 @@ fn link_rates(link: &Link) -> String {
     text
 }
 
-fn counted(count: usize, what: &str) -> String {
+pub(super) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -104,5 +131,11 @@ mod tests {
         }
         assert!(text.contains("cpu0 ─ cpu1      X-Bus, 64.0 GB/s each way"), "{text}");
         assert!(text.starts_with("IBM AC922: 2 sockets, 4 devices, 7 links\n"), "{text}");
+        let expected = "rates\n   \
+            GB/s to      host:0  host:1  host:2  host:3  memory\n   \
+            from memory    75.0    75.0    75.0    75.0       -\n   \
+            from host:0       -    75.0    64.0    64.0    75.0\n";
+        assert!(text.contains(expected), "{text}");
+        assert!(!Topology::host(2).to_string().contains("rates"), "no links are described");
     }
 }

@@ -515,6 +515,9 @@ fn jobs_plans_and_devices_are_shown() {
     assert!(server.ok(&["jobs"]).contains(" host:0, host:1 "));
     let devices = server.ok(&["topology"]);
     assert!(devices.contains("host:0") && devices.contains("host:1"), "{devices}");
+    let picture = server.ok(&["topology", "--svg"]);
+    assert!(picture.starts_with("<svg ") && picture.contains(">host:1<") && picture.ends_with("</svg>\n"), "{picture}");
+    assert!(!server.run(&["topology", "--svg", "--json"]).status.success());
 
     server.ok(&["cancel", &job]);
     assert!(!server.run(&["get", "--job", &job, "-o", "gone.arrow"]).status.success());

@@ -96,7 +96,9 @@ async fn the_admin_port_reports_liveness_and_readiness() {
     assert!(status == 200 && host_memory.is_some_and(|words| words.contains(", in pages of ")), "{status}: {text}");
     let (status, text) = server.http_get("/").await;
     assert_eq!(status, 200);
-    for path in ["/metrics", "/healthz", "/readyz", "Arrow Flight port"] {
+    let (status, picture) = server.http_get("/topology.svg").await;
+    assert!(status == 200 && picture.starts_with("<svg ") && picture.contains(">host:0<"), "{status}: {picture}");
+    for path in ["/metrics", "/healthz", "/readyz", "/topology.svg", "Arrow Flight port"] {
         assert!(text.contains(path), "{path}: {text}");
     }
     assert_eq!(server.http_get("/tables").await, (404, text.clone()));

@@ -182,8 +182,8 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    /// Opens the GPU with the given UUID, or else the one of the given number, as the driver counts,
-    /// with the observer of the given name.
+    /// Opens the GPU with the given UUID, or else the one of the given number, as the driver
+    /// counts, with the observer of the given name.
     pub(super) fn open(ordinal: u16, uuid: Option<&str>, observer: &str) -> Result<Self> {
         // The driver's library panics if no driver is installed.
         let count = gpu_count()?;

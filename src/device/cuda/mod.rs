@@ -144,8 +144,9 @@ struct Cached {
 }
 
 impl CudaDevice {
-    /// Opens the GPU with the given UUID, or else GPU number `index`, with `threads` CPU threads for
-    /// work in parallel with it. `budget` makes the memory budget from the number of free bytes.
+    /// Opens the GPU with the given UUID, or else GPU number `index`, with `threads` CPU threads
+    /// for work in parallel with it. `budget` makes the memory budget from the number of free
+    /// bytes.
     ///
     /// # Errors
     /// [`Unsupported`](crate::Error::Unsupported) if there is no such GPU, it cannot be used, or
