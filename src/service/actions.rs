@@ -325,7 +325,7 @@ async fn job(shared: &Shared, asker: &Asker, body: JobWaitBody) -> Result<Answer
         // A timeout is an answer as well: the job has not ended yet.
         let _ = tokio::time::timeout(wait.min(WAIT_MAX), job.ended()).await;
     }
-    if job.status().state.is_final() {
+    if job.state().is_final() {
         // This answer tells the client the outcome, so a drain need not wait for that.
         shared.deliveries.told(job.id);
     }

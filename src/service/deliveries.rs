@@ -65,7 +65,7 @@ impl Deliveries {
         let (batches, spool) = job.result.progress();
         let had =
             |check: &dyn Fn(&Delivered) -> bool| self.by_job.get(&job.id).is_some_and(|delivered| check(&delivered));
-        match (job.status().state, spool) {
+        match (job.state(), spool) {
             (JobState::Cancelled, _) | (_, SpoolState::Released) => true,
             (JobState::Queued | JobState::Running, _) => false,
             (JobState::Failed(_), _) => had(&|delivered| delivered.told || delivered.has_begun()),

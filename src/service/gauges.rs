@@ -61,7 +61,7 @@ impl Metrics {
         self.read_dropped_lines(shared);
         let mut by_state = [("queued", 0), ("running", 0), ("complete", 0), ("failed", 0), ("cancelled", 0)];
         for job in shared.scheduler.jobs() {
-            let state = state_name(&job.status().state);
+            let state = state_name(&job.state());
             if let Some((_, count)) = by_state.iter_mut().find(|(name, _)| *name == state) {
                 *count += 1;
             }

@@ -217,7 +217,7 @@ impl Reader {
     /// True if the job is of no use without this reader.
     fn takes_job_along(&self, left: Left) -> bool {
         let is_consumed = self.job.result.is_consumed_by_reading();
-        let is_wanted = || self.job.options.into.is_some() || self.job.status().state.is_final();
+        let is_wanted = || self.job.options.into.is_some() || self.job.state().is_final();
         match left {
             Left::Streams => false,
             // Rows that this reader took are gone, so a polling client cannot read the whole result

@@ -256,7 +256,7 @@ pub fn list(
 /// True if a result is listed: it is the caller's, and can be fetched now or later.
 fn is_listed(job: &Job, asker: &Asker) -> bool {
     asker.caller.may_touch(&job.owner)
-        && !matches!(job.status().state, JobState::Failed(_) | JobState::Cancelled)
+        && !matches!(job.state(), JobState::Failed(_) | JobState::Cancelled)
         && !job.result.is_gone()
 }
 

@@ -317,7 +317,7 @@ impl Shared {
     fn left(&self) -> JobsLeft {
         let mut left = JobsLeft::default();
         for job in self.scheduler.jobs().iter().filter(|job| !self.deliveries.is_settled(job)) {
-            let count = match job.status().state.is_final() {
+            let count = match job.state().is_final() {
                 false => &mut left.running,
                 true if self.readers.are_expected(job) => &mut left.awaited,
                 true => &mut left.unclaimed,
