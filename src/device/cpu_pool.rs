@@ -16,7 +16,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::DeviceId;
+use super::{DeviceId, bind_thread};
 use crate::{Error, Result};
 
 thread_local! {
@@ -37,6 +37,8 @@ pub(super) struct CpuPools {
     /// Prefix of the thread names, which end with the thread's number.
     name: String,
     threads: usize,
+    /// CPUs to which the threads are bound; none: all.
+    cpus: Arc<[u32]>,
     /// Advice for the error when the system refuses threads.
     remedy: &'static str,
     /// Unused pools, kept because threads take longer to start than a small join to run.
@@ -44,18 +46,18 @@ pub(super) struct CpuPools {
 }
 
 impl CpuPools {
-    pub(super) fn new(id: DeviceId, threads: usize) -> Arc<Self> {
-        Self::of_name(id, id.to_string(), threads, "use fewer")
+    pub(super) fn new(id: DeviceId, threads: usize, cpus: &[u32]) -> Arc<Self> {
+        Self::of_name(id, id.to_string(), threads, cpus, "use fewer")
     }
 
     /// Returns pools with one thread per stream.
     #[cfg(dovetail_cuda)]
-    pub(super) fn of_streams(id: DeviceId, streams: usize) -> Arc<Self> {
-        Self::of_name(id, format!("{id}-stream"), streams, "allow this process more threads")
+    pub(super) fn of_streams(id: DeviceId, streams: usize, cpus: &[u32]) -> Arc<Self> {
+        Self::of_name(id, format!("{id}-stream"), streams, cpus, "allow this process more threads")
     }
 
-    fn of_name(id: DeviceId, name: String, threads: usize, remedy: &'static str) -> Arc<Self> {
-        Arc::new(Self { id, name, threads: threads.max(1), remedy, idle: Mutex::default() })
+    fn of_name(id: DeviceId, name: String, threads: usize, cpus: &[u32], remedy: &'static str) -> Arc<Self> {
+        Arc::new(Self { id, name, threads: threads.max(1), cpus: cpus.into(), remedy, idle: Mutex::default() })
     }
 
     /// Takes a pool for the caller alone, until the pool is dropped.
@@ -95,6 +97,8 @@ impl CpuPools {
         let (id, name, threads, remedy) = (self.id, self.name.clone(), self.threads, self.remedy);
         let builder =
             ThreadPoolBuilder::new().num_threads(threads).thread_name(move |thread| format!("{name}-{thread}"));
+        let cpus = self.cpus.clone();
+        let builder = builder.start_handler(move |_| bind_thread(&cpus));
         let builder = if with_caller { builder.use_current_thread() } else { builder };
         builder
             .build()
@@ -156,7 +160,7 @@ mod tests {
     #[test]
     fn a_blocked_cpu_pool_does_not_block_another_and_is_reused() {
         let id = DeviceId { kind: DeviceKind::Host, index: 0 };
-        let device = CpuPools::new(id, 1).cpu_pool().unwrap();
+        let device = CpuPools::new(id, 1, &[]).cpu_pool().unwrap();
         let job = device.another().unwrap();
         let (let_go, held) = channel::<()>();
         std::thread::scope(|scope| {
@@ -171,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_the_cpu_pool_that_it_belongs_to() {
-        let cpu_pools = |index| CpuPools::new(DeviceId { kind: DeviceKind::Host, index }, 2);
+        let cpu_pools = |index| CpuPools::new(DeviceId { kind: DeviceKind::Host, index }, 2, &[]);
         let who = || std::thread::current().id();
         // The spawned thread stays in that pool for its life. The test's own thread should not.
         let ended = std::thread::spawn(move || {

@@ -37,6 +37,7 @@
 //!
 //! This room knows nothing of Arrow types beyond buffers, nor of tables, jobs or the wire.
 
+mod affinity;
 mod cache;
 mod cancel;
 mod copies;
@@ -65,6 +66,7 @@ use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 
+pub use affinity::bind_thread;
 pub use cache::{CacheOps, CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
 pub use copies::Copies;
@@ -72,7 +74,8 @@ pub use gpu_uuid::{VISIBLE_GPUS, is_slice, unknown_visible_gpu, visible_to_proce
 pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning};
 pub use loss::set_process_of_one_device;
 pub use open::{
-    GpuSeen, gpu_count, gpu_uuids, gpus_seen, open_device, open_device_of_uuid, open_gpu, parse_device, why_no_gpu,
+    GpuIdentity, GpuPlace, GpuSeen, gpu_count, gpu_identities, gpus_seen, open_device, open_device_at, open_gpu,
+    parse_device, why_no_gpu,
 };
 pub use options::TestOptions;
 pub use pattern::Pattern;

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::host::HostDevice;
 use super::{Device, DeviceId, DeviceKind};
 #[cfg(not(dovetail_cuda))]
@@ -35,7 +37,16 @@ pub fn open_device(
     threads: usize,
     budget: impl FnOnce(Option<u64>) -> Budget,
 ) -> Result<Arc<dyn Device>> {
-    open_device_of_uuid(id, None, threads, budget)
+    open_device_at(id, &GpuPlace::default(), threads, budget)
+}
+
+/// GPU of a device, and the CPUs of the device's threads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuPlace {
+    /// UUID of the GPU to open. `None`: the GPU of the device's number, or a host device.
+    pub uuid: Option<String>,
+    /// CPUs of the GPU's NUMA node. Empty: all, because there is one node, or it is unknown.
+    pub cpus: Vec<u32>,
 }
 
 /// Opens a device as [`open_device`] does. A GPU is found by its UUID instead of its number: CUDA
@@ -44,15 +55,15 @@ pub fn open_device(
 /// # Errors
 /// Those of [`open_device`], and [`Error::Unavailable`](crate::Error::Unavailable) if CUDA shows no
 /// GPU with this UUID to this process.
-pub fn open_device_of_uuid(
+pub fn open_device_at(
     id: DeviceId,
-    uuid: Option<&str>,
+    place: &GpuPlace,
     threads: usize,
     budget: impl FnOnce(Option<u64>) -> Budget,
 ) -> Result<Arc<dyn Device>> {
     match id.kind {
         DeviceKind::Host => Ok(Arc::new(HostDevice::new(id.index, threads, budget(None), None)?)),
-        DeviceKind::Cuda => open_gpu_of_uuid(id.index, uuid, threads, |bytes| budget(Some(bytes))),
+        DeviceKind::Cuda => open_gpu_at(id.index, place, threads, |bytes| budget(Some(bytes))),
     }
 }
 
@@ -74,14 +85,24 @@ pub fn gpu_count() -> Result<u16> {
     Ok(0)
 }
 
-/// Returns the UUID of each of the GPUs that [`gpu_count`] counts, as in
-/// [`DeviceFacts::uuid`](super::DeviceFacts::uuid).
+/// Properties that tell one GPU from the others, and where it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuIdentity {
+    /// UUID, in the form of [`DeviceFacts::uuid`](super::DeviceFacts::uuid).
+    pub uuid: Option<String>,
+    /// Address on the PCI bus, in lower case: `0000:1b:00.0`.
+    pub pci_address: String,
+    /// NUMA node of the host that is nearest, if the driver says.
+    pub numa_node: Option<u32>,
+}
+
+/// Returns the identity of each of the GPUs that [`gpu_count`] counts.
 ///
 /// # Errors
 /// Those of [`gpu_count`].
 #[cfg(dovetail_cuda)]
-pub fn gpu_uuids() -> Result<Vec<Option<String>>> {
-    super::cuda::gpu_uuids()
+pub fn gpu_identities() -> Result<Vec<GpuIdentity>> {
+    super::cuda::gpu_identities()
 }
 
 /// Returns nothing, because this build has no kernels.
@@ -89,7 +110,7 @@ pub fn gpu_uuids() -> Result<Vec<Option<String>>> {
 /// # Errors
 /// None in this build.
 #[cfg(not(dovetail_cuda))]
-pub fn gpu_uuids() -> Result<Vec<Option<String>>> {
+pub fn gpu_identities() -> Result<Vec<GpuIdentity>> {
     Ok(Vec::new())
 }
 
@@ -147,23 +168,23 @@ pub fn why_no_gpu() -> &'static str {
 /// [`Error::Unsupported`](crate::Error::Unsupported) when there is no such GPU, or this build
 /// cannot use it.
 pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
-    open_gpu_of_uuid(index, None, threads, budget)
+    open_gpu_at(index, &GpuPlace::default(), threads, budget)
 }
 
 #[cfg(dovetail_cuda)]
-fn open_gpu_of_uuid(
+fn open_gpu_at(
     index: u16,
-    uuid: Option<&str>,
+    place: &GpuPlace,
     threads: usize,
     budget: impl FnOnce(u64) -> Budget,
 ) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(super::cuda::CudaDevice::open(index, uuid, threads, |free| budget(free / 20 * 19))?))
+    Ok(Arc::new(super::cuda::CudaDevice::open(index, place, threads, |free| budget(free / 20 * 19))?))
 }
 
 #[cfg(not(dovetail_cuda))]
-fn open_gpu_of_uuid(
+fn open_gpu_at(
     index: u16,
-    _uuid: Option<&str>,
+    _place: &GpuPlace,
     _threads: usize,
     _budget: impl FnOnce(u64) -> Budget,
 ) -> Result<Arc<dyn Device>> {

@@ -36,9 +36,6 @@ pub(super) const HUGE_PAGES: &str = "huge pages";
 /// Name of the check of free memory.
 pub(super) const FREE_MEMORY: &str = "free memory";
 
-/// Bit of a capability.
-const CAP_SYS_NICE: u32 = 23;
-
 /// NVLink rates out of a GPU in each direction, in bytes per second, by a part of the GPU's name.
 /// Boards of these models for PCI Express have other names.
 const NVLINK: &[(&str, f64)] = &[
@@ -372,11 +369,19 @@ fn numa(facts: &Facts) -> Option<Finding> {
             "give the container CPUs of every node that has a GPU (--cpuset-cpus), or the GPUs of its own node only",
         ));
     }
-    let may_place = system.capabilities.is_none_or(|mask| mask & (1 << CAP_SYS_NICE) != 0);
-    Some(match may_place {
-        true => Finding { means: "the system places memory on the node whose thread touches it first".into(), ..found },
-        false => found.attention(
-            "without CAP_SYS_NICE, a container may not choose the nodes of its memory (numactl is refused)",
+    Some(match &facts.choice_of_node {
+        Ok(()) if of_gpus.is_empty() => {
+            Finding { means: "memory is on the node whose thread touches it first".into(), ..found }
+        }
+        Ok(()) => Finding {
+            means: "threads of a GPU run on its node, and host memory comes from the GPUs' nodes in turn".into(),
+            ..found
+        },
+        Err(why) => found.attention(
+            format!(
+                "memory is on the node whose thread touches it first, as the server may not choose: {}",
+                why.message()
+            ),
             "start the container with --cap-add SYS_NICE",
         ),
     })

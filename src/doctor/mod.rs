@@ -19,12 +19,13 @@ mod tests;
 use std::path::Path;
 
 pub use checks::{Finding, Verdict};
-pub use system::{NumaNode, PciGpu, System};
+pub use system::{PciGpu, System};
 
 use rustix::process::{Resource, getrlimit};
 
 use crate::Result;
 use crate::device::{DeviceKind, GpuSeen, VISIBLE_GPUS, gpus_seen, why_no_gpu};
+use crate::memory::check_choice_of_node;
 use crate::planner::RatesFile;
 
 /// Facts that the checks need.
@@ -43,6 +44,8 @@ pub struct Facts {
     pub peer_rate: Option<f64>,
     /// The reason if the server may not mount a tmpfs with huge pages for itself.
     pub own_tmpfs: Result<()>,
+    /// The reason if this process may not choose the NUMA nodes of its memory.
+    pub choice_of_node: Result<()>,
     /// Limit of locked memory; `None`: no limit.
     pub memlock_bytes: Option<u64>,
     /// Maximum of open files to which the server may raise its limit; `None`: no limit.
@@ -72,6 +75,10 @@ impl Facts {
         }
         let links = file.as_ref().and_then(|file| file.latest_links(DeviceKind::Cuda, models.len()));
         let all: Vec<usize> = (0..models.len()).collect();
+        let choice_of_node = match &*system.nodes {
+            [first, _, ..] => check_choice_of_node(first.index),
+            _ => Ok(()),
+        };
         Self {
             system,
             gpus,
@@ -80,6 +87,7 @@ impl Facts {
             host_rates,
             peer_rate: links.and_then(|links| Some(links.rates.of_set(&all)?.peers)),
             own_tmpfs,
+            choice_of_node,
             memlock_bytes: getrlimit(Resource::Memlock).current,
             open_files: getrlimit(Resource::Nofile).maximum,
         }

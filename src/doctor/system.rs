@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::memory::{ControlGroup, control_groups, machine_memory_bytes, memory_free, memory_limit};
+use crate::topology::{NumaNode, NumaNodes, number_list};
 
 /// PCI vendor of NVIDIA.
 const NVIDIA: &str = "0x10de";
@@ -40,8 +41,6 @@ pub struct System {
     /// Slices of GPUs (MIG) that the driver has made.
     pub gpu_slices: usize,
     pub nodes: Vec<NumaNode>,
-    /// Effective capabilities of this process, by bit.
-    pub capabilities: Option<u64>,
     /// Chosen mode of transparent huge pages, for anonymous memory and for files in memory.
     pub huge_pages: Option<String>,
     pub shared_huge_pages: Option<String>,
@@ -60,13 +59,6 @@ pub struct PciGpu {
     pub link_rate: Option<f64>,
 }
 
-/// A NUMA node with memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NumaNode {
-    pub index: u32,
-    pub cpus: BTreeSet<u32>,
-}
-
 impl System {
     /// Reads the facts from the files under `root`, which is `/` except in tests.
     pub fn read(root: &Path) -> Self {
@@ -77,14 +69,15 @@ impl System {
             machine_memory_bytes: machine_memory_bytes(root),
             memory_limit_bytes: memory_limit(root),
             memory_free_bytes: memory_free(root),
-            machine_cpus: text(root, "sys/devices/system/cpu/online").map(|text| cpus(&text)).unwrap_or_default(),
-            allowed_cpus: of_status("Cpus_allowed_list:").map(cpus).unwrap_or_default(),
+            machine_cpus: text(root, "sys/devices/system/cpu/online")
+                .map(|text| number_list(&text))
+                .unwrap_or_default(),
+            allowed_cpus: of_status("Cpus_allowed_list:").map(number_list).unwrap_or_default(),
             cpu_quota: cpu_quota(root),
             driver: text(root, "proc/driver/nvidia/version").and_then(|text| driver_version(&text)),
             gpus: gpus(root),
             gpu_slices: gpu_slices(root),
-            nodes: nodes(root),
-            capabilities: of_status("CapEff:").and_then(|mask| u64::from_str_radix(mask, 16).ok()),
+            nodes: NumaNodes::read(root).nodes,
             huge_pages: thp("enabled"),
             shared_huge_pages: thp("shmem_enabled"),
         }
@@ -101,15 +94,6 @@ fn names(root: &Path, folder: &str) -> Vec<String> {
     let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
     names.sort();
     names
-}
-
-/// Reads a list of numbers such as `0-3,8`.
-fn cpus(list: &str) -> BTreeSet<u32> {
-    let range = |part: &str| -> Option<std::ops::RangeInclusive<u32>> {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
-    };
-    list.split(',').filter_map(range).flatten().collect()
 }
 
 /// Returns the option in brackets: `always` of `[always] madvise never`.
@@ -189,17 +173,6 @@ fn gpu_slices(root: &Path) -> usize {
         slices.into_iter().filter(|name| name.starts_with("gi")).count()
     };
     names(root, folder).into_iter().filter(|name| name.starts_with("gpu")).map(of_gpu).sum()
-}
-
-fn nodes(root: &Path) -> Vec<NumaNode> {
-    let folder = "sys/devices/system/node";
-    let node = |name: String| {
-        let index = name.strip_prefix("node")?.parse().ok()?;
-        Some(NumaNode { index, cpus: cpus(&text(root, &format!("{folder}/{name}/cpulist"))?) })
-    };
-    let mut nodes: Vec<NumaNode> = names(root, folder).into_iter().filter_map(node).collect();
-    nodes.sort_by_key(|node| node.index);
-    nodes
 }
 
 #[cfg(test)]

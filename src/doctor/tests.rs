@@ -31,6 +31,7 @@ fn facts(files: &[(&str, &str)], gpus: Vec<GpuSeen>) -> Facts {
         host_rates: vec![],
         peer_rate: None,
         own_tmpfs: Ok(()),
+        choice_of_node: Ok(()),
         memlock_bytes: None,
         open_files: Some(1 << 20),
     }
@@ -192,8 +193,10 @@ fn memory_that_is_far_from_gpus_is_told() {
         Attention,
         &["no CPU on node 1", "every node that has a GPU"],
     );
-    let no_right = ("proc/self/status", "CapEff:\t00000000a80425fb\nCpus_allowed_list:\t0-111\n");
-    expect(&facts(&with(DGX, &[no_right]), both()), "numa", Attention, &["CAP_SYS_NICE", "--cap-add SYS_NICE"]);
+    let mut refused = facts(DGX, both());
+    expect(&refused, "numa", Good, &["threads of a GPU run on its node"]);
+    refused.choice_of_node = Err(Error::Unavailable("choosing NUMA node 0 for memory: permission denied".into()));
+    expect(&refused, "numa", Attention, &["may not choose: choosing NUMA node 0", "--cap-add SYS_NICE"]);
 }
 
 #[test]

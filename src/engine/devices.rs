@@ -8,13 +8,14 @@ use std::time::Duration;
 use super::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine, tmpfs};
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{
-    Device, DeviceId, DeviceKind, TestOptions, VISIBLE_GPUS, gpu_count, gpu_uuids, visible_to_process_of, why_no_gpu,
+    Device, DeviceId, DeviceKind, GpuPlace, TestOptions, VISIBLE_GPUS, gpu_count, gpu_identities,
+    visible_to_process_of, why_no_gpu,
 };
 use crate::human::{counted, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
 };
-use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
+use crate::topology::{DeviceNode, Hop, Link, NodeKind, NumaNodes, Topology};
 use crate::{Context, Error, Result};
 
 /// Maximum number of slices of the CPU: each has threads of its own.
@@ -173,7 +174,7 @@ pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
             // Without a GPU the whole CPU is one device: a join gets all cores, and the queue
             // decides the order.
             0 => Topology::host(1),
-            gpus => with_uuids(Topology::cuda(gpus))?,
+            gpus => of_machine(Topology::cuda(gpus))?,
         });
     }
     let count_of = |asked: Asked| -> Result<(NodeKind, u16)> {
@@ -191,16 +192,22 @@ pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
             },
         }
     };
-    with_uuids(Topology::of(&asked.into_iter().map(count_of).collect::<Result<Vec<_>>>()?))
+    of_machine(Topology::of(&asked.into_iter().map(count_of).collect::<Result<Vec<_>>>()?))
 }
 
-/// Names each GPU of the topology by its UUID.
-fn with_uuids(mut topology: Topology) -> Result<Topology> {
+/// Names each GPU of the topology by its UUID, and finds the NUMA node of each.
+fn of_machine(mut topology: Topology) -> Result<Topology> {
     if topology.devices.iter().any(|node| node.kind == NodeKind::Cuda) {
-        let uuids = gpu_uuids()?;
+        let gpus = gpu_identities()?;
+        let of = |node: &DeviceNode| gpus.get(usize::from(node.index));
         for node in topology.devices.iter_mut().filter(|node| node.kind == NodeKind::Cuda) {
-            node.uuid = uuids.get(usize::from(node.index)).cloned().flatten();
+            node.uuid = of(node).and_then(|gpu| gpu.uuid.clone());
         }
+        let root = Path::new("/");
+        topology.place_on_nodes(&NumaNodes::read(root), |node| {
+            let gpu = of(node)?;
+            gpu.numa_node.or_else(|| NumaNodes::of_pci_device(root, &gpu.pci_address))
+        });
     }
     Ok(topology)
 }
@@ -315,6 +322,7 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
     if topology.devices.is_empty() {
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
     }
+    place_memory(topology, arena);
     let like = |kind: NodeKind| topology.devices.iter().filter(|node| node.kind == kind).count();
     let memory_share = host_device_share(settings, topology, arena.budget().limit_bytes())?;
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
@@ -340,6 +348,7 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         let test_options = settings.test_options.clone();
         // The GPUs of one process fail together, and form no gangs.
         let own_process = has_own_process(settings, topology, node.kind)?;
+        let cpus = topology.node_of_gpu(node).map(|socket| socket.cpus.clone()).unwrap_or_default();
         let exchanges = like(node.kind) > 1 && (kind == DeviceKind::Host || own_process);
         let of_kind = topology.devices.iter().filter(|other| other.kind == node.kind);
         let window_bytes = match exchanges {
@@ -348,7 +357,7 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         };
         let opening = Opening {
             id,
-            uuid: node.uuid.clone(),
+            place: GpuPlace { uuid: node.uuid.clone(), cpus },
             visible_gpus: visible_gpus(node, topology),
             threads,
             memory_bytes,
@@ -389,6 +398,24 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
     };
     let open = |node: &DeviceNode| open(node).context(|| format!("opening device {}", node.name));
     topology.devices.iter().map(open).collect()
+}
+
+/// Spreads the slabs of the arena over the NUMA nodes of the GPUs, and logs where GPUs are. Does
+/// nothing on a machine of one node.
+fn place_memory(topology: &Topology, arena: &Arena) {
+    let nodes = topology.memory_nodes_of_gpus();
+    for gpu in &topology.devices {
+        let Some(socket) = topology.node_of_gpu(gpu) else { continue };
+        let (node, cpus) = (socket.numa_node.unwrap_or_default(), counted(socket.cpus.len() as u64, "CPU"));
+        match socket.cpus.is_empty() {
+            true => tracing::warn!("{} is on NUMA node {node}, which has no CPU for this process", gpu.name),
+            false => tracing::info!("{} is on NUMA node {node}: its threads run on {cpus} there", gpu.name),
+        }
+    }
+    if !nodes.is_empty() && arena.spread_over(&nodes) {
+        let nodes: Vec<String> = nodes.iter().map(u32::to_string).collect();
+        tracing::info!("host memory is taken in turn from the NUMA nodes of the GPUs: {}", nodes.join(", "));
+    }
 }
 
 /// Returns the backing of an arena of `arena_bytes`, so that all processes of devices can map it:

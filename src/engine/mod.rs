@@ -100,8 +100,8 @@ use windows::{map_and_write, take_and_check};
 
 use crate::catalog::Table;
 use crate::device::{
-    CacheOps, CacheStats, ColumnRows, Copies, Device, DeviceId, DeviceInfo, Pattern, PeerWindow, TestOptions,
-    open_device_of_uuid, shares_no_memory,
+    CacheOps, CacheStats, ColumnRows, Copies, Device, DeviceId, DeviceInfo, GpuPlace, Pattern, PeerWindow, TestOptions,
+    open_device_at, shares_no_memory,
 };
 use crate::join::{self, BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, ReservedPool, SharedWindow};
@@ -397,8 +397,7 @@ fn no_thread(error: &io::Error) -> Error {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
     pub id: DeviceId,
-    /// UUID of the GPU to open. `None`: the GPU of the number, or a host device.
-    pub uuid: Option<String>,
+    pub place: GpuPlace,
     /// GPUs that CUDA shows to a process of its own, as a value of
     /// [`VISIBLE_GPUS`](crate::device::VISIBLE_GPUS). `None`: those
     /// that it shows to the server.
@@ -420,10 +419,10 @@ impl Opening {
     /// Opens the device in this process.
     ///
     /// # Errors
-    /// Returns the errors of [`open_device_of_uuid`].
+    /// Returns the errors of [`open_device_at`].
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         self.test_options.clone().set();
-        let device = open_device_of_uuid(self.id, self.uuid.as_deref(), self.threads, |free| self.budget(free))?;
+        let device = open_device_at(self.id, &self.place, self.threads, |free| self.budget(free))?;
         let peers = device.peers().filter(|_| self.window_bytes > 0);
         // Some GPUs cannot export memory, such as slices of one GPU.
         if let Some(Err(error)) = peers.map(|peers| peers.open_window(self.window_bytes)) {

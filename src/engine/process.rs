@@ -58,6 +58,8 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
     let Some(ToChild::Open(opening)) = messages.receive()? else {
         return Err(Error::Internal("the server did not say which device to open".into()));
     };
+    // The driver, and all threads of this process that start from now on, inherit the CPUs.
+    device::bind_thread(&opening.place.cpus);
     let (slab_changes, changes) = mpsc::channel();
     let process = match Process::open(&opening, sender.clone(), slab_changes) {
         Ok((process, opened)) => {

@@ -43,7 +43,7 @@ fn opening() -> Opening {
     let id = DeviceId { kind, index: 0 };
     Opening {
         id,
-        uuid: None,
+        place: GpuPlace::default(),
         visible_gpus: None,
         threads: 2,
         memory_bytes: Some(memory_bytes),

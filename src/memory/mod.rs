@@ -29,7 +29,8 @@ mod schema_bytes;
 pub(crate) use arena::of_whole_values;
 pub use arena::{
     ALIGNMENT, Arena, ArenaBuffer, ArenaReservation, ArrayParts, BackgroundGrowth, Backing, Borrower, Lender, Loans,
-    Pin, Place, SharedCounters, SharedWindow, SlabViews, Span, describe, holding, mount_tmpfs_in_namespace, restore,
+    Pin, Place, SharedCounters, SharedWindow, SlabViews, Span, check_choice_of_node, describe, holding,
+    mount_tmpfs_in_namespace, restore,
 };
 pub use bounds::{Bounds, CountedBytes, Held};
 pub use budget::{Budget, Holders, Reclaim, Reservation};

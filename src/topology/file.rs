@@ -155,6 +155,7 @@ impl Reader<'_> {
             name: socket.name.get_ref().clone(),
             memory_bytes: socket.memory.as_ref().map(|memory| self.bytes(memory)).transpose()?,
             memory_rate: socket.memory_rate.as_ref().map(|rate| self.rate(rate)).transpose()?,
+            ..Socket::default()
         })
     }
 

@@ -20,6 +20,7 @@
 
 mod file;
 mod measured;
+mod numa;
 mod render;
 mod route;
 mod svg;
@@ -29,6 +30,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use numa::{NumaNode, NumaNodes, number_list};
 pub use route::Route;
 pub use together::{SharedLinks, Together};
 
@@ -45,7 +47,7 @@ pub struct Topology {
 }
 
 /// A CPU with the memory attached to it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Socket {
     /// Unique among all nodes.
     pub name: String,
@@ -53,6 +55,14 @@ pub struct Socket {
     pub memory_bytes: Option<u64>,
     /// Bytes per second; `None` when it is not known.
     pub memory_rate: Option<f64>,
+    /// Number of the NUMA node, on a machine of several nodes.
+    pub numa_node: Option<u32>,
+    /// CPUs of the NUMA node on which this process may run.
+    #[serde(skip)]
+    pub cpus: Vec<u32>,
+    /// True if this process may take memory of the NUMA node.
+    #[serde(skip)]
+    pub gives_memory: bool,
 }
 
 /// A switch.
@@ -161,7 +171,7 @@ impl Topology {
         };
         Self {
             name: "this machine".into(),
-            sockets: vec![Socket { name: "cpu0".into(), memory_bytes: None, memory_rate: None }],
+            sockets: vec![Socket { name: "cpu0".into(), ..Socket::default() }],
             devices: kinds.iter().flat_map(|&(kind, count)| (0..count).map(move |index| device(kind, index))).collect(),
             ..Self::default()
         }

@@ -19,6 +19,9 @@ impl fmt::Display for Topology {
         )?;
         for socket in &self.sockets {
             write!(f, "{}", socket.name)?;
+            if let Some(node) = socket.numa_node {
+                write!(f, ", NUMA node {node}")?;
+            }
             if let Some(bytes) = socket.memory_bytes {
                 write!(f, "  {}", human_bytes(bytes))?;
             }

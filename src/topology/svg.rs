@@ -9,10 +9,10 @@
 //!   legend           ── PCIe 5 x16, 55 GB/s each way
 //! ```
 //!
-//! Each device has a column. The columns of a socket, and of a switch, are adjacent, so boxes do not
-//! overlap and few lines cross. A line is as thick as the square root of its rate, and has the colour
-//! of its kind. A label is left out where it would cover another one: the legend has the rates of each
-//! kind, and every line shows its name to the pointer.
+//! Each device has a column. The columns of a socket, and of a switch, are adjacent, so boxes do
+//! not overlap and few lines cross. The thickness of a line grows with the square root of its rate,
+//! and its colour shows its kind. A label is left out where it would cover another one: the legend
+//! has the rates of each kind, and every line shows its name to the pointer.
 
 mod layout;
 #[cfg(test)]
@@ -240,7 +240,8 @@ impl<'a> Picture<'a> {
         for socket in &topology.sockets {
             let memory = socket.memory_bytes.map(whole_bytes);
             let rate = socket.memory_rate.map(|rate| format!("memory {}", short_rate(rate)));
-            let lines: Vec<String> = memory.into_iter().chain(rate).collect();
+            let node = socket.numa_node.map(|node| format!("NUMA node {node}"));
+            let lines: Vec<String> = node.into_iter().chain(memory).chain(rate).collect();
             self.draw_node(&socket.name, &lines.join(", "), ["#fff4e6", "#d9480f"]);
         }
         for switch in &topology.switches {

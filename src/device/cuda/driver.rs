@@ -37,7 +37,7 @@ use super::tuning::Limits;
 use crate::device::fault::Trigger;
 use crate::device::gpu_uuid::{VISIBLE_GPUS, position_of_uuid, uuid_text};
 use crate::device::loss::remedy;
-use crate::device::{ComputeCapability, DeviceHandle, DeviceId, DeviceKind, GpuSeen, TestOptions};
+use crate::device::{ComputeCapability, DeviceHandle, DeviceId, DeviceKind, GpuIdentity, GpuSeen, TestOptions};
 use crate::memory::Pin;
 use crate::{Error, Result};
 
@@ -88,10 +88,24 @@ fn driver_uuids() -> Result<Vec<Option<String>>> {
     Ok(driver_gpus()?.into_iter().map(uuid_of).collect())
 }
 
-/// Returns the UUID of each GPU of this process.
-pub(super) fn gpu_uuids() -> Result<Vec<Option<String>>> {
-    let of_one = |uuid| std::iter::repeat_n(uuid, usize::from(gpus_of_one()));
-    Ok(driver_uuids()?.into_iter().flat_map(of_one).collect())
+/// Returns the identity of each GPU of this process.
+pub(super) fn gpu_identities() -> Result<Vec<GpuIdentity>> {
+    let identity = |device: sys::CUdevice| {
+        Ok(GpuIdentity { uuid: uuid_of(device), pci_address: pci_address(device)?, numa_node: numa_node(device) })
+    };
+    let identities: Vec<GpuIdentity> =
+        driver_gpus()?.into_iter().map(identity).collect::<Result<_, _>>().map_err(cannot_tell)?;
+    let of_one = |identity| std::iter::repeat_n(identity, usize::from(gpus_of_one()));
+    Ok(identities.into_iter().flat_map(of_one).collect())
+}
+
+/// `None` if the driver does not report it.
+fn numa_node(device: sys::CUdevice) -> Option<u32> {
+    let mut node: c_int = -1;
+    // SAFETY: the driver gave the device, and writes one number.
+    let asked =
+        unsafe { sys::cuDeviceGetAttribute(&raw mut node, Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) };
+    asked.result().ok().and_then(|()| u32::try_from(node).ok())
 }
 
 /// `None` if the driver does not report it.

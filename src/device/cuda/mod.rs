@@ -77,10 +77,10 @@ use super::cache::{ColumnCache, CopyFrom};
 use super::cpu_pool::{CpuPool, CpuPools};
 use super::{
     BitSlice, BytesColumn, BytesPart, CacheOps, CacheStats, CancelFlag, Column, ColumnRows, Device, DeviceBuffer,
-    DeviceFacts, DeviceId, DeviceKind, Event, Filter, GpuSeen, Hashing, HostBytes, HostColumn, JoinedPartitions,
-    KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload, PeerOps, Positions,
-    RadixBits, Sorted, Stream, StringOps, Table, TimingOps, Tuning, Unmatched, ValueField, Wanted, Which, Width,
-    WorkTime,
+    DeviceFacts, DeviceId, DeviceKind, Event, Filter, GpuIdentity, GpuPlace, GpuSeen, Hashing, HostBytes, HostColumn,
+    JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Payload,
+    PeerOps, Positions, RadixBits, Sorted, Stream, StringOps, Table, TimingOps, Tuning, Unmatched, ValueField, Wanted,
+    Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -93,12 +93,12 @@ pub fn device_count() -> Result<u16> {
     driver::gpu_count()
 }
 
-/// Returns the UUID of each GPU that this process can use.
+/// Returns the identity of each GPU that this process can use.
 ///
 /// # Errors
 /// [`Unsupported`](crate::Error::Unsupported) if a driver is installed but does not work.
-pub fn gpu_uuids() -> Result<Vec<Option<String>>> {
-    driver::gpu_uuids()
+pub fn gpu_identities() -> Result<Vec<GpuIdentity>> {
+    driver::gpu_identities()
 }
 
 /// Returns the GPUs that the driver shows to this process.
@@ -144,9 +144,8 @@ struct Cached {
 }
 
 impl CudaDevice {
-    /// Opens the GPU with the given UUID, or else GPU number `index`, with `threads` CPU threads
-    /// for work in parallel with it. `budget` makes the memory budget from the number of free
-    /// bytes.
+    /// Opens the GPU of the given place, or else GPU number `index`, with `threads` CPU threads for
+    /// work in parallel with it. `budget` makes the memory budget from the number of free bytes.
     ///
     /// # Errors
     /// [`Unsupported`](crate::Error::Unsupported) if there is no such GPU, it cannot be used, or
@@ -154,18 +153,18 @@ impl CudaDevice {
     /// system refuses threads, [`Unavailable`](crate::Error::Unavailable) if CUDA does not show the
     /// GPU with this UUID.
     pub fn open(index: u16, uuid: Option<&str>, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
-        Self::open_observed(index, uuid, threads, &observe::asked_for(), budget)
+        Self::open_observed(index, place, threads, &observe::asked_for(), budget)
     }
 
     /// Opens a GPU as [`Self::open`] does, with the observer of the given name.
     fn open_observed(
         index: u16,
-        uuid: Option<&str>,
+        place: &GpuPlace,
         threads: usize,
         observer: &str,
         budget: impl FnOnce(u64) -> Budget,
     ) -> Result<Self> {
-        let gpu = Arc::new(Gpu::open(index, uuid, observer)?);
+        let gpu = Arc::new(Gpu::open(index, place.uuid.as_deref(), observer)?);
         let limits = gpu.limits()?;
         limits.check()?;
         let tuning = tuning::tuning_of(&limits);
@@ -181,8 +180,8 @@ impl CudaDevice {
             id,
             memory: budget(gpu.free_bytes()?),
             gpu,
-            threads: CpuPools::new(id, threads).cpu_pool()?,
-            stream_threads: CpuPools::of_streams(id, tuning.streams),
+            threads: CpuPools::new(id, threads, &place.cpus).cpu_pool()?,
+            stream_threads: CpuPools::of_streams(id, tuning.streams, &place.cpus),
             facts,
             tuning,
             kept: Default::default(),

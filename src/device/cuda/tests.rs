@@ -18,7 +18,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 
 use super::match_partitions::UnitRows;
 use super::work::FILL;
-use super::{CudaDevice, device_count, gpu_uuids, gpus_seen};
+use super::{CudaDevice, GpuPlace, device_count, gpu_identities, gpus_seen};
 use crate::Error;
 use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
@@ -60,7 +60,7 @@ fn gpu_alone_with(bytes: u64) -> Option<Side> {
         return None;
     }
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", bytes);
-    Some(Side::of(Arc::new(CudaDevice::open(0, None, 2, budget).unwrap())))
+    Some(Side::of(Arc::new(CudaDevice::open(0, &GpuPlace::default(), 2, budget).unwrap())))
 }
 
 /// Opens the GPU and a host device to compare it with.
@@ -881,16 +881,17 @@ fn a_gpu_is_opened_by_its_uuid_whatever_its_number() {
     if device_count().unwrap() == 0 {
         return;
     }
-    let uuids: Vec<String> = gpu_uuids().unwrap().into_iter().flatten().collect();
+    let uuids: Vec<String> = gpu_identities().unwrap().into_iter().filter_map(|gpu| gpu.uuid).collect();
     let seen: Vec<String> = gpus_seen().unwrap().into_iter().filter_map(|gpu| gpu.uuid).collect();
     assert_eq!((&uuids, uuids.len()), (&seen, usize::from(device_count().unwrap())));
     let budget = |_| Budget::new("memory of a GPU", "--device-memory", 1 << 20);
+    let place = |uuid: &str| GpuPlace { uuid: Some(uuid.into()), ..GpuPlace::default() };
     for (number, uuid) in uuids.iter().rev().enumerate() {
-        let device = CudaDevice::open(number as u16, Some(uuid), 1, budget).unwrap();
+        let device = CudaDevice::open(number as u16, &place(uuid), 1, budget).unwrap();
         assert_eq!((device.facts().uuid.as_ref(), device.id().index), (Some(uuid), number as u16));
     }
     let gone = "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff";
-    let refused = CudaDevice::open(0, Some(gone), 1, budget).unwrap_err();
+    let refused = CudaDevice::open(0, &place(gone), 1, budget).unwrap_err();
     let Error::Unavailable(text) = &refused else { panic!("{refused:?}") };
     assert!(text.starts_with(&format!("cuda:0 is {gone}")) && text.contains(&uuids[0]), "{text}");
     if let (true, Ok("1,GPU-0000")) = (cfg!(dovetail_emulated), std::env::var("CUDA_VISIBLE_DEVICES").as_deref()) {
@@ -909,7 +910,7 @@ fn work_of_a_gpu_goes_on_after_calls_for_another() {
     first.arena.pin_by(first.device.pin());
     let of_first = first.put(&[1_u32; 1000]);
     let budget = |_| Budget::new("memory of device cuda:1", "--device-memory", 8 << 30);
-    let second = Side::of(Arc::new(CudaDevice::open(1, None, 2, budget).unwrap()));
+    let second = Side::of(Arc::new(CudaDevice::open(1, &GpuPlace::default(), 2, budget).unwrap()));
     let numbers: Vec<u32> = (0..1_000_000).collect();
     let of_second = second.put(&numbers);
     let bytes = numbers.len() * size_of::<u32>();
@@ -1756,7 +1757,7 @@ fn a_cancelled_stream_runs_nothing() {
 fn observers_are_notified_of_fills_and_copies() {
     let Some(_other) = gpu_with(1 << 30) else { return };
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
-    let device = CudaDevice::open_observed(0, None, 2, "times", budget).unwrap();
+    let device = CudaDevice::open_observed(0, &GpuPlace::default(), 2, "times", budget).unwrap();
     let told_of = |work: &dyn Fn(&Stream)| {
         let stream = device.stream(CancelFlag::new()).unwrap();
         work(&stream);
@@ -1782,7 +1783,7 @@ fn observers_are_notified_of_fills_and_copies() {
 fn kernel_times_are_added_up_only_while_timing_is_on() {
     let Some(_other) = gpu_with(1 << 30) else { return };
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
-    let device = CudaDevice::open_observed(0, None, 2, "silent", budget).unwrap();
+    let device = CudaDevice::open_observed(0, &GpuPlace::default(), 2, "silent", budget).unwrap();
     for (on, expected) in [(false, 0), (true, 1), (false, 0), (true, 1)] {
         device.timing().unwrap().add_up_times(on).unwrap();
         let stream = device.stream(CancelFlag::new()).unwrap();

@@ -129,7 +129,7 @@ impl HostDevice {
             tuning: Tuning { fuses_partition_join: route.is_some(), ..tuning(threads) },
             facts: facts(threads),
             pool: Pool::new(memory),
-            threads: CpuPools::new(id, threads).cpu_pool()?,
+            threads: CpuPools::new(id, threads, &[]).cpu_pool()?,
             route,
             kept: Default::default(),
             windows: Arc::default(),

@@ -24,7 +24,8 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use rustix::thread::UnshareFlags;
 
-use crate::memory::human_bytes;
+use super::mapping::{Populating, prefer_node};
+use crate::memory::{Interrupt, human_bytes};
 use crate::{Error, Result};
 
 /// Size of a huge page, in bytes. Slabs start and end at multiples of it.
@@ -280,6 +281,17 @@ pub fn mount_tmpfs_in_namespace() -> Result<OwnedFd> {
         })?;
     }
     mount_tmpfs()
+}
+
+/// Checks that this process may choose the NUMA node of its memory.
+///
+/// # Errors
+/// [`Error::Unavailable`] with the reason.
+pub fn check_choice_of_node(node: u32) -> Result<()> {
+    let page = super::Mapping::new(HUGE_PAGE_BYTES, &Backing::Anonymous, &Interrupt::default(), Populating::Urgent)?;
+    // SAFETY: the range is mapped, and nothing points into it.
+    let asked = unsafe { prefer_node(page.start.as_ptr(), page.len, node) };
+    asked.map_err(|error| refused(&format!("choosing NUMA node {node} for memory"), error))
 }
 
 fn refused(attempt: &str, error: Errno) -> Error {

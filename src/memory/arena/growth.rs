@@ -329,7 +329,7 @@ impl Inner {
                 MutexGuard::unlocked(slabs, || memory.pin_by(pin));
             }
             let start = memory.start.as_ptr() as usize;
-            self.ranges.write().insert(start, start + memory.len);
+            self.ranges.write().insert(start, (start + memory.len, memory.node));
             slabs.add(memory);
         });
         slabs.growth.end(coming);
@@ -375,13 +375,15 @@ impl Inner {
     }
 
     fn map_slab(&self, len: usize, interrupt: &Interrupt, populating: Populating) -> Result<Arc<Mapping>> {
-        let memory = Mapping::new(len, &self.backing, interrupt, populating).map_err(|error| match error {
-            Error::Exhausted(_) => {
-                let (len, memory) = (human_bytes(len as u64), self.backing.describe());
-                error.context(format!("mapping a slab of {len} for the arena, whose memory is {memory}"))
-            }
-            interrupted => interrupted,
-        })?;
+        let memory = Mapping::on_node(self.next_node(), len, &self.backing, interrupt, populating).map_err(
+            |error| match error {
+                Error::Exhausted(_) => {
+                    let (len, memory) = (human_bytes(len as u64), self.backing.describe());
+                    error.context(format!("mapping a slab of {len} for the arena, whose memory is {memory}"))
+                }
+                interrupted => interrupted,
+            },
+        )?;
         Ok(Arc::new(memory))
     }
 

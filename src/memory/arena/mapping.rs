@@ -60,6 +60,8 @@ pub(super) struct Mapping {
     pub(super) start: NonNull<u8>,
     pub(super) len: usize,
     file: Option<Arc<OwnedFd>>,
+    /// NUMA node from which the system was asked to take the pages.
+    pub(super) node: Option<u32>,
     /// Pin to release before the range is unmapped.
     pinned_by: OnceLock<Arc<dyn Pin>>,
 }
@@ -67,7 +69,21 @@ pub(super) struct Mapping {
 impl Mapping {
     /// Maps new memory. Waits until it is populated.
     pub(super) fn new(len: usize, backing: &Backing, interrupt: &Interrupt, populating: Populating) -> Result<Self> {
-        let mapping = Self::over(backing.file(len)?.map(Arc::new), len)?;
+        Self::on_node(None, len, backing, interrupt, populating)
+    }
+
+    /// Maps new memory as [`new`](Self::new) does, from the memory of a NUMA node. Other nodes give
+    /// the rest when this one is full.
+    pub(super) fn on_node(
+        node: Option<u32>,
+        len: usize,
+        backing: &Backing,
+        interrupt: &Interrupt,
+        populating: Populating,
+    ) -> Result<Self> {
+        let mut mapping = Self::over(backing.file(len)?.map(Arc::new), len)?;
+        // SAFETY: the range was just mapped, and its pages are not there yet.
+        mapping.node = node.filter(|&node| unsafe { prefer_node(mapping.start.as_ptr(), len, node) }.is_ok());
         mapping.populate(interrupt, populating, true)?;
         Ok(mapping)
     }
@@ -94,7 +110,7 @@ impl Mapping {
             unmap(taken, before);
             unmap(start.add(len), granule - before);
         }
-        let mapping = Self { start, len, file, pinned_by: OnceLock::new() };
+        let mapping = Self { start, len, file, node: None, pinned_by: OnceLock::new() };
         // SAFETY: the aligned range was just taken for this, and nothing points into it.
         unsafe { map_over(start, len, mapping.file.as_ref()) }?;
         Ok(mapping)
@@ -213,6 +229,24 @@ impl Steps {
             (error, _) => Err(out_of_memory("madvise", error)),
         }
     }
+}
+
+/// Asks the system to take the pages of a range from a NUMA node while that has some. The file of a
+/// range keeps the request for other processes that map it.
+///
+/// # Safety
+/// The range must be mapped.
+pub(super) unsafe fn prefer_node(start: *mut u8, len: usize, node: u32) -> Result<(), Errno> {
+    const NODES_MAX: usize = 1024;
+    const BITS: usize = libc::c_ulong::BITS as usize;
+    let mut nodes: [libc::c_ulong; NODES_MAX / BITS] = [0; NODES_MAX / BITS];
+    let node = node as usize;
+    *nodes.get_mut(node / BITS).ok_or(Errno::INVAL)? = 1 << (node % BITS);
+    // The system reads one bit less than it is told.
+    let (mode, bits, flags) = (libc::MPOL_PREFERRED, NODES_MAX + 1, 0);
+    // SAFETY: the caller mapped the range, and the bits are read during the call.
+    let answer = unsafe { libc::syscall(libc::SYS_mbind, start, len, mode, nodes.as_ptr(), bits, flags) };
+    if answer == 0 { Ok(()) } else { Err(last_error()) }
 }
 
 /// Makes the pages of a range present.

@@ -39,13 +39,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use arrays::of_whole_values;
 pub use arrays::{ArrayParts, describe, restore};
 use arrow::buffer::Buffer;
-pub use backing::{Backing, mount_tmpfs_in_namespace};
+pub use backing::{Backing, check_choice_of_node, mount_tmpfs_in_namespace};
 pub use borrower::{ArenaReservation, Borrower, Lender};
 pub use counters::SharedCounters;
 pub use growth::BackgroundGrowth;
@@ -108,8 +108,11 @@ struct Inner {
     growth_wanted: Condvar,
     /// Nanoseconds that allocations have waited for slabs to be mapped.
     waited_nanos: AtomicU64,
-    /// End address of each slab, by start address.
-    ranges: RwLock<BTreeMap<usize, usize>>,
+    /// End address and NUMA node of each slab, by start address.
+    ranges: RwLock<BTreeMap<usize, (usize, Option<u32>)>>,
+    /// NUMA nodes that give the memory of slabs in turn, and the number of turns.
+    nodes: OnceLock<Box<[u32]>>,
+    turns: AtomicUsize,
     pin: OnceLock<Arc<dyn Pin>>,
 }
 
@@ -141,6 +144,8 @@ impl Arena {
             growth_wanted: Condvar::new(),
             waited_nanos: AtomicU64::new(0),
             ranges: RwLock::default(),
+            nodes: OnceLock::new(),
+            turns: AtomicUsize::new(0),
             pin: OnceLock::new(),
         };
         Self { inner: Arc::new(inner), pool: None, interrupt: Interrupt::default(), borrower: None }
@@ -276,8 +281,31 @@ impl Arena {
         if let Some(borrower) = &self.borrower {
             return borrower.owns(address);
         }
-        let address = address as usize;
-        self.inner.ranges.read().range(..=address).next_back().is_some_and(|(_, &end)| address < end)
+        self.inner.slab_of(address).is_some()
+    }
+
+    /// Takes the memory of later slabs from the given NUMA nodes in turn. Only the first call with
+    /// nodes counts. False, with a line in the log, if the system does not allow it. Containers
+    /// often forbid the call, and slabs are then on the node whose thread touches them first.
+    pub fn spread_over(&self, nodes: &[u32]) -> bool {
+        let Some(&first) = nodes.first() else { return false };
+        match check_choice_of_node(first) {
+            Ok(()) => self.inner.nodes.set(nodes.into()).is_ok(),
+            Err(why) => {
+                tracing::warn!(
+                    "host memory is not spread over the NUMA nodes of the GPUs: {}; in a container, allow it with \
+                     --cap-add SYS_NICE",
+                    why.message()
+                );
+                false
+            }
+        }
+    }
+
+    /// Returns the NUMA node of the slab at an address. `None` outside of slabs, and for a slab
+    /// that was not taken from a chosen node.
+    pub fn node_of(&self, address: *const u8) -> Option<u32> {
+        self.inner.slab_of(address)?
     }
 }
 
@@ -285,6 +313,19 @@ impl Arena {
 type Room = (SlabId, usize, Arc<Mapping>);
 
 impl Inner {
+    /// Returns the NUMA node of the slab at an address, if it is known. `None` outside of slabs.
+    fn slab_of(&self, address: *const u8) -> Option<Option<u32>> {
+        let address = address as usize;
+        let ranges = self.ranges.read();
+        ranges.range(..=address).next_back().filter(|(_, (end, _))| address < *end).map(|(_, (_, node))| *node)
+    }
+
+    /// Returns the NUMA node of the next slab.
+    fn next_node(&self) -> Option<u32> {
+        let nodes = self.nodes.get()?;
+        Some(nodes[self.turns.fetch_add(1, Ordering::Relaxed) % nodes.len()])
+    }
+
     /// Creates a piece of `len` bytes in room taken for it, paid for by `reservation`.
     fn piece_at(self: &Arc<Self>, (slab, offset, memory): Room, len: usize, reservation: Reservation) -> ArenaBuffer {
         // SAFETY: places are inside the mapping, which is never at address zero.

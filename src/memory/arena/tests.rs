@@ -335,3 +335,31 @@ fn slabs_are_pinned_while_they_are_mapped() {
     drop((before, after, arena));
     assert!(pinned.0.lock().is_empty());
 }
+
+#[test]
+fn slabs_come_from_nodes_in_turn_and_know_theirs() {
+    let arena = arena(256 << 20);
+    let before = arena.allocate(1, "a test").unwrap();
+    // Every machine has node 0. A container may forbid the choice.
+    let may_choose = arena.spread_over(&[0]);
+    assert!(!arena.spread_over(&[1023]), "there is no such node");
+    let large: Vec<_> = (0..2).map(|_| arena.allocate(65 << 20, "a test").unwrap()).collect();
+    let node = may_choose.then_some(0);
+    assert_eq!(arena.node_of(before.as_ptr()), None, "the slab was there before");
+    for piece in &large {
+        assert_eq!((arena.node_of(piece.as_ptr()), arena.owns(piece.as_ptr())), (node, true));
+        assert_eq!(arena.node_of(&piece[piece.len() - 1]), node);
+    }
+    assert_eq!(arena.node_of([0_u8].as_ptr()), None, "not in a slab");
+}
+
+#[test]
+fn a_node_that_gives_no_memory_is_passed_over() {
+    let arena = arena(256 << 20);
+    arena.inner.nodes.set([1021, 1022, 5000].into()).unwrap();
+    let turns: Vec<_> = (0..4).map(|_| arena.inner.next_node().unwrap()).collect();
+    assert_eq!(turns, [1021, 1022, 5000, 1021]);
+    let mut piece = arena.allocate(65 << 20, "a test").unwrap();
+    piece.fill(7);
+    assert_eq!(arena.node_of(piece.as_ptr()), None);
+}

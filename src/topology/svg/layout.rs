@@ -1,4 +1,5 @@
-//! Places of a picture's boxes: rows from sockets to what joins devices, and a column for each device.
+//! Places of a picture's boxes: rows from sockets to what joins devices, and a column for each
+//! device.
 
 use std::collections::BTreeMap;
 
@@ -331,7 +332,8 @@ fn reaches(topology: &Topology, switch: &str, device: &str) -> bool {
     false
 }
 
-/// Distances from the middle of a node at which its links end, so that they do not end at one point.
+/// Distances from the middle of a node at which its links end, so that they do not end at one
+/// point.
 pub(super) struct Offsets {
     of_links: Vec<[f64; 2]>,
 }
