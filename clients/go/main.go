@@ -1,6 +1,8 @@
 // Command join uploads two tables to a Dovetail server, joins them there, and checks every row that comes back.
+// With stream, it uploads one table, and sends the rows of the other while the join runs (stream.go).
 //
 //	go run . grpc://127.0.0.1:8815
+//	go run . stream grpc://127.0.0.1:8815
 package main
 
 import (
@@ -43,52 +45,90 @@ func (t *totals) add(orderkey, quantity int64) {
 	t.checksum += orderkey * quantity
 }
 
+// addAll checks the rows of a joined batch and adds them.
+func (t *totals) addAll(batch arrow.RecordBatch) error {
+	keys, keysOk := batch.Column(0).(*array.Int64)
+	priorities, prioritiesOk := batch.Column(1).(*array.String)
+	quantities, quantitiesOk := batch.Column(2).(*array.Int64)
+	if !keysOk || !prioritiesOk || !quantitiesOk {
+		return fmt.Errorf("the result has the columns %v; int64, utf8 and int64 were expected", batch.Schema())
+	}
+	for row := range int(batch.NumRows()) {
+		if got, expected := priorities.Value(row), priority(keys.Value(row)); got != expected {
+			return fmt.Errorf("order %d came back with priority %q; %q was uploaded", keys.Value(row), got, expected)
+		}
+		t.add(keys.Value(row), quantities.Value(row))
+	}
+	return nil
+}
+
+// check compares with the join of lines: each line that has an order, once.
+func (t *totals) check(lines arrow.RecordBatch) error {
+	keys, quantities := lines.Column(0).(*array.Int64), lines.Column(1).(*array.Int64)
+	var expected totals
+	for row := range int(lines.NumRows()) {
+		if key := keys.Value(row); key < orderCount {
+			expected.add(key, quantities.Value(row))
+		}
+	}
+	if *t != expected {
+		return fmt.Errorf("the join has %d rows with checksum %d; %d with checksum %d were expected",
+			t.rows, t.checksum, expected.rows, expected.checksum)
+	}
+	return nil
+}
+
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: join URI, such as: join grpc://127.0.0.1:8815")
+	streams := len(os.Args) == 3 && os.Args[1] == "stream"
+	if len(os.Args) != 2 && !streams {
+		fmt.Fprintln(os.Stderr, "usage: join [stream] URI, such as: join grpc://127.0.0.1:8815")
 		os.Exit(2)
 	}
-	got, err := run(context.Background(), os.Args[1])
-	if err != nil {
+	if err := run(context.Background(), os.Args[len(os.Args)-1], streams); err != nil {
 		fmt.Fprintln(os.Stderr, "join:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("rows=%d checksum=%d\n", got.rows, got.checksum)
 }
 
-func run(ctx context.Context, uri string) (totals, error) {
+func run(ctx context.Context, uri string, streams bool) error {
 	client, err := connect(uri)
 	if err != nil {
-		return totals{}, fmt.Errorf("connecting to %s: %w", uri, err)
+		return fmt.Errorf("connecting to %s: %w", uri, err)
 	}
 	defer client.Close()
 
-	ordersBatch, linesBatch, expected := tables()
+	ordersBatch, linesBatch := tables()
 	defer ordersBatch.Release()
 	defer linesBatch.Release()
 	if err := upload(ctx, client, orders, ordersBatch); err != nil {
-		return totals{}, fmt.Errorf("uploading %s to %s: %w", orders, uri, said(err))
+		return fmt.Errorf("uploading %s to %s: %w", orders, uri, said(err))
 	}
-	if err := upload(ctx, client, lines, linesBatch); err != nil {
-		return totals{}, fmt.Errorf("uploading %s to %s: %w", lines, uri, said(err))
+	if streams {
+		if err := runStream(ctx, client, linesBatch); err != nil {
+			return fmt.Errorf("streaming lines to %s: %w", uri, said(err))
+		}
+		return nil
 	}
 
+	if err := upload(ctx, client, lines, linesBatch); err != nil {
+		return fmt.Errorf("uploading %s to %s: %w", lines, uri, said(err))
+	}
 	info, err := runJoin(ctx, client)
 	if err != nil {
-		return totals{}, fmt.Errorf("running the join at %s: %w", uri, said(err))
+		return fmt.Errorf("running the join at %s: %w", uri, said(err))
 	}
 	var got totals
 	// The endpoints are parts of one result. They are read here one by one; goroutines may read them at once.
 	for _, endpoint := range info.Endpoint {
 		if err := fetch(ctx, client, endpoint.Ticket, &got); err != nil {
-			return totals{}, fmt.Errorf("reading the join from %s: %w", uri, said(err))
+			return fmt.Errorf("reading the join from %s: %w", uri, said(err))
 		}
 	}
-	if got != expected {
-		return totals{}, fmt.Errorf("the join has %d rows with checksum %d; %d with checksum %d were expected",
-			got.rows, got.checksum, expected.rows, expected.checksum)
+	if err := got.check(linesBatch); err != nil {
+		return err
 	}
-	return got, nil
+	fmt.Printf("rows=%d checksum=%d\n", got.rows, got.checksum)
+	return nil
 }
 
 // connect makes a client of a URI such as grpc://HOST:PORT, or grpc+tls://HOST:PORT. Nothing is sent yet.
@@ -169,25 +209,15 @@ func fetch(ctx context.Context, client flight.Client, ticket *flight.Ticket, sum
 	}
 	defer reader.Release()
 	for reader.Next() {
-		batch := reader.RecordBatch()
-		keys, keysOk := batch.Column(0).(*array.Int64)
-		priorities, prioritiesOk := batch.Column(1).(*array.String)
-		quantities, quantitiesOk := batch.Column(2).(*array.Int64)
-		if !keysOk || !prioritiesOk || !quantitiesOk {
-			return fmt.Errorf("the result has the columns %v; int64, utf8 and int64 were expected", batch.Schema())
-		}
-		for row := range int(batch.NumRows()) {
-			if got, expected := priorities.Value(row), priority(keys.Value(row)); got != expected {
-				return fmt.Errorf("order %d came back with priority %q; %q was uploaded", keys.Value(row), got, expected)
-			}
-			sum.add(keys.Value(row), quantities.Value(row))
+		if err := sum.addAll(reader.RecordBatch()); err != nil {
+			return err
 		}
 	}
 	return reader.Err()
 }
 
-// tables makes both tables, and says what their join has to come to. Some orders have no line, some lines no order.
-func tables() (ordersBatch, linesBatch arrow.RecordBatch, expected totals) {
+// tables makes both tables. Some orders have no line, some lines no order.
+func tables() (ordersBatch, linesBatch arrow.RecordBatch) {
 	ordersBuilder := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
 		{Name: "o_orderkey", Type: arrow.PrimitiveTypes.Int64},
 		{Name: "o_orderpriority", Type: arrow.BinaryTypes.String},
@@ -204,14 +234,10 @@ func tables() (ordersBatch, linesBatch arrow.RecordBatch, expected totals) {
 	}, nil))
 	defer linesBuilder.Release()
 	for line := range int64(lineCount) {
-		key, quantity := line*8_111%12_000, line%50+1
-		linesBuilder.Field(0).(*array.Int64Builder).Append(key)
-		linesBuilder.Field(1).(*array.Int64Builder).Append(quantity)
-		if key < orderCount {
-			expected.add(key, quantity)
-		}
+		linesBuilder.Field(0).(*array.Int64Builder).Append(line * 8_111 % 12_000)
+		linesBuilder.Field(1).(*array.Int64Builder).Append(line%50 + 1)
 	}
-	return ordersBuilder.NewRecordBatch(), linesBuilder.NewRecordBatch(), expected
+	return ordersBuilder.NewRecordBatch(), linesBuilder.NewRecordBatch()
 }
 
 func priority(orderkey int64) string { return fmt.Sprintf("priority %d", orderkey%5+1) }

@@ -1,10 +1,13 @@
-// Uploads two tables to a Dovetail server, joins them there, and checks every row that comes back.
+// Uploads two tables to a Dovetail server, joins them there, and checks every row that comes back. With stream, it
+// uploads one table, and sends the rows of the other while the join runs.
 //
 //     node join.mjs grpc://127.0.0.1:8815
+//     node join.mjs stream grpc://127.0.0.1:8815
 //
 // apache-arrow has Arrow's streams, and no Flight. Flight is gRPC with the service of proto/flight.proto: a message of
 // FlightData has the header and the body of one message of such a stream.
 
+import { once } from "node:events";
 import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
@@ -16,9 +19,14 @@ const ORDERS = "example_orders", ORDER_COUNT = 10_000;
 const LINES = "example_lineitem", LINE_COUNT = 100_000;
 
 // A command is a JSON object with one key; proto/dovetail.proto lists its fields.
-const JOIN = JSON.stringify({ join: {
-  left: ORDERS, right: LINES, on: [{ left: "o_orderkey", right: "l_orderkey" }],
-  how: "inner", columns: ["o_orderkey", "o_orderpriority", "l_quantity"] } });
+const COMMON = {
+  left: ORDERS, on: [{ left: "o_orderkey", right: "l_orderkey" }],
+  how: "inner", columns: ["o_orderkey", "o_orderpriority", "l_quantity"] };
+const JOIN = JSON.stringify({ join: { ...COMMON, right: LINES } });
+
+// The rows of the right side arrive in the call. Its name is a label for columns and errors, and names no table.
+const STREAM_JOIN = JSON.stringify({ join: { ...COMMON, right: "lines", stream: "right" } });
+const QUESTION_ROWS = 20, BATCH_ROWS = 1_000;
 
 /** Makes a client of a URI such as grpc://HOST:PORT, or grpc+tls://HOST:PORT. Nothing is sent yet. */
 function connect(uri) {
@@ -93,9 +101,56 @@ async function fetchPart(client, ticket) {
   return tableOf(messages);
 }
 
+/**
+ * Joins the uploaded orders with lines that are sent in one call. Asks for the first lines and waits for the answer.
+ * Then sends all lines, and reads what they join with in the meantime.
+ */
+async function streamJoin(client, lines) {
+  const call = client.DoExchange();
+  try {
+    const arriving = call[Symbol.asyncIterator]();
+    const [schema] = flightData(lines.slice(0, 0));
+    call.write({ ...schema, flightDescriptor: { type: "CMD", cmd: Buffer.from(STREAM_JOIN) } });
+    const { value: joinedSchema } = await arriving.next();
+    const read = async (question) => {
+      const sum = { rows: 0, checksum: 0n };
+      for (;;) {
+        const { value: message, done } = await arriving.next();
+        if (done) return sum;
+        addAll(sum, tableOf([joinedSchema, message]));
+        // After the last row of an answer, the server sends a batch without rows with the app_metadata of the question.
+        // It also sends batches without rows while there is nothing else.
+        if (question && question.equals(message.appMetadata)) return sum;
+      }
+    };
+    const send = async (rows, appMetadata) => {
+      const [, batch] = flightData(rows);
+      // False while the server does not take further rows.
+      if (!call.write({ ...batch, appMetadata })) await once(call, "drain");
+    };
+    const sendAll = async () => {
+      for (let first = 0; first < lines.numRows; first += BATCH_ROWS) {
+        await send(lines.slice(first, first + BATCH_ROWS));
+      }
+      // Only now does the server end the joined rows.
+      call.end();
+    };
+
+    const question = Buffer.from("question 1");
+    await send(lines.slice(0, QUESTION_ROWS), question);
+    const answer = await read(question);
+    // In parallel, so that neither side waits: the server stops reading while the joined rows are not read.
+    const [all] = await Promise.all([read(), sendAll()]);
+    return { answer, all };
+  } finally {
+    // If the call has not ended, this cancels it, and with it the join.
+    call.cancel();
+  }
+}
+
 const priority = (orderkey) => `priority ${(orderkey % 5n) + 1n}`;
 
-/** Makes both tables, and what their join has to come to. Some orders have no line, some lines no order. */
+/** Makes both tables. Some orders have no line, some lines no order. */
 function tables() {
   const numbers = (count, value) => vectorFromArray(Array.from({ length: count }, (_, at) => BigInt(value(at))), new Int64());
   const keys = numbers(ORDER_COUNT, (at) => at);
@@ -107,11 +162,27 @@ function tables() {
     l_orderkey: numbers(LINE_COUNT, (at) => (at * 8_111) % 12_000),
     l_quantity: numbers(LINE_COUNT, (at) => (at % 50) + 1),
   });
+  return { orders, lines };
+}
+
+/** Compares with the join of lines: each line that has an order, once. */
+function check(got, lines) {
   const expected = { rows: 0, checksum: 0n };
   for (const { l_orderkey: key, l_quantity: quantity } of lines) {
     if (key < ORDER_COUNT) add(expected, key, quantity);
   }
-  return { orders, lines, expected };
+  if (got.rows !== expected.rows || got.checksum !== expected.checksum) {
+    throw new Error(`the join has ${got.rows} rows with checksum ${got.checksum}; ` +
+      `${expected.rows} with checksum ${expected.checksum} were expected`);
+  }
+}
+
+/** Checks the rows of a part of the join and adds them. */
+function addAll(sum, part) {
+  for (const { o_orderkey: key, o_orderpriority: got, l_quantity: quantity } of part) {
+    if (got !== priority(key)) throw new Error(`order ${key} came back with priority ${got}`);
+    add(sum, key, quantity);
+  }
 }
 
 function add(sum, orderkey, quantity) {
@@ -127,36 +198,37 @@ async function attempt(what, work) {
   }
 }
 
-async function run(uri) {
+async function run(uri, streams) {
   const client = await attempt(`connecting to ${uri}`, (async () => connect(uri))());
-  const { orders, lines, expected } = tables();
+  const { orders, lines } = tables();
   await attempt(`uploading ${ORDERS} to ${uri}`, upload(client, ORDERS, orders));
+  if (streams) {
+    const { answer, all } = await attempt(`streaming lines to ${uri}`, streamJoin(client, lines));
+    check(answer, lines.slice(0, QUESTION_ROWS));
+    check(all, lines);
+    return `answer ${inWords(answer)}\n${inWords(all)}`;
+  }
   await attempt(`uploading ${LINES} to ${uri}`, upload(client, LINES, lines));
   const info = await attempt(`running the join at ${uri}`, runJoin(client));
   // The endpoints are parts of one result, and are read at once.
   const parts = await attempt(`reading the join from ${uri}`,
     Promise.all(info.endpoint.map(({ ticket }) => fetchPart(client, ticket))));
   const got = { rows: 0, checksum: 0n };
-  for (const row of parts.flatMap((part) => [...part])) {
-    if (row.o_orderpriority !== priority(row.o_orderkey)) {
-      throw new Error(`order ${row.o_orderkey} came back with priority ${row.o_orderpriority}`);
-    }
-    add(got, row.o_orderkey, row.l_quantity);
-  }
-  if (got.rows !== expected.rows || got.checksum !== expected.checksum) {
-    throw new Error(`the join has ${got.rows} rows with checksum ${got.checksum}; ` +
-      `${expected.rows} with checksum ${expected.checksum} were expected`);
-  }
-  return got;
+  for (const part of parts) addAll(got, part);
+  check(got, lines);
+  return inWords(got);
 }
 
-if (process.argv.length !== 3) {
-  console.error("usage: node join.mjs URI, such as: node join.mjs grpc://127.0.0.1:8815");
+const inWords = ({ rows, checksum }) => `rows=${rows} checksum=${checksum}`;
+
+const [uri, ...rest] = process.argv.slice(2).reverse();
+const streams = rest.length === 1 && rest[0] === "stream";
+if (!uri || (rest.length > 0 && !streams)) {
+  console.error("usage: node join.mjs [stream] URI, such as: node join.mjs grpc://127.0.0.1:8815");
   process.exit(2);
 }
 try {
-  const { rows, checksum } = await run(process.argv[2]);
-  console.log(`rows=${rows} checksum=${checksum}`);
+  console.log(await run(uri, streams));
   process.exit(0);
 } catch (error) {
   console.error(`join: ${error.message}`);

@@ -36,6 +36,9 @@ LINES = "example_lineitem"
 BUILD_SECONDS = 900
 RUN_SECONDS = 120
 
+# The example in Rust sends no rows to joins.
+STREAMING = pytest.mark.parametrize("example", ["go", "java", "node"], indirect=True)
+
 # What the tools say when a library is neither in their caches nor to be had.
 NO_NETWORK = re.compile(r"Could not (resolve|transfer)|could not be resolved|Unknown host|offline mode", re.IGNORECASE)
 
@@ -66,10 +69,45 @@ def test_an_example_joins_as_pyarrow_does(server: Server, client: dovetail.Clien
     assert _types(orders) == {"o_orderkey": pa.int64(), "o_orderpriority": pa.string()}
     assert _types(lines) == {"l_orderkey": pa.int64(), "l_quantity": pa.int64()}
     assert (orders.num_rows, lines.num_rows) == (10_000, 100_000)
-    joined = lines.join(orders, "l_orderkey", "o_orderkey", join_type="inner")
-    assert 0 < joined.num_rows < lines.num_rows
-    checksum = pc.sum(pc.multiply(joined["l_orderkey"], joined["l_quantity"])).as_py()
-    assert (int(said[1]), int(said[2])) == (joined.num_rows, checksum)
+    assert (int(said[1]), int(said[2])) == _totals(orders, lines)
+
+
+@STREAMING
+def test_an_example_joins_rows_that_it_sends(server: Server, client: dovetail.Client, example: list[str]) -> None:
+    earlier = {job.id for job in client.jobs()}
+    outcome = _run(example, "stream", server.uri)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stderr == ""
+    said = re.fullmatch(r"answer rows=(\d+) checksum=(\d+)\nrows=(\d+) checksum=(\d+)\n", outcome.stdout)
+    assert said, outcome.stdout
+
+    # The lines are in no table.
+    assert [table.name for table in client.tables()] == [ORDERS]
+    orders = _read(server, ORDERS)
+    numbers = range(100_000)
+    lines = pa.table(
+        {"l_orderkey": [line * 8_111 % 12_000 for line in numbers], "l_quantity": [line % 50 + 1 for line in numbers]}
+    )
+    assert (int(said[1]), int(said[2])) == _totals(orders, lines[:20])
+    assert (int(said[3]), int(said[4])) == _totals(orders, lines)
+    # The question and all lines, in one call that ended well.
+    (job,) = (job for job in client.jobs() if job.id not in earlier)
+    assert (job.state, job.rows) == ("complete", int(said[1]) + int(said[3]))
+
+
+@STREAMING
+def test_an_example_reports_a_refusal_of_the_rows_that_it_sends(
+    start: Callable[..., Server], example: list[str]
+) -> None:
+    # Enough host memory for the table, and too little on the device.
+    server = start(host_memory="64MiB", devices="host:1", device_memory="256KiB")
+    outcome = _run(example, "stream", server.uri)
+    assert outcome.returncode == 1
+    assert outcome.stdout == ""
+    assert f"streaming lines to {server.uri}" in outcome.stderr
+    assert re.search(r"needs .+ of device memory, .+ raise the server's --device-memory", outcome.stderr), (
+        outcome.stderr
+    )
 
 
 def test_an_example_reports_a_refusal_of_the_server(start: Callable[..., Server], example: list[str]) -> None:
@@ -181,6 +219,13 @@ def _read(server: Server, table: str) -> pa.Table:
     with flight.connect(server.uri) as client:
         info = client.get_flight_info(flight.FlightDescriptor.for_path(table))
         return pa.concat_tables(client.do_get(endpoint.ticket).read_all() for endpoint in info.endpoints)
+
+
+def _totals(orders: pa.Table, lines: pa.Table) -> tuple[int, int]:
+    """Rows and checksum of the join, by pyarrow."""
+    joined = lines.join(orders, "l_orderkey", "o_orderkey", join_type="inner")
+    assert 0 < joined.num_rows < lines.num_rows
+    return joined.num_rows, pc.sum(pc.multiply(joined["l_orderkey"], joined["l_quantity"])).as_py()
 
 
 def _types(table: pa.Table) -> dict[str, pa.DataType]:

@@ -21,9 +21,12 @@ import org.apache.arrow.vector.BigIntVector;
 import org.apache.arrow.vector.VarCharVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
 
-/** Uploads two tables to a Dovetail server, joins them there, and checks every row that comes back. */
+/**
+ * Uploads two tables to a Dovetail server, joins them there, and checks every row that comes back. With stream, it
+ * uploads one table, and sends the rows of the other while the join runs ({@link StreamJoin}).
+ */
 public final class Join {
-    private static final String ORDERS = "example_orders";
+    static final String ORDERS = "example_orders";
     private static final String LINES = "example_lineitem";
     private static final int ORDER_COUNT = 10_000;
     private static final int LINE_COUNT = 100_000;
@@ -48,33 +51,35 @@ public final class Join {
     /**
      * Prints what the join adds up to, or what went wrong.
      *
-     * @param arguments the server's URI, such as grpc://127.0.0.1:8815 or grpc+tls://HOST:PORT
+     * @param arguments the server's URI, such as grpc://127.0.0.1:8815 or grpc+tls://HOST:PORT; before it, stream
      */
     public static void main(String[] arguments) {
-        if (arguments.length != 1) {
-            System.err.println("usage: join URI, such as: join grpc://127.0.0.1:8815");
+        boolean streams = arguments.length == 2 && arguments[0].equals("stream");
+        if (arguments.length != 1 && !streams) {
+            System.err.println("usage: join [stream] URI, such as: join grpc://127.0.0.1:8815");
             System.exit(2);
         }
-        Join join = new Join(arguments[0]);
+        Join join = new Join(arguments[arguments.length - 1]);
         try {
-            Totals totals = join.run();
-            System.out.printf("rows=%d checksum=%d%n", totals.rows, totals.checksum);
+            join.run(streams);
         } catch (Exception error) {
             System.err.printf("join: %s: %s%n", join.attempt, describe(error));
             System.exit(1);
         }
     }
 
-    private Totals run() throws Exception {
+    private void run(boolean streams) throws Exception {
         try (BufferAllocator allocator = new RootAllocator();
-                FlightClient client = FlightClient.builder(allocator, new Location(uri)).build()) {
-            Totals expected;
-            try (VectorSchemaRoot orders = orders(allocator);
-                    VectorSchemaRoot lines = lines(allocator)) {
-                upload(client, ORDERS, orders);
-                upload(client, LINES, lines);
-                expected = expected(lines);
+                FlightClient client = FlightClient.builder(allocator, new Location(uri)).build();
+                VectorSchemaRoot orders = orders(allocator);
+                VectorSchemaRoot lines = lines(allocator)) {
+            upload(client, ORDERS, orders);
+            if (streams) {
+                attempt = "streaming lines to " + uri;
+                StreamJoin.run(client, allocator, lines);
+                return;
             }
+            upload(client, LINES, lines);
 
             attempt = "running the join at " + uri;
             FlightInfo info = runJoin(client);
@@ -84,11 +89,8 @@ public final class Join {
             for (FlightEndpoint endpoint : info.getEndpoints()) {
                 fetch(client, endpoint.getTicket(), got);
             }
-            if (got.rows != expected.rows || got.checksum != expected.checksum) {
-                throw new IllegalStateException("it has %d rows with checksum %d; %d with checksum %d were expected"
-                        .formatted(got.rows, got.checksum, expected.rows, expected.checksum));
-            }
-            return got;
+            got.check(lines, LINE_COUNT);
+            System.out.println(got);
         }
     }
 
@@ -121,19 +123,8 @@ public final class Join {
     /** Reads one endpoint, checks its rows and adds them up. */
     private static void fetch(FlightClient client, Ticket ticket, Totals totals) throws Exception {
         try (FlightStream stream = client.getStream(ticket)) {
-            VectorSchemaRoot batch = stream.getRoot();
             while (stream.next()) {
-                BigIntVector keys = (BigIntVector) batch.getVector("o_orderkey");
-                VarCharVector priorities = (VarCharVector) batch.getVector("o_orderpriority");
-                BigIntVector quantities = (BigIntVector) batch.getVector("l_quantity");
-                for (int row = 0; row < batch.getRowCount(); row++) {
-                    String priority = priorities.getObject(row).toString();
-                    if (!priority.equals(priority(keys.get(row)))) {
-                        throw new IllegalStateException("order %d came back with priority \"%s\"; \"%s\" was uploaded"
-                                .formatted(keys.get(row), priority, priority(keys.get(row))));
-                    }
-                    totals.add(keys.get(row), quantities.get(row));
-                }
+                totals.addAll(stream.getRoot());
             }
         }
     }
@@ -163,19 +154,6 @@ public final class Join {
         return root;
     }
 
-    /** What the join has to come to: each line whose order there is, once. */
-    private static Totals expected(VectorSchemaRoot lines) {
-        BigIntVector keys = (BigIntVector) lines.getVector("l_orderkey");
-        BigIntVector quantities = (BigIntVector) lines.getVector("l_quantity");
-        Totals totals = new Totals();
-        for (int line = 0; line < LINE_COUNT; line++) {
-            if (keys.get(line) < ORDER_COUNT) {
-                totals.add(keys.get(line), quantities.get(line));
-            }
-        }
-        return totals;
-    }
-
     private static String priority(long orderkey) {
         return "priority " + (orderkey % 5 + 1);
     }
@@ -196,13 +174,48 @@ public final class Join {
     }
 
     /** What the rows of a join add up to, whatever order they come in. */
-    private static final class Totals {
+    static final class Totals {
         private long rows;
         private long checksum;
 
         private void add(long orderkey, long quantity) {
             rows++;
             checksum += orderkey * quantity;
+        }
+
+        /** Checks the rows of a joined batch and adds them. */
+        void addAll(VectorSchemaRoot batch) {
+            BigIntVector keys = (BigIntVector) batch.getVector("o_orderkey");
+            VarCharVector priorities = (VarCharVector) batch.getVector("o_orderpriority");
+            BigIntVector quantities = (BigIntVector) batch.getVector("l_quantity");
+            for (int row = 0; row < batch.getRowCount(); row++) {
+                String priority = priorities.getObject(row).toString();
+                if (!priority.equals(priority(keys.get(row)))) {
+                    throw new IllegalStateException("order %d came back with priority \"%s\"; \"%s\" was uploaded"
+                            .formatted(keys.get(row), priority, priority(keys.get(row))));
+                }
+                add(keys.get(row), quantities.get(row));
+            }
+        }
+
+        /** Compares with the join of the first lines: each that has an order, once. */
+        void check(VectorSchemaRoot lines, int count) {
+            BigIntVector keys = (BigIntVector) lines.getVector("l_orderkey");
+            BigIntVector quantities = (BigIntVector) lines.getVector("l_quantity");
+            Totals expected = new Totals();
+            for (int line = 0; line < count; line++) {
+                if (keys.get(line) < ORDER_COUNT) {
+                    expected.add(keys.get(line), quantities.get(line));
+                }
+            }
+            if (rows != expected.rows || checksum != expected.checksum) {
+                throw new IllegalStateException("the join has %s; %s were expected".formatted(this, expected));
+            }
+        }
+
+        @Override
+        public String toString() {
+            return "rows=%d checksum=%d".formatted(rows, checksum);
         }
     }
 }
