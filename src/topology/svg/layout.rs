@@ -338,12 +338,19 @@ pub(super) struct Offsets {
     of_links: Vec<[f64; 2]>,
 }
 
+/// End of a link at a node, and the middle of the node at its other end.
+struct End {
+    leads_to: f64,
+    link: usize,
+    end: usize,
+}
+
 impl Offsets {
     pub(super) fn of(layout: &Layout<'_>) -> Self {
         let links = &layout.topology.links;
         let mut of_links = vec![[0.0; 2]; links.len()];
         // The ends at each side of a node, with the place that each leads to.
-        let mut sides: BTreeMap<(&str, &str), Vec<(f64, usize, usize)>> = BTreeMap::new();
+        let mut sides: BTreeMap<(&str, &str), Vec<End>> = BTreeMap::new();
         for (at, link) in links.iter().enumerate() {
             let nodes = layout.ends(link);
             let is_beside = nodes[0].row == nodes[1].row && layout.curve(link).is_none();
@@ -356,15 +363,15 @@ impl Offsets {
                     (false, false, false) => "above",
                 };
                 let ends = sides.entry((&link.between[end], side)).or_default();
-                ends.push((other.at.centre(), at, end));
+                ends.push(End { leads_to: other.at.centre(), link: at, end });
             }
         }
         for ((node, side), mut ends) in sides {
             let at = layout.nodes[node].at;
-            ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            ends.sort_by(|a, b| a.leads_to.total_cmp(&b.leads_to).then(a.link.cmp(&b.link)));
             let room = if ["above", "below"].contains(&side) { at.width } else { at.height } - 16.0;
             let step = (room / ends.len() as f64).min(22.0);
-            for (number, &(_, link, end)) in ends.iter().enumerate() {
+            for (number, &End { link, end, .. }) in ends.iter().enumerate() {
                 of_links[link][end] = (number as f64 - (ends.len() as f64 - 1.0) / 2.0) * step;
             }
         }
