@@ -45,7 +45,9 @@ pub fn open_device(
 pub struct GpuPlace {
     /// UUID of the GPU to open. `None`: the GPU of the device's number, or a host device.
     pub uuid: Option<String>,
-    /// CPUs of the GPU's NUMA node. Empty: all, because there is one node, or it is unknown.
+    /// NUMA node of the GPU. `None`: there is one node, or it is not known.
+    pub numa_node: Option<u32>,
+    /// CPUs of the NUMA node. Empty: all CPUs.
     pub cpus: Vec<u32>,
 }
 

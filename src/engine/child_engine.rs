@@ -48,6 +48,7 @@ const RATES_WAIT: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct ChildEngine {
     id: DeviceId,
+    numa_node: Option<u32>,
     info: DeviceInfo,
     memory: Budget,
     jobs_max: usize,
@@ -131,7 +132,8 @@ impl ChildEngine {
         let memory = Budget::new(opening.memory_name.clone(), opening.memory_setting.clone(), memory_bytes);
         let jobs = Arc::new(ChildJobs::new(opening.id, link, arena));
         let (id, rates) = (opening.id, DeviceRates::assumed(opening.id, &info));
-        Ok(Self { id, info, memory, jobs_max, rates, jobs, window, reader: Some(reader) })
+        let (numa_node, reader) = (opening.place.numa_node, Some(reader));
+        Ok(Self { id, numa_node, info, memory, jobs_max, rates, jobs, window, reader })
     }
 
     /// Lets the device cache columns of joins, in at most `limit_bytes` of its memory.
@@ -220,6 +222,14 @@ impl Engine for ChildEngine {
 
     fn check(&self) -> Result<()> {
         self.jobs.check()
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.numa_node
+    }
+
+    fn node_of(&self, address: *const u8) -> Option<u32> {
+        self.jobs.arena.node_of(address)
     }
 
     fn window(&self) -> Option<Arc<Window>> {

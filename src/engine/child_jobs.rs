@@ -27,7 +27,7 @@ const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
 pub(super) struct ChildJobs {
     pub(super) id: DeviceId,
     pub(super) link: Arc<Link>,
-    arena: Arena,
+    pub(super) arena: Arena,
     last_number: AtomicU64,
 }
 
@@ -169,7 +169,11 @@ impl ChildJobs {
         let link = self.link.clone();
         let interrupted = call.sink.interrupted_by(Interrupt::by(move || link.check()));
         let call = &JobCall { sink: interrupted.as_deref().unwrap_or(call.sink), ..*call };
-        let member = board.map(|board| GangMember { rank: call.rank.number(), devices: board.devices().to_vec() });
+        let member = board.map(|board| GangMember {
+            rank: call.rank.number(),
+            devices: board.devices().to_vec(),
+            near: call.rank.near().clone(),
+        });
         let job = ToChild::Job(Box::new(Job { number, loan, member, work }));
         self.send_with(&job, board.map(GangBoard::file))?;
         self.serve(&listener, call)

@@ -348,7 +348,12 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         let test_options = settings.test_options.clone();
         // The GPUs of one process fail together, and form no gangs.
         let own_process = has_own_process(settings, topology, node.kind)?;
-        let cpus = topology.node_of_gpu(node).map(|socket| socket.cpus.clone()).unwrap_or_default();
+        let socket = topology.node_of_gpu(node);
+        let place = GpuPlace {
+            uuid: node.uuid.clone(),
+            numa_node: socket.and_then(|socket| socket.numa_node),
+            cpus: socket.map(|socket| socket.cpus.clone()).unwrap_or_default(),
+        };
         let exchanges = like(node.kind) > 1 && (kind == DeviceKind::Host || own_process);
         let of_kind = topology.devices.iter().filter(|other| other.kind == node.kind);
         let window_bytes = match exchanges {
@@ -357,7 +362,7 @@ pub fn open_devices(settings: &DeviceSettings, topology: &Topology, arena: &Aren
         };
         let opening = Opening {
             id,
-            place: GpuPlace { uuid: node.uuid.clone(), cpus },
+            place,
             visible_gpus: visible_gpus(node, topology),
             threads,
             memory_bytes,

@@ -16,8 +16,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::windows::{connect_all, disconnect_lost};
 use super::{Engine, Grant, spawn_in};
+use crate::catalog::Table;
 use crate::device::{CancelFlag, DeviceId};
-use crate::join::{BatchSink, GangBoard, Monitor, Rank, RankReport, Report, Task};
+use crate::join::{BatchSink, GangBoard, Monitor, NearRows, Rank, RankReport, Report, RowNodes, Task};
 use crate::{Context, Error, Result, panics};
 
 /// Time between two looks at the job's request to stop, and at the progress of ranks.
@@ -47,13 +48,15 @@ pub fn run_gang(
     let gang = Gang { stop: CancelFlag::new(), state: Mutex::default(), changed: Condvar::new() };
     let devices: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
     let board = GangBoard::new(&devices)?;
+    let rows = near_rows(engines, &task);
     let monitors: Vec<Monitor> = engines.iter().map(|_| Monitor::new(gang.stop.clone())).collect();
     let interrupted = sink.interrupted_by(gang.stop.interrupt());
     let sink = interrupted.as_deref().unwrap_or(sink);
     std::thread::scope(|scope| {
         let ranks = engines.iter().zip(grants).zip(&monitors).enumerate();
         for (number, ((engine, grant), of_rank)) in ranks {
-            let (rank, task, gang) = (Rank::of_gang(number, board.clone()), task.clone(), &gang);
+            let near = NearRows { node: engine.numa_node(), ..rows.clone() };
+            let (rank, task, gang) = (Rank::of_gang(number, board.clone()).on_node(near), task.clone(), &gang);
             let run = move || {
                 let said = |panic: &str| format!("the join panicked on {}: {panic}", engine.id());
                 let ran = panics::as_error(said, || engine.run_rank(task, &rank, grant, sink, of_rank));
@@ -68,6 +71,17 @@ pub fn run_gang(
     monitor.take_over(sum_of(&devices, &monitors));
     disconnect_lost(engines);
     gang.state.into_inner().failure.map_or(Ok(()), Err)
+}
+
+/// Finds the NUMA nodes of both sides' rows, if the devices are on several nodes. Ranks of one node
+/// take rows in their order.
+fn near_rows(engines: &[Arc<dyn Engine>], task: &Task) -> NearRows {
+    let first = engines[0].numa_node();
+    if engines.iter().all(|engine| engine.numa_node() == first) {
+        return NearRows::default();
+    }
+    let of = |table: &Table| Arc::new(RowNodes::of(table, &|address| engines[0].node_of(address)));
+    NearRows { node: None, build: of(&task.build.table), probe: of(&task.probe.table) }
 }
 
 /// State that the ranks of a gang share in the server.

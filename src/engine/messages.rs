@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use super::{MemoryUse, Opening};
 use crate::catalog::Table;
 use crate::device::{CacheStats, Copies, DeviceId, DeviceInfo, Pattern};
-use crate::join::{Report, Task};
+use crate::join::{NearRows, Report, Task};
 use crate::memory::{ArrayParts, Place, Span, describe, restore};
 use crate::planner::Rates;
 use crate::{Error, Result};
@@ -150,6 +150,8 @@ pub(super) enum Work {
 pub(super) struct GangMember {
     pub(super) rank: usize,
     pub(super) devices: Vec<DeviceId>,
+    /// NUMA node of the rank, and those of the rows.
+    pub(super) near: NearRows,
 }
 
 /// Message from the process of a device to the server.

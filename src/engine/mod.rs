@@ -214,6 +214,16 @@ pub trait Engine: Send + Sync + Debug {
     /// Unmaps the window of a peer. No join that writes there may be running.
     fn disconnect(&self, _peer: DeviceId) {}
 
+    /// Returns the NUMA node of the device; `None` on a machine of one node, or if it is not known.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    /// Returns the NUMA node of host memory at an address, if the server has chosen one.
+    fn node_of(&self, _address: *const u8) -> Option<u32> {
+        None
+    }
+
     /// Returns how often the device was lost and brought back.
     fn restarts(&self) -> u64 {
         0

@@ -269,9 +269,8 @@ impl Process {
                     )));
                 }
                 let rank = match &job.member {
-                    Some(GangMember { rank, devices }) => {
-                        GangBoard::of_file(messages.file()?, devices).map(|board| Rank::of_gang(*rank, board))
-                    }
+                    Some(GangMember { rank, devices, near }) => GangBoard::of_file(messages.file()?, devices)
+                        .map(|board| Rank::of_gang(*rank, board).on_node(near.clone())),
                     None => Ok(Rank::alone()),
                 };
                 self.jobs.lock().insert(job.number, Arc::new(Monitor::new(CancelFlag::new())));

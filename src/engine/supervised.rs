@@ -197,6 +197,14 @@ impl Engine for SupervisedEngine {
         })
     }
 
+    fn numa_node(&self) -> Option<u32> {
+        self.process().numa_node()
+    }
+
+    fn node_of(&self, address: *const u8) -> Option<u32> {
+        self.process().node_of(address)
+    }
+
     fn window(&self) -> Option<Arc<Window>> {
         self.process().window()
     }

@@ -5,14 +5,17 @@
 //!   rank 1   chunk 1 │ chunk 3 │ chunk 4 │ ...
 //! ```
 //!
-//! Ranks are threads of one process, or processes. They meet at a [`GangBoard`]: counters in memory
-//! that all of them map. A join on one device is a gang of one rank, and needs no board.
+//! On a host of several NUMA nodes, a rank takes the rows on the node of its device first
+//! (`row_nodes`). Ranks are threads of one process, or processes. They meet at a [`GangBoard`]:
+//! counters in memory that all of them map. A join on one device is a gang of one rank, and needs
+//! no board.
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::row_nodes::{NODES_MAX, NearRows};
 use crate::Result;
 use crate::columns::Role;
 use crate::device::DeviceId;
@@ -44,8 +47,8 @@ pub struct GangBoard {
 
 /// Places of counters on a board, in this order. Each group starts at its own cache line.
 enum Place {
-    /// Rows of a side that ranks have taken.
-    Taken(Role),
+    /// Rows of a side and of a NUMA node that ranks have taken.
+    Taken(Role, usize),
     /// Number of ranks that have added to the sum.
     Added,
     Sum,
@@ -101,13 +104,14 @@ impl GangBoard {
     }
 
     fn at(&self, place: Place) -> usize {
-        let histograms = 5 * LINE;
+        let sums = 2 * NODES_MAX * LINE;
+        let histograms = sums + 3 * LINE;
         match place {
-            Place::Taken(Role::Build) => 0,
-            Place::Taken(Role::Probe) => LINE,
-            Place::Added => 2 * LINE,
-            Place::Sum => 3 * LINE,
-            Place::Counted => 4 * LINE,
+            Place::Taken(Role::Build, node) => node * LINE,
+            Place::Taken(Role::Probe, node) => (NODES_MAX + node) * LINE,
+            Place::Added => sums,
+            Place::Sum => sums + LINE,
+            Place::Counted => sums + 2 * LINE,
             Place::Histogram { rank } => histograms + rank * BUCKETS,
             Place::Channel { from, to } => {
                 histograms + self.ranks() * BUCKETS + (from * self.ranks() + to) * CHANNEL_COUNTERS
@@ -117,7 +121,7 @@ impl GangBoard {
 
     /// Counters of a board.
     fn size(ranks: usize) -> usize {
-        5 * LINE + ranks * BUCKETS + ranks * ranks * CHANNEL_COUNTERS
+        (2 * NODES_MAX + 3) * LINE + ranks * BUCKETS + ranks * ranks * CHANNEL_COUNTERS
     }
 }
 
@@ -127,17 +131,28 @@ pub struct Rank {
     number: usize,
     /// `None` for a join on one device.
     board: Option<GangBoard>,
+    near: NearRows,
 }
 
 impl Rank {
     /// Returns the only rank of a join on one device.
     pub fn alone() -> Self {
-        Self { number: 0, board: None }
+        Self { number: 0, board: None, near: NearRows::default() }
     }
 
     /// Returns a rank of a gang, by number.
     pub fn of_gang(number: usize, board: GangBoard) -> Self {
-        Self { number, board: Some(board) }
+        Self { number, board: Some(board), near: NearRows::default() }
+    }
+
+    /// Returns the rank on a NUMA node, which takes the rows there first.
+    pub fn on_node(self, near: NearRows) -> Self {
+        Self { near, ..self }
+    }
+
+    /// Returns the NUMA node of the rank, and those of the rows.
+    pub fn near(&self) -> &NearRows {
+        &self.near
     }
 
     /// Returns the number of the rank, counted from zero.
@@ -187,8 +202,9 @@ impl Rank {
         Ok((0..BUCKETS).map(sum).collect())
     }
 
-    /// Takes the next rows of one side that no rank has taken. `rows_of` returns how many of the
-    /// rows that are left this rank would take. Returns `None` once all `total` rows are taken.
+    /// Takes the next rows of one side that no rank has taken, those on the rank's NUMA node first.
+    /// `rows_of` returns how many of the next rows this rank would take. Returns `None` once all
+    /// `total` rows are taken.
     ///
     /// # Panics
     /// For a join on one device, which shares no rows.
@@ -199,13 +215,16 @@ impl Rank {
         mut rows_of: impl FnMut(Range<u64>) -> u64,
     ) -> Option<Range<u64>> {
         let board = self.board.as_ref().expect("only ranks of a gang share rows");
-        let taken = board.counters.counter(board.at(Place::Taken(role)));
-        let mut start = taken.load(Ordering::Relaxed);
-        while start < total {
-            let end = total.min(start + rows_of(start..total).max(1));
-            match taken.compare_exchange_weak(start, end, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(start..end),
-                Err(now) => start = now,
+        let rows = if role == Role::Build { &self.near.build } else { &self.near.probe };
+        for node in rows.order(self.near.node) {
+            let counter = board.counters.counter(board.at(Place::Taken(role, node)));
+            let mut taken = counter.load(Ordering::Relaxed);
+            while let Some(left) = rows.left(node, taken, total) {
+                let count = rows_of(left.clone()).clamp(1, left.end - left.start);
+                match counter.compare_exchange_weak(taken, taken + count, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => return Some(left.start..left.start + count),
+                    Err(now) => taken = now,
+                }
             }
         }
         None
@@ -214,6 +233,7 @@ impl Rank {
 
 #[cfg(test)]
 mod tests {
+    use super::super::row_nodes::RowNodes;
     use super::*;
     use crate::device::DeviceKind;
 
@@ -264,5 +284,27 @@ mod tests {
         assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
         let build = Rank::of_gang(0, board).take_rows(Role::Build, 10, |left| left.end);
         assert_eq!(build, Some(0..10), "the sides are counted apart");
+    }
+
+    #[test]
+    fn a_rank_takes_the_rows_of_its_node_first_and_then_those_of_others() {
+        const ROWS: u64 = 4_000;
+        let board = GangBoard::new(&hosts(3)).unwrap();
+        let rows = Arc::new(RowNodes::of_two_nodes(ROWS));
+        let rank = |number: usize, node: Option<u32>| {
+            let near = NearRows { node, build: Arc::default(), probe: rows.clone() };
+            Rank::of_gang(number, board.clone()).on_node(near)
+        };
+        let (first, second, lost) = (rank(0, Some(0)), rank(1, Some(1)), rank(2, None));
+        let take = |rank: &Rank| rank.take_rows(Role::Probe, ROWS, |left| (left.end - left.start).min(600));
+        assert_eq!([take(&second), take(&first)], [Some(1000..1600), Some(0..600)]);
+        // A chunk ends with its run.
+        assert_eq!([take(&second), take(&first)], [Some(1600..2000), Some(600..1000)]);
+        assert_eq!([take(&second), take(&second)], [Some(3000..3600), Some(3600..4000)]);
+        assert_eq!([take(&second), take(&lost)], [Some(2000..2600), Some(2600..3000)]);
+        assert_eq!([take(&first), take(&second), take(&lost)], [None, None, None]);
+        // Rows of a side without nodes are taken in their order.
+        assert_eq!(second.take_rows(Role::Build, 10, |_| 7), Some(0..7));
+        assert_eq!(first.take_rows(Role::Build, 10, |_| 7), Some(7..10));
     }
 }

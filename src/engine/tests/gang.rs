@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::device::PeerOps;
 use crate::device::host::HostDevice;
-use crate::join::{Distribution, TaskSide};
+use crate::join::{Distribution, GangBoard, NearRows, RowNodes, TaskSide};
 use crate::planner::{Plan, PlanOverrides, plan_with_overrides};
 
 /// Distribution, and true if ranks read the build side in shares.
@@ -523,5 +523,34 @@ fn a_gang_that_fits_in_its_promise_here_fits_in_it_on_processes() {
         let refused = run(gang, result_bytes / 2).unwrap_err();
         assert!(matches!(refused, Error::Exhausted(_)), "{refused:?}");
         gang.wait_for_all_memory();
+    }
+}
+
+/// Makes ranks on two NUMA nodes, of which each has half of the rows of both sides.
+#[test]
+fn ranks_on_two_nodes_join_each_row_once() {
+    let gang = Gang::new(2, 1);
+    for (strategy, way) in [(Strategy::Hash, BROADCAST), (Strategy::RadixHash, HASH)] {
+        let task = gang.task_of(JoinKind::Left, strategy, way);
+        let devices: Vec<DeviceId> = gang.engines.iter().map(|engine| engine.id()).collect();
+        let rows = |table: &Table| Arc::new(RowNodes::of_two_nodes(table.rows));
+        let near = NearRows { node: None, build: rows(&task.build.table), probe: rows(&task.probe.table) };
+        assert_ne!((&near.build, &near.probe), (&Arc::default(), &Arc::default()));
+        if task.composition.exchanges_rows() {
+            let engines: Vec<&dyn Engine> = gang.engines.iter().map(|engine| &**engine).collect();
+            windows::connect_all(&engines, &CancelFlag::new()).unwrap();
+        }
+        let (board, sink) = (GangBoard::new(&devices).unwrap(), Batches::default());
+        std::thread::scope(|scope| {
+            for (number, engine) in gang.engines.iter().enumerate() {
+                let near = NearRows { node: [Some(0), Some(1), None][number], ..near.clone() };
+                let rank = Rank::of_gang(number, board.clone()).on_node(near);
+                let (task, sink, grant) = (task.clone(), &sink, grant_of(&gang.catalog));
+                scope.spawn(move || engine.run_rank(task, &rank, &grant, sink, &Monitor::default()).unwrap());
+            }
+        });
+        // A device alone exchanges no rows.
+        let alone = gang.task(JoinKind::Left, strategy);
+        assert_eq!(sorted(&task, &sink.0.into_inner()), gang.expected(&alone));
     }
 }
