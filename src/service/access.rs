@@ -158,7 +158,11 @@ where
             call.outcome = Some((Code::Unimplemented, "the request is not gRPC over HTTP/2".into()));
             return Box::pin(std::future::ready(Ok(response)));
         }
-        let admitted = call.admit(&request).and_then(|caller| Ok((call.share(&request, caller.as_ref())?, caller)));
+        let admitted = call.admit(&request).and_then(|caller| {
+            let share = call.share(&request, caller.as_ref())?;
+            call.take_place(&request, caller.as_ref())?;
+            Ok((share, caller))
+        });
         let (share, caller) = match admitted {
             Ok(admitted) => admitted,
             Err(error) => {
@@ -266,6 +270,17 @@ impl Call {
         let connection = connection(request).map(|info| info.memory.get_or_init(|| memory.connection()).clone());
         // Health probes carry no token.
         memory.call(connection, caller.filter(|_| !self.is_health).map(|caller| caller.tenant.as_str()))
+    }
+
+    /// Notes on the connection that the call of `caller` is accepted. A handshake without a caller
+    /// is not: the client's next call is.
+    fn take_place(&self, request: &Request<Body>, caller: Option<&Caller>) -> crate::Result<()> {
+        let (Some(info), Some(caller)) = (connection(request), caller) else { return Ok(()) };
+        if !self.is_health {
+            info.place.take(&caller.tenant)?;
+        }
+        info.activity.accept_call();
+        Ok(())
     }
 
     fn request_body(&self, body: Body, encoding: Option<Encoding>, share: CallShare) -> RequestBody {

@@ -1,10 +1,13 @@
 //! Serving of connections to the Flight port, from the first byte to the last.
 //!
 //! ```text
-//!   accept ─► within the limits? ─► TLS handshake ─► HTTP/2 preface ─► calls ─► closed
-//!               └ no: closed          └── too late: closed ──┘           └ idle for long, or the
-//!                                                                          server ends: GOAWAY
+//!   accept ─► within limits? ─► TLS handshake ─► HTTP/2 preface ─► first call ─► calls ─► closed
+//!               └ no: closed      └─────────── too late: closed ──────┘            └ idle for
+//!                                                                 long, or the server ends: GOAWAY
 //! ```
+//!
+//! Until the first call of a tenant is accepted, a newer connection may take the place of this one
+//! (`incoming/limits.rs`).
 //!
 //! Each connection has a task, so that a slow handshake delays no other client. A peer that
 //! answers no ping is closed by HTTP/2 itself.
@@ -44,11 +47,17 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// HTTP/1.1. It is longer than several lost packets.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
+/// Time for the first accepted call. A client that connects early opens another connection for a
+/// later call.
+const FIRST_CALL_LIMIT: Duration = HANDSHAKE_LIMIT.saturating_mul(3);
+
 /// Time limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimeLimits {
     /// For each step until the first request.
     pub(super) handshake: Duration,
+    /// For the first accepted call.
+    first_call: Duration,
     /// Without a call.
     idle: Duration,
 }
@@ -59,7 +68,12 @@ impl TimeLimits {
             0 => Duration::MAX,
             seconds => Duration::from_secs(seconds),
         };
-        Self { handshake: settings.test_handshake_seconds.map_or(HANDSHAKE_LIMIT, Duration::from_secs), idle }
+        let for_tests = settings.test_handshake_seconds.map(Duration::from_secs);
+        Self {
+            handshake: for_tests.unwrap_or(HANDSHAKE_LIMIT),
+            first_call: for_tests.map_or(FIRST_CALL_LIMIT, |handshake| 3 * handshake),
+            idle,
+        }
     }
 }
 
@@ -95,7 +109,7 @@ where
                 Some(_) = connections.join_next() => continue,
                 accepted = accept(&listener, "--listen", &said) => accepted,
             };
-            match port.shared.connections.admit(peer.ip()) {
+            match port.shared.connections.admit(peer.ip()).await {
                 Ok(permit) => drop(connections.spawn(port.clone().connection(stream, peer, permit))),
                 Err(refusal) => port.count_closed(refusal.name()),
             }
@@ -114,6 +128,7 @@ where
                 let handshake = tokio::time::timeout(self.times.handshake, handshake(socket, &tls, &permit.handshakes));
                 let outcome = tokio::select! {
                     () = self.shared.closing.cancelled() => return,
+                    () = permit.place.lost.cancelled() => return self.count_closed("replaced"),
                     outcome = handshake => outcome,
                 };
                 match outcome {
@@ -126,7 +141,7 @@ where
                 }
             }
         };
-        let info = connection.info(peer);
+        let info = connection.info(peer, permit.place.clone());
         let activity = info.activity.clone();
         let service = self.service.clone().map_request(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(info.clone());
@@ -137,23 +152,25 @@ where
         let builder = &self.builders[kind];
         let served = builder.serve_connection(TokioIo::new(connection), TowerToHyperService::new(service));
         let mut served = pin!(served);
-        let has_idled = tokio::select! {
+        let closed_as = tokio::select! {
             outcome = served.as_mut() => return self.log_end(peer, outcome),
+            () = permit.place.lost.cancelled() => return self.count_closed("replaced"),
             () = activity.preface_overdue(self.times.handshake) => return self.count_closed("silent"),
-            () = activity.idle_for(self.times.idle) => true,
-            () = self.shared.closing.cancelled() => false,
-            () = superseded.cancelled() => false,
+            () = activity.call_overdue(self.times.first_call) => Some("no_call"),
+            () = activity.idle_for(self.times.idle) => Some("idle"),
+            () = self.shared.closing.cancelled() => None,
+            () = superseded.cancelled() => None,
         };
         served.as_mut().graceful_shutdown();
         let overdue = async {
             tokio::time::sleep(self.times.handshake).await;
             // A call that began in the meantime is served.
-            if !has_idled || !activity.is_idle() {
+            if closed_as.is_none() || !activity.is_idle() {
                 future::pending::<()>().await;
             }
         };
-        if has_idled {
-            self.count_closed("idle");
+        if let Some(reason) = closed_as {
+            self.count_closed(reason);
         }
         tokio::select! {
             outcome = served => self.log_end(peer, outcome),

@@ -81,6 +81,10 @@ impl Metrics {
         for (tenant, usage) in shared.catalog.usage_of_all() {
             set(self.tenant_bytes.with_label_values(&[&tenant]), usage.bytes);
         }
+        self.tenant_connections.reset();
+        for (tenant, count) in shared.connections.by_tenant() {
+            set(self.tenant_connections.with_label_values(&[&tenant]), count as u64);
+        }
         set(self.sessions.clone(), shared.sessions.count() as u64);
         set(self.connections.clone(), shared.connections.open() as u64);
         if let Some(reload) = shared.credentials.last_reload() {

@@ -26,7 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
 pub(super) use activity::{Activity, CallUnderWay};
-pub(super) use limits::{ConnectionLimits, OtherFiles, Permit, Throttle};
+pub(super) use limits::{ConnectionLimits, OtherFiles, Permit, Place, Throttle};
 
 use super::transfers::WriteTime;
 use crate::memory::Budget;
@@ -74,6 +74,7 @@ pub(super) struct ConnectionInfo {
     pub certificate: Option<Arc<[u8]>>,
     pub writing: WriteTime,
     pub activity: Arc<Activity>,
+    pub place: Arc<Place>,
     /// The connection's share of the memory of calls, from its first call on.
     pub memory: Arc<OnceLock<Budget>>,
 }
@@ -107,8 +108,8 @@ impl Connection {
         Self { io: Io::Tls(Box::new(stream)), activity: Arc::default() }
     }
 
-    /// Returns the facts about the connection with `peer`.
-    pub(super) fn info(&self, peer: SocketAddr) -> ConnectionInfo {
+    /// Returns the facts about the connection with `peer`, which has a place.
+    pub(super) fn info(&self, peer: SocketAddr, place: Arc<Place>) -> ConnectionInfo {
         let (socket, certificates) = match &self.io {
             Io::Plain(socket) => (socket, None),
             Io::Tls(stream) => {
@@ -123,6 +124,7 @@ impl Connection {
             certificate,
             writing: socket.writing.clone(),
             activity: self.activity.clone(),
+            place,
             memory: Arc::default(),
         }
     }

@@ -61,6 +61,7 @@ pub struct Metrics {
     pub(super) cpu_work: IntGaugeVec,
     pub(super) cpu_work_interrupted: IntCounter,
     pub(super) tenant_bytes: IntGaugeVec,
+    pub(super) tenant_connections: IntGaugeVec,
 }
 
 impl Metrics {
@@ -123,8 +124,9 @@ impl Metrics {
             connections: gauge("dovetail_connections", "Open connections to the Flight port"),
             connections_closed: counters(
                 "dovetail_connections_closed_total",
-                "Connections that the server refused or closed, by reason: limit (of all), address_limit, tls_failed, \
-                 tls_timeout, silent (no whole preface, head or answer to a ping in time), idle, or admin_limit",
+                "Connections that the server refused or closed, by reason: limit (of all), address_limit, replaced (by a \
+                 newer one at the limit of all, before a tenant's call), tls_failed, tls_timeout, silent (no whole \
+                 preface, head or answer to a ping in time), no_call (none accepted in time), idle, or admin_limit",
                 &["reason"],
             ),
             last_reload_seconds: gauge(
@@ -218,6 +220,11 @@ impl Metrics {
             tenant_bytes: gauges(
                 "dovetail_tenant_bytes",
                 "Bytes of tables, uploads and results, by tenant",
+                &["tenant"],
+            ),
+            tenant_connections: gauges(
+                "dovetail_tenant_connections",
+                "Open connections on which a call of the tenant was accepted",
                 &["tenant"],
             ),
             registry,

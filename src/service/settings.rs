@@ -140,8 +140,9 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_CALL_MEMORY", default_value = "auto", value_name = "BYTES")]
     pub call_memory: String,
 
-    /// Maximum number of connections to --listen. The server closes more at once. By default
-    /// 10,000, or as many as the limit of open files allows if that is less
+    /// Maximum number of connections to --listen. The server closes more at once, or the oldest
+    /// without an accepted call. By default 10,000, or as many as the limit of open files allows if
+    /// that is less
     #[arg(long, env = "DOVETAIL_CONNECTION_LIMIT", value_name = "COUNT")]
     pub connection_limit: Option<usize>,
 
@@ -149,6 +150,11 @@ pub struct Settings {
     /// of IPv6. By default a quarter of --connection-limit, and no limit for loopback addresses
     #[arg(long, env = "DOVETAIL_ADDRESS_CONNECTION_LIMIT", value_name = "COUNT")]
     pub address_connection_limit: Option<usize>,
+
+    /// Maximum number of connections with calls of one tenant. By default, half of
+    /// --connection-limit, or no limit without --token-file and --tls-client-ca. 0 is no limit
+    #[arg(long, env = "DOVETAIL_TENANT_CONNECTIONS", value_name = "COUNT")]
+    pub tenant_connections: Option<usize>,
 
     /// Seconds without a call after which the server closes a connection to --listen. Clients then
     /// connect again with their next call. 0 keeps connections open

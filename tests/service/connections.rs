@@ -11,6 +11,9 @@ use crate::harness::*;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// Frame that follows the preface: settings, and all of them as they are by default.
+const NO_SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+
 /// Flag that makes the steps of a connection until its first request time out soon.
 const SOON: &str = "--test-handshake-seconds=1";
 
@@ -36,6 +39,22 @@ async fn is_counted(server: &TestServer, metric: &str) -> bool {
 
 async fn counted(server: &TestServer, metric: &str) {
     eventually(metric, async || is_counted(server, metric).await).await;
+}
+
+/// Regression test: clients that answered pings held their connections for 15 minutes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_without_an_accepted_call_is_closed_in_time() {
+    let server = TestServer::start(&[SOON]).await;
+    let mut silent = open(&server.address).await;
+    silent.write_all(PREFACE).await.unwrap();
+    silent.write_all(NO_SETTINGS).await.unwrap();
+    let mut probed = tonic_health::pb::health_client::HealthClient::new(server.channel().await);
+    probed.check(tonic_health::pb::HealthCheckRequest::default()).await.unwrap();
+    let mut client = server.client().await;
+    refused(client.get_flight_info(path("t")).await, Code::NotFound, "\"t\"");
+    until_closed(&mut silent).await;
+    counted(&server, "dovetail_connections_closed_total{reason=\"no_call\"} 1").await;
+    counted(&server, "dovetail_connections 2").await;
 }
 
 /// Regression test: such connections were held for good.
@@ -108,14 +127,17 @@ async fn connections_beyond_a_limit_are_closed_at_once() {
     ] {
         let server = TestServer::start(&flags).await;
         let mut client = server.client().await;
-        let _others = [open(&server.address).await, open(&server.address).await];
+        let mut others = [server.client().await, server.client().await];
+        for client in [&mut client].into_iter().chain(&mut others) {
+            refused(client.get_flight_info(path("t")).await, Code::NotFound, "\"t\"");
+        }
         counted(&server, "dovetail_connections 3").await;
         assert_eq!(until_closed(&mut open(&server.address).await).await, b"");
         counted(&server, &format!("dovetail_connections_closed_total{{reason=\"{reason}\"}} 1")).await;
         // Open connections and the admin port are as before, and a closed one makes room.
         refused(client.get_flight_info(path("t")).await, Code::NotFound, "\"t\"");
         assert_eq!(server.http_get("/healthz").await.0, 200);
-        drop(_others);
+        drop(others);
         counted(&server, "dovetail_connections 1").await;
         refused(server.client().await.get_flight_info(path("t")).await, Code::NotFound, "\"t\"");
     }
@@ -136,7 +158,7 @@ async fn an_idle_connection_is_closed_and_the_next_call_opens_another() {
     // A client that leaves its side open is closed all the same.
     let mut stream = open(&server.address).await;
     stream.write_all(PREFACE).await.unwrap();
-    stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+    stream.write_all(NO_SETTINGS).await.unwrap();
     until_closed(&mut stream).await;
 }
 

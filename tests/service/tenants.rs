@@ -9,6 +9,7 @@ use arrow_flight::{
 };
 use futures::{StreamExt, TryStreamExt, stream};
 use prost::Message;
+use tokio::io::AsyncReadExt;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status, Streaming};
 
@@ -83,6 +84,86 @@ async fn a_tenant_takes_half_of_the_uploads_at_most_unless_the_settings_say_anot
         open.push(keep_open(&mut client, "", name).await.unwrap());
     }
     refused(keep_open(&mut client, "", "c").await, Code::ResourceExhausted, "--upload-limit");
+}
+
+/// Asks for a table that does not exist, over a connection of its own, which the result keeps open.
+async fn call_by(server: &TestServer, tenant: &str) -> (Client, Status) {
+    let mut client = server.client().await;
+    let status = client.get_flight_info(by(tenant, path("missing"))).await.unwrap_err();
+    (client, status)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_takes_half_of_the_connections_at_most_unless_the_settings_say_another_number() {
+    for (flags, limit) in [(&["--connection-limit=5"][..], 3), (&["--connection-limit=5", "--tenant-connections=1"], 1)]
+    {
+        let (server, idle) = server(flags).await;
+        drop(idle);
+        let mut open = Vec::new();
+        for _ in 0..limit {
+            let (client, status) = call_by(&server, "ann").await;
+            assert_eq!(status.code(), Code::NotFound, "{status}");
+            open.push(client);
+        }
+        let (mut beyond, status) = call_by(&server, "ann").await;
+        for words in [&*format!("tenant \"ann\" has {limit} connection"), "--tenant-connections"] {
+            refused(Err::<(), _>(status.clone()), Code::ResourceExhausted, words);
+        }
+        // Those that are open stay as they are, and another tenant may call on the one beyond.
+        refused(open[0].get_flight_info(by("ann", path("t"))).await, Code::NotFound, "\"t\"");
+        refused(beyond.get_flight_info(by("bob", path("t"))).await, Code::NotFound, "\"t\"");
+        let metrics = server.http_get("/metrics").await.1;
+        for line in [format!("{{tenant=\"ann\"}} {limit}"), "{tenant=\"bob\"} 1".into()] {
+            assert!(metrics.contains(&format!("dovetail_tenant_connections{line}\n")), "{line}: {metrics}");
+        }
+        drop(open);
+        eventually("the tenant's places are free", async || call_by(&server, "ann").await.1.code() == Code::NotFound)
+            .await;
+    }
+    // Without names of callers, there is one tenant, and it may take all.
+    let server = TestServer::start(&["--connection-limit=2"]).await;
+    let mut open = [server.client().await, server.client().await];
+    for client in &mut open {
+        refused(client.get_flight_info(path("t")).await, Code::NotFound, "\"t\"");
+    }
+}
+
+/// Regression test: they held every place for 15 minutes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_keep_no_tenant_out() {
+    let (server, mut refused_client) = server(&["--connection-limit=6"]).await;
+    // Connections without a call, with a call that was refused, and with a health probe that lasts.
+    let mut strangers = vec![server.client().await, server.client().await];
+    refused(refused_client.get_flight_info(by("eve", path("t"))).await, Code::Unauthenticated, "not known");
+    strangers.push(refused_client);
+    let mut watches = Vec::new();
+    for _ in 0..3 {
+        let mut probe = tonic_health::pb::health_client::HealthClient::new(server.channel().await);
+        let request = tonic_health::pb::HealthCheckRequest::default();
+        let mut watch = probe.watch(request).await.unwrap().into_inner();
+        assert!(watch.message().await.unwrap().is_some());
+        watches.push(watch);
+    }
+    let mut open = Vec::new();
+    for tenant in ["ann", "ann", "ann", "bob", "bob", "bob"] {
+        let (client, status) = call_by(&server, tenant).await;
+        assert_eq!(status.code(), Code::NotFound, "{status}");
+        open.push(client);
+    }
+    for watch in &mut watches {
+        assert!(watch.message().await.is_err(), "its connection was replaced");
+    }
+    let replaced = "dovetail_connections_closed_total{reason=\"replaced\"} 6\n";
+    eventually(replaced, async || server.http_get("/metrics").await.1.contains(replaced)).await;
+    // The places of tenants are not for a new connection.
+    let address = server.address.strip_prefix("http://").unwrap();
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut received = Vec::new();
+    tokio::time::timeout(WAIT_LIMIT, stream.read_to_end(&mut received)).await.unwrap().unwrap();
+    assert_eq!(received, b"");
+    for (client, tenant) in open.iter_mut().zip(["ann", "ann", "ann", "bob", "bob", "bob"]) {
+        refused(client.get_flight_info(by(tenant, path("t"))).await, Code::NotFound, "\"t\"");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

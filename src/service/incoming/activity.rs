@@ -1,8 +1,9 @@
-//! Activity of a connection: whether it has begun, and since when it has had no call.
+//! Activity of a connection: whether it has begun, whether a call was accepted on it, and since
+//! when it has had no call.
 
 use std::future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ const PREFACE_BYTES: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
 #[derive(Debug)]
 pub struct Activity {
     received_bytes: AtomicUsize,
+    has_accepted_call: AtomicBool,
     calls: Mutex<Calls>,
 }
 
@@ -32,7 +34,11 @@ pub struct CallUnderWay(Arc<Activity>);
 impl Default for Activity {
     fn default() -> Self {
         let calls = Calls { under_way: 0, last_end: Instant::now() };
-        Self { received_bytes: AtomicUsize::new(0), calls: Mutex::new(calls) }
+        Self {
+            received_bytes: AtomicUsize::new(0),
+            has_accepted_call: AtomicBool::new(false),
+            calls: Mutex::new(calls),
+        }
     }
 }
 
@@ -48,9 +54,14 @@ impl Activity {
         CallUnderWay(self.clone())
     }
 
-    /// True if no call is under way.
+    /// Notes that a call was accepted: that of a health probe, or of a known caller.
+    pub fn accept_call(&self) {
+        self.has_accepted_call.store(true, Ordering::Relaxed);
+    }
+
+    /// True if no call is under way. Calls count only after one was accepted.
     pub fn is_idle(&self) -> bool {
-        self.calls.lock().under_way == 0
+        !self.has_accepted_call.load(Ordering::Relaxed) || self.calls.lock().under_way == 0
     }
 
     /// Waits until `limit` has passed without enough bytes for a preface of HTTP/2. Never returns
@@ -58,6 +69,14 @@ impl Activity {
     pub async fn preface_overdue(&self, limit: Duration) {
         tokio::time::sleep(limit).await;
         if self.received_bytes.load(Ordering::Relaxed) >= PREFACE_BYTES {
+            future::pending().await
+        }
+    }
+
+    /// Waits until `limit` has passed without an accepted call. Never returns if one came in time.
+    pub async fn call_overdue(&self, limit: Duration) {
+        tokio::time::sleep(limit).await;
+        if self.has_accepted_call.load(Ordering::Relaxed) {
             future::pending().await
         }
     }
@@ -97,6 +116,7 @@ mod tests {
     async fn a_connection_is_idle_only_after_its_last_call() {
         let activity = Arc::new(Activity::default());
         activity.idle_for(SHORT).await;
+        activity.accept_call();
         let calls = [activity.start_call(), activity.start_call()];
         for call in calls {
             let ended = tokio::time::timeout(4 * SHORT, activity.idle_for(SHORT)).await;
@@ -106,6 +126,17 @@ mod tests {
         assert!(activity.is_idle());
         activity.idle_for(SHORT).await;
         assert!(tokio::time::timeout(4 * SHORT, activity.idle_for(Duration::MAX)).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn only_an_accepted_call_is_in_time() {
+        let activity = Arc::new(Activity::default());
+        let _refused = activity.start_call();
+        activity.call_overdue(SHORT).await;
+        assert!(activity.is_idle());
+        activity.accept_call();
+        assert!(tokio::time::timeout(4 * SHORT, activity.call_overdue(SHORT)).await.is_err());
+        assert!(!activity.is_idle());
     }
 
     #[tokio::test]

@@ -1,19 +1,29 @@
-//! Limits of open connections, in all and per client address, and of concurrent TLS handshakes.
+//! Limits of open connections, in all, per client address and per tenant, and of concurrent TLS
+//! handshakes.
 //!
 //! The limit of all connections is well below the limit of open files. So the admin port, uploads
 //! and devices find descriptors even when clients open as many connections as they can.
+//!
+//! A connection keeps its place from the first accepted call of a tenant on, and counts for that
+//! tenant. When all places are taken, a new connection takes the place of the oldest one without
+//! such a call. So strangers cannot keep a tenant out, and neither can another tenant, which has
+//! half of all places at most. Health probes have no tenant. They are answered on any connection,
+//! and it may lose its place all the same.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
 
+use crate::human;
 use crate::service::settings::Settings;
+use crate::service::shared::tenant_share;
 use crate::{Error, Result};
 
 /// Maximum number of connections, unless the settings say another number. Each takes some ten
@@ -48,7 +58,11 @@ pub struct ConnectionLimits {
     per_address: Option<usize>,
     /// True if the limit of an address was given, so that it applies to this host too.
     covers_this_host: bool,
+    /// Connections with calls of one tenant. `None` stands for no limit.
+    per_tenant: Option<usize>,
     open: Mutex<Open>,
+    /// Notified when a connection has ended.
+    freed: Notify,
     said: Throttle,
 }
 
@@ -56,6 +70,14 @@ pub struct ConnectionLimits {
 struct Open {
     all: usize,
     by_address: HashMap<IpAddr, Address>,
+    /// Connections on which a tenant's call was accepted. One that several tenants share, as behind
+    /// a proxy, counts for each of them.
+    by_tenant: HashMap<String, usize>,
+    /// Connections without an accepted call of a tenant, the oldest first. Cancelling a token
+    /// closes the connection.
+    without_call: BTreeMap<u64, CancellationToken>,
+    /// Number of the next connection.
+    next: u64,
 }
 
 #[derive(Debug)]
@@ -67,10 +89,21 @@ struct Address {
 /// Right to a connection, until it is dropped.
 #[derive(Debug)]
 pub struct Permit {
-    limits: Arc<ConnectionLimits>,
     address: IpAddr,
     /// Slots for TLS handshakes with the address.
     pub handshakes: Arc<Semaphore>,
+    pub place: Arc<Place>,
+}
+
+/// Place of a connection among those that are open, for its calls.
+#[derive(Debug)]
+pub struct Place {
+    limits: Arc<ConnectionLimits>,
+    number: u64,
+    /// Cancelled when a newer connection takes the place.
+    pub lost: CancellationToken,
+    /// Tenants for which the connection counts; `None` when it has ended.
+    tenants: Mutex<Option<Vec<String>>>,
 }
 
 /// Reason why a connection is refused.
@@ -86,6 +119,14 @@ impl Refusal {
         match self {
             Self::All => "limit",
             Self::Address => "address_limit",
+        }
+    }
+
+    /// Returns the setting of the limit, and those who share it.
+    fn told(self) -> (&'static str, &'static str) {
+        match self {
+            Self::All => ("--connection-limit", "all clients"),
+            Self::Address => ("--address-connection-limit", "this address"),
         }
     }
 }
@@ -126,7 +167,9 @@ impl ConnectionLimits {
             all,
             per_address: Some(per_address.unwrap_or_else(|| all.div_ceil(ADDRESS_SHARE))),
             covers_this_host: per_address.is_some(),
+            per_tenant: tenant_share(settings, settings.tenant_connections, all),
             open: Mutex::default(),
+            freed: Notify::new(),
             said: Throttle::default(),
         })
     }
@@ -136,48 +179,125 @@ impl ConnectionLimits {
         self.open.lock().all
     }
 
-    /// Admits a connection from an address.
+    /// Returns the number of connections of each tenant.
+    pub fn by_tenant(&self) -> Vec<(String, usize)> {
+        self.open.lock().by_tenant.iter().map(|(tenant, count)| (tenant.clone(), *count)).collect()
+    }
+
+    /// Admits a connection from an address. When all places are taken, it closes the oldest
+    /// connection without an accepted call, and waits until that is done.
     ///
     /// # Errors
     /// The limit that is reached. A line of the log tells, unless one has told recently.
-    pub fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<Permit, Refusal> {
+    pub async fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<Permit, Refusal> {
         let address = group(peer);
         let per_address = self.per_address.filter(|_| self.covers_this_host || !address.is_loopback());
-        let mut open = self.open.lock();
-        let of_address = open.by_address.get(&address).map_or(0, |known| known.open);
-        let refusal = match per_address {
-            _ if open.all >= self.all => Refusal::All,
-            Some(limit) if of_address >= limit => Refusal::Address,
-            _ => {
-                open.all += 1;
-                let new = || Address { open: 0, handshakes: Arc::new(Semaphore::new(HANDSHAKES_PER_ADDRESS)) };
-                let known = open.by_address.entry(address).or_insert_with(new);
-                known.open += 1;
-                return Ok(Permit { limits: self.clone(), address, handshakes: known.handshakes.clone() });
-            }
-        };
-        drop(open);
-        if self.said.has_turn() {
-            let (limit, flag, whose) = match refusal {
-                Refusal::All => (self.all, "--connection-limit", "all clients"),
-                Refusal::Address => (of_address, "--address-connection-limit", "this address"),
+        let mut has_made_room = false;
+        loop {
+            let a_place_is_free = self.freed.notified();
+            let refusal = {
+                let mut open = self.open.lock();
+                let of_address = open.by_address.get(&address).map_or(0, |known| known.open);
+                match per_address {
+                    Some(limit) if of_address >= limit => Some((Refusal::Address, limit)),
+                    _ if open.all < self.all => return Ok(self.permit(&mut open, address)),
+                    _ if has_made_room || open.close_oldest_without_call() => None,
+                    _ => Some((Refusal::All, self.all)),
+                }
             };
-            tracing::warn!(%peer, "a connection is refused, because {whose} may have {limit} ({flag})");
+            if let Some((refusal, limit)) = refusal {
+                if self.said.has_turn() {
+                    let (flag, whose) = refusal.told();
+                    tracing::warn!(%peer, "a connection is refused, because {whose} may have {limit} ({flag})");
+                }
+                return Err(refusal);
+            }
+            if !has_made_room && self.said.has_turn() {
+                let limit = self.all;
+                tracing::warn!(
+                    %peer,
+                    "a connection takes the place of an older one without a call, because all clients may have {limit} \
+                     (--connection-limit)"
+                );
+            }
+            has_made_room = true;
+            a_place_is_free.await;
         }
-        Err(refusal)
+    }
+
+    fn permit(self: &Arc<Self>, open: &mut Open, address: IpAddr) -> Permit {
+        let (number, lost) = (open.next, CancellationToken::new());
+        open.next += 1;
+        open.all += 1;
+        open.without_call.insert(number, lost.clone());
+        let new = || Address { open: 0, handshakes: Arc::new(Semaphore::new(HANDSHAKES_PER_ADDRESS)) };
+        let known = open.by_address.entry(address).or_insert_with(new);
+        known.open += 1;
+        let place = Place { limits: self.clone(), number, lost, tenants: Mutex::new(Some(Vec::new())) };
+        Permit { address, handshakes: known.handshakes.clone(), place: Arc::new(place) }
+    }
+}
+
+impl Open {
+    /// False if a call of a tenant was accepted on every connection.
+    fn close_oldest_without_call(&mut self) -> bool {
+        let oldest = self.without_call.pop_first();
+        oldest.map(|(_, lost)| lost.cancel()).is_some()
+    }
+}
+
+impl Place {
+    /// Counts the connection for a tenant whose call it brings. It keeps its place from now on.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the tenant has as many connections as it may have.
+    pub fn take(&self, tenant: &str) -> Result<()> {
+        let mut tenants = self.tenants.lock();
+        let Some(tenants) = tenants.as_mut() else { return Ok(()) };
+        if tenants.iter().any(|known| known == tenant) {
+            return Ok(());
+        }
+        let mut open = self.limits.open.lock();
+        // A connection that is about to be closed counts for no tenant.
+        if self.lost.is_cancelled() {
+            return Ok(());
+        }
+        let of_tenant = open.by_tenant.get(tenant).copied().unwrap_or(0);
+        if self.limits.per_tenant.is_some_and(|limit| of_tenant >= limit) {
+            return Err(Error::Exhausted(format!(
+                "tenant {tenant:?} has {}, and may have no more; close one, or raise the server's --tenant-connections",
+                human::counted(of_tenant as u64, "connection")
+            )));
+        }
+        *open.by_tenant.entry(tenant.into()).or_default() += 1;
+        open.without_call.remove(&self.number);
+        tenants.push(tenant.into());
+        Ok(())
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut open = self.limits.open.lock();
+        let tenants = self.place.tenants.lock().take().unwrap_or_default();
+        let mut open = self.place.limits.open.lock();
         open.all -= 1;
+        open.without_call.remove(&self.place.number);
         if let Entry::Occupied(mut known) = open.by_address.entry(self.address) {
             known.get_mut().open -= 1;
             if known.get().open == 0 {
                 known.remove();
             }
         }
+        for tenant in tenants {
+            if let Entry::Occupied(mut count) = open.by_tenant.entry(tenant) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+        drop(open);
+        self.place.limits.freed.notify_waiters();
     }
 }
 
@@ -230,30 +350,95 @@ impl Throttle {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
 
     fn limits(all: usize, per_address: Option<usize>, covers_this_host: bool) -> Arc<ConnectionLimits> {
-        let (open, said) = (Mutex::default(), Throttle::default());
-        Arc::new(ConnectionLimits { all, per_address, covers_this_host, open, said })
+        let (open, freed, said) = (Mutex::default(), Notify::new(), Throttle::default());
+        Arc::new(ConnectionLimits { all, per_address, covers_this_host, per_tenant: None, open, freed, said })
     }
 
+    /// Limits of all connections and of each tenant's.
+    fn tenants(all: usize, per_tenant: Option<usize>) -> Arc<ConnectionLimits> {
+        Arc::new(ConnectionLimits { per_tenant, ..Arc::into_inner(limits(all, None, false)).unwrap() })
+    }
+
+    /// Admits a connection that need not wait.
     fn admit(limits: &Arc<ConnectionLimits>, peer: &str) -> Result<Permit, Refusal> {
-        limits.admit(peer.parse().unwrap())
+        limits.admit(peer.parse().unwrap()).now_or_never().expect("no other connection is closed for it")
     }
 
     #[test]
     fn an_address_has_its_own_limit_and_all_have_one_together() {
         let limits = limits(4, Some(2), false);
-        let mut first = vec![admit(&limits, "10.0.0.1").unwrap(), admit(&limits, "::ffff:10.0.0.1").unwrap()];
+        let with_call = |peer: &str| {
+            let permit = admit(&limits, peer).unwrap();
+            permit.place.take("").unwrap();
+            permit
+        };
+        let mut first = vec![with_call("10.0.0.1"), with_call("::ffff:10.0.0.1")];
         assert_eq!(admit(&limits, "10.0.0.1").unwrap_err(), Refusal::Address);
-        let second = [admit(&limits, "10.0.0.2").unwrap(), admit(&limits, "10.0.0.3").unwrap()];
+        let second = [with_call("10.0.0.2"), with_call("10.0.0.3")];
         assert_eq!(admit(&limits, "10.0.0.4").unwrap_err(), Refusal::All);
         first.pop();
         assert_eq!(limits.open(), 3);
-        let again = admit(&limits, "10.0.0.1").unwrap();
+        let again = with_call("10.0.0.1");
         drop((first, second, again));
         assert_eq!(limits.open(), 0);
-        assert!(limits.open.lock().by_address.is_empty(), "an address without connections takes no memory");
+        let open = limits.open.lock();
+        assert!(open.by_address.is_empty(), "an address without connections takes no memory");
+        assert!(open.by_tenant.is_empty() && open.without_call.is_empty());
+    }
+
+    #[test]
+    fn the_oldest_connection_without_a_call_gives_its_place_to_a_new_one() {
+        let limits = tenants(3, None);
+        let [oldest, called, newest] = [0; 3].map(|_| admit(&limits, "::1").unwrap());
+        called.place.take("ann").unwrap();
+        let mut waiting = Box::pin(limits.admit("::1".parse().unwrap()));
+        for _ in 0..2 {
+            assert!(waiting.as_mut().now_or_never().is_none(), "it waits until the other is closed");
+            assert!(oldest.place.lost.is_cancelled() && !called.place.lost.is_cancelled());
+            assert!(!newest.place.lost.is_cancelled());
+        }
+        // A call that comes at this moment gets no place back.
+        oldest.place.take("ann").unwrap();
+        assert_eq!(limits.by_tenant(), [("ann".to_owned(), 1)]);
+        drop(oldest);
+        let admitted = waiting.now_or_never().unwrap().unwrap();
+        for permit in [&newest, &admitted] {
+            permit.place.take("bob").unwrap();
+        }
+        assert_eq!(admit(&limits, "::1").unwrap_err(), Refusal::All);
+        drop(called);
+        assert!(admit(&limits, "::1").is_ok());
+        assert!(!newest.place.lost.is_cancelled() && !admitted.place.lost.is_cancelled());
+    }
+
+    #[test]
+    fn a_connection_counts_once_for_each_tenant_that_calls_on_it() {
+        let limits = tenants(10, Some(2));
+        let [first, second, third] = [0; 3].map(|_| admit(&limits, "::1").unwrap());
+        for place in [&first.place, &first.place, &second.place] {
+            place.take("ann").unwrap();
+        }
+        let refusal = third.place.take("ann").unwrap_err();
+        let words = ["tenant \"ann\" has 2 connections, and may have no more", "--tenant-connections"];
+        assert!(words.iter().all(|words| refusal.message().contains(words)), "{refusal}");
+        assert!(limits.open.lock().without_call.contains_key(&third.place.number));
+        // As behind a proxy.
+        first.place.take("bob").unwrap();
+        third.place.take("bob").unwrap();
+        let mut counts = limits.by_tenant();
+        counts.sort();
+        assert_eq!(counts, [("ann".to_owned(), 2), ("bob".to_owned(), 2)]);
+        drop(first);
+        third.place.take("ann").unwrap();
+        let last = third.place.clone();
+        drop((second, third));
+        last.take("ann").unwrap();
+        assert_eq!(limits.by_tenant(), []);
     }
 
     #[test]
