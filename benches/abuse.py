@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -105,13 +104,7 @@ def known(settings: dict[str, object]) -> dict[str, object]:
 
 def measured(name: str, tokens: Path, seconds: float, scale: float, open_files: int | None) -> dict[str, object]:
     settings = known({**SETTINGS, "token_file": tokens})
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files or limits[0], limits[1]))
-    try:
-        server = Dovetail(**settings)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    with server:
+    with Dovetail(open_files=open_files, **settings) as server:
         with dovetail.connect(server.uri, token="ann-writes", timeout=PATIENCE) as ann:
             ann.put("small", {"k": [1, 2]})
             ann.join("small", "small", on="k").table()

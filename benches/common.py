@@ -161,10 +161,13 @@ STOP_SECONDS = 60
 class Dovetail:
     """A Dovetail server process, of the release build unless DOVETAIL_BIN says otherwise. Stop it, whatever happens.
 
-    `environment` holds variables of its own, and `settings` are those of ``dovetail serve``.
+    `environment` holds variables of its own, `open_files` is the limit of open files of the process, and `settings` are
+    those of ``dovetail serve``.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None, **settings: object) -> None:
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, *, open_files: int | None = None, **settings: object
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dovetail-bench-")
         folder = Path(self._folder.name)
         ready = folder / "ready.json"
@@ -174,9 +177,11 @@ class Dovetail:
         # Settings of whoever measures would be settings of what is measured.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
         log = folder / "server.log"
+        # Both limits: the server raises the one that it may raise.
+        limits = ["prlimit", f"--nofile={open_files}"] if open_files else []
         with log.open("wb") as sink:
             self.process = subprocess.Popen(
-                [str(binary()), "serve", *flags, "--ready-file", str(ready)],
+                [*limits, str(binary()), "serve", *flags, "--ready-file", str(ready)],
                 stdout=sink,
                 stderr=sink,
                 env={**inherited, **(environment or {})},

@@ -258,7 +258,10 @@ class Abuse:
 def _is_open(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
-        return bool(connection.recv(1))
+        # The server may have sent something before it closed the connection.
+        while connection.recv(4096):
+            pass
+        return False
     except BlockingIOError:
         return True
     except OSError:
