@@ -108,14 +108,11 @@ def measured(name: str, tokens: Path, seconds: float, scale: float, open_files: 
         with dovetail.connect(server.uri, token="ann-writes", timeout=PATIENCE) as ann:
             ann.put("small", {"k": [1, 2]})
             ann.join("small", "small", on="k").table()
-        mallory = Abuse(server.uri.removeprefix("grpc://"), seconds, "mallory-writes", scale)
+        mallory = Abuse(server.uri.removeprefix("grpc://"), seconds, "mallory-writes", scale, admin=server.admin)
         failure = None
         with Beside(server) as beside:
             try:
-                if name == "halves_of_prefaces_to_admin":
-                    mallory.halves_of_prefaces(server.admin)
-                else:
-                    getattr(mallory, name)()
+                getattr(mallory, name)()
             except (dovetail.Error, OSError) as error:
                 # The server has refused the abuse, or has ended.
                 failure = str(error).splitlines()[0]
@@ -133,9 +130,8 @@ def measured(name: str, tokens: Path, seconds: float, scale: float, open_files: 
 
 
 def main() -> None:
-    names = [abuse.__name__ for abuse in [*OF_MEMORY, *OF_OTHERS]]
-    # Half a preface to each port, and more connections than the server may open files.
-    names += ["halves_of_prefaces_to_admin", "more_connections_than_files"]
+    # The last is half prefaces again, more than the server may open files.
+    names = [*(abuse.__name__ for abuse in [*OF_MEMORY, *OF_OTHERS]), "more_connections_than_files"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--abuses", nargs="+", choices=names, default=names, metavar="ABUSE", help=", ".join(names))
     parser.add_argument("--seconds", type=float, default=10, help="how long each part of an abuse lasts")

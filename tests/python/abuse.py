@@ -26,12 +26,16 @@ KIB, MIB = 1 << 10, 1 << 20
 class Abuse:
     """Abuses of one tenant, of the server at an address. Each method is one of them, for as long as a round lasts.
 
-    ``scale`` multiplies how many calls or connections there are. ``offered`` counts what was begun, and ``held`` what
-    the server still held at the end of the round.
+    ``admin`` is the address of the admin port, which only one of them needs. ``scale`` multiplies how many calls or
+    connections there are. ``offered`` counts what was begun, and ``held`` what the server still held at the end of
+    the round.
     """
 
-    def __init__(self, address: str, round_seconds: float, token: str | None, scale: float = 1) -> None:
+    def __init__(
+        self, address: str, round_seconds: float, token: str | None, scale: float = 1, *, admin: str | None = None
+    ) -> None:
         self._address = address
+        self._admin = admin
         self._seconds = round_seconds
         self._token = token
         self._scale = scale
@@ -125,6 +129,19 @@ class Abuse:
                         connection.call("GetFlightInfo", grpc_message(descriptor(path=["wide0"])), end=True)
                         connection.call("GetSchema", grpc_message(descriptor(path=["wide0"])), end=True)
 
+    def explanations_of_wide_tables(self) -> None:
+        """Plans of joins of 5,000 columns with themselves. Half of the clients do not read them."""
+        with self._client() as client:
+            self._fill(client, "planned", [pa.table({f"column {at} of a wide table": [1] for at in range(5000)})])
+        key = "column 0 of a wide table"
+        join = {"left": "planned0", "right": "planned0", "on": [{"left": key, "right": key}]}
+        request = grpc_message(field(1, b"explain") + field(2, json.dumps({"join": join}).encode()))
+        for window in (0, MIB):
+            with self._connections(4, window) as connections:
+                for connection in connections:
+                    for _ in range(50):
+                        connection.call("DoAction", request, end=True)
+
     def rows_that_are_not_read(self) -> None:
         with self._client() as client:
             texts = pa.array([f"{at:>30}" for at in range(100_000)]).cast(pa.string_view())
@@ -192,9 +209,16 @@ class Abuse:
             time.sleep(self._seconds)
             self._cancel_jobs(client)
 
-    def halves_of_prefaces(self, address: str | None = None) -> None:
-        """Connections, to the address of Flight or to another, that send half of HTTP/2's first bytes."""
-        host, port = (address or self._address).rsplit(":", 1)
+    def halves_of_prefaces(self) -> None:
+        """Connections that send half of HTTP/2's first bytes."""
+        self._send_half_prefaces(self._address)
+
+    def halves_of_prefaces_to_admin(self) -> None:
+        assert self._admin, "the address of the admin port is not known"
+        self._send_half_prefaces(self._admin)
+
+    def _send_half_prefaces(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
         with ExitStack() as opened:
             sockets = []
             for _ in range(self._count(1000)):
@@ -288,4 +312,6 @@ OF_OTHERS = [
     Abuse.jobs_that_fill_the_queue,
     Abuse.results_that_are_kept_for_ever,
     Abuse.halves_of_prefaces,
+    Abuse.halves_of_prefaces_to_admin,
+    Abuse.explanations_of_wide_tables,
 ]
