@@ -299,6 +299,14 @@ fn describe(what: &str, received: Received) -> String {
     format!("{} by {by}", output::transfer(what, rows, bytes, "in", seconds))
 }
 
+/// Says that rows that were printed are not all.
+fn first(rows: u64) -> String {
+    match rows {
+        1 => "this is the first row".into(),
+        rows => format!("these are the first {}", output::counted(rows, "row")),
+    }
+}
+
 /// Prints the first rows: as a table, or with `--json` as one JSON object per line.
 async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress: &Progress) -> Result<Received> {
     let schema = batches.schema();
@@ -329,8 +337,8 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress:
         output::on_a_thread(move || output::write_line(rows::render(&schema, &kept))).await?;
         if more {
             output::remark(format!(
-                "these are the first {}; --limit 0 prints all rows, and -o FILE writes them to a file",
-                output::counted(received.rows, "row")
+                "{}; --limit 0 prints all rows, and -o FILE writes them to a file",
+                first(received.rows)
             ));
         }
     }

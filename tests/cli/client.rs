@@ -280,6 +280,10 @@ fn selected_columns_of_a_table_are_written_in_the_given_order() {
     assert!(text.starts_with("price,key\n0.5,0\n2.5,1\n") && text.lines().count() == 301, "{text}");
     let printed = server.json(&["get", "orders", "--columns", "name", "--limit", "1"]);
     assert_eq!(printed, [json!({ "name": "order, 0" })]);
+    for (limit, said) in [("1", "this is the first row; --limit 0"), ("2", "these are the first 2 rows; --limit 0")] {
+        let output = server.run(&["get", "orders", "--limit", limit]);
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
     let said = server.fails(&["get", "orders", "--columns", "key,name,key"]);
     assert!(said.contains("--columns names \"key\" twice; name it once"), "{said}");
     let said = server.fails(&["get", "orders", "--columns", "line"]);
