@@ -152,7 +152,7 @@ impl CudaDevice {
     /// its limits are too small for the kernels, [`Exhausted`](crate::Error::Exhausted) if the
     /// system refuses threads, [`Unavailable`](crate::Error::Unavailable) if CUDA does not show the
     /// GPU with this UUID.
-    pub fn open(index: u16, uuid: Option<&str>, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
+    pub fn open(index: u16, place: &GpuPlace, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         Self::open_observed(index, place, threads, &observe::asked_for(), budget)
     }
 
