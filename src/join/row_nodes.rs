@@ -76,8 +76,8 @@ impl RowNodes {
         }
     }
 
-    /// Returns the counters in the order in which a rank on a node takes rows: its own node's first,
-    /// then the others, each rank's next one first.
+    /// Returns the counters in the order in which a rank on a node takes rows: its own node's
+    /// first, then the others, from the next one on.
     pub(super) fn order(&self, node: Option<u32>) -> impl Iterator<Item = usize> + use<> {
         let count = self.by_node.len().max(1);
         let own = self.by_node.iter().position(|(of, _)| Some(*of) == node).unwrap_or(0);
