@@ -46,6 +46,8 @@ SETTINGS = {
     "upload_limit": UPLOADS,
     # The abort of an upload is refused when the share of its tenant is full, and the upload stays for this time.
     "upload_idle_seconds": 20,
+    # The list of the jobs that ended in five minutes exceeds a connection's memory of calls.
+    "retain_seconds": 30,
 }
 
 # The bound of the process, as docs/memory.md states it.
