@@ -35,6 +35,7 @@ use super::auth::{Caller, presented_token};
 use super::call_memory::CallShare;
 use super::call_record::{CallRecord, printable};
 use super::commands::COMMAND_BYTES_MAX;
+use super::cpu_work::CpuWork;
 use super::incoming::{CallUnderWay, ConnectionInfo};
 use super::ingest::timeout;
 use super::metrics::code_name;
@@ -182,7 +183,9 @@ where
         let encoding = take_encoding(request.headers_mut());
         request.extensions_mut().insert(share.bounds().clone());
         request.extensions_mut().insert(share.clone());
-        let request = request.map(|body| Body::new(call.request_body(body, encoding, share)));
+        let cpu_work = call.shared.cpu_work.of(&call.tenant);
+        request.extensions_mut().insert(cpu_work.clone());
+        let request = request.map(|body| Body::new(call.request_body(body, encoding, share, cpu_work)));
         let mut limits = call.limits();
         let response = self.inner.call(request);
         Box::pin(async move {
@@ -283,8 +286,8 @@ impl Call {
         Ok(())
     }
 
-    fn request_body(&self, body: Body, encoding: Option<Encoding>, share: CallShare) -> RequestBody {
-        let (received, cpu_work) = (self.received.clone(), self.shared.cpu_work.clone());
+    fn request_body(&self, body: Body, encoding: Option<Encoding>, share: CallShare, cpu_work: CpuWork) -> RequestBody {
+        let received = self.received.clone();
         if TAKE_ROWS.contains(&self.rpc) {
             let limit = self.shared.limits.message_bytes;
             let rules = Rules { memory: share, owner: Owner::Bytes, encoding, limit, advice: SMALLER_BATCHES };

@@ -292,7 +292,7 @@ async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Resu
         drop(table);
         Ok(answer)
     };
-    shared.work_on(arrays, let_go).await
+    shared.worker(&asker.caller).work_on(arrays, let_go).await
 }
 
 async fn list_jobs(shared: &Arc<Shared>, asker: &Asker) -> Result<Answer> {
@@ -301,7 +301,8 @@ async fn list_jobs(shared: &Arc<Shared>, asker: &Asker) -> Result<Answer> {
     let mine = all.filter(|job| asker.caller.may_touch(&job.owner));
     let mine: BTreeMap<JobId, Arc<Job>> = mine.map(|job| (job.id, job)).collect();
     let described = |job: &Arc<Job>| describe::job(job).to_string().into();
-    let results = shared.work_on(mine.len(), move |_| Ok(mine.values().map(described).collect())).await?;
+    let worker = shared.worker(&asker.caller);
+    let results = worker.work_on(mine.len(), move |_| Ok(mine.values().map(described).collect())).await?;
     Ok(Answer { results, cookie: None })
 }
 
@@ -357,6 +358,7 @@ fn cancel_job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
 }
 
 async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<Answer> {
+    let worker = shared.worker(&asker.caller);
     let explained = move |shared: &Shared, interrupt: &Interrupt| {
         let (explanation, transfer) = match job_to_explain(&action)? {
             Some(job) => (find_job(shared, &asker, job)?.explanation(), shared.transfers.of(job)),
@@ -370,7 +372,7 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
         };
         Ok(Answer::json(&describe::explanation(&explanation, transfer.as_ref())?))
     };
-    shared.work(explained).await
+    worker.work(explained).await
 }
 
 /// Returns the job to explain; `None` for a join.
@@ -404,7 +406,7 @@ async fn commit_upload(shared: &Arc<Shared>, asker: &Asker, body: UploadBody) ->
         let table = shared.uploads.commit(&tenant, &body.upload, interrupt);
         table.context(|| format!("committing upload {}", asked(&body.upload)))
     };
-    let table = shared.work(commit).await?;
+    let table = shared.worker(&asker.caller).work(commit).await?;
     asker.record.set_command(format!("commit_upload {}", table.name));
     Ok(Answer::json(&describe::table(&table)))
 }

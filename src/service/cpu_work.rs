@@ -7,14 +7,18 @@
 //!    └─ given up (client gone, deadline passed, server ends) ─► the work stops at its next check
 //! ```
 //!
-//! There are as many slots as processors. Streams of rows leave one of them to other calls, so that
-//! a small join is planned beside any number of uploads. The threads that serve connections only
+//! There are as many slots as processors. The calls of one tenant take all but one of them at the
+//! same time, and wait for each other before they wait in the common line. So another tenant's
+//! small join is planned beside any number of explanations. Streams of rows of all tenants leave a
+//! slot to other calls, too. The threads that serve connections only
 //! wait for the answer. So those threads stay available for other calls, for deadlines and for the
 //! end of the server, whatever the work is.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinError};
 
@@ -27,12 +31,17 @@ use crate::{Error, Result, panics};
 /// processor's cache.
 const INLINE_BYTES_MAX: usize = 4 << 20;
 
-/// Slots for the CPU work of a server's calls, and counts of these calls. Clones share them.
+/// Slots for the CPU work of a server's calls, and counts of these calls. Clones share them. Calls
+/// of a tenant use the clone [of the tenant](Self::of).
 #[derive(Clone, Debug)]
 pub struct CpuWork {
     slots: Arc<Semaphore>,
     /// Slots that streams of rows may take.
     stream_slots: Arc<Semaphore>,
+    /// Slots that calls of a tenant may take, by tenant. Tenants without calls are left out.
+    slots_of_tenants: Arc<Mutex<HashMap<String, Weak<Semaphore>>>>,
+    /// Those of this clone's tenant; `None` for work of the server itself.
+    own_slots: Option<Arc<Semaphore>>,
     slots_max: usize,
     calls: Arc<AtomicUsize>,
     interrupted: Arc<AtomicUsize>,
@@ -46,8 +55,29 @@ impl CpuWork {
 
     fn with_slots(slots_max: usize) -> Self {
         let slots = Arc::new(Semaphore::new(slots_max));
-        let stream_slots = Arc::new(Semaphore::new(slots_max.saturating_sub(1).max(1)));
-        Self { slots, stream_slots, slots_max, calls: Arc::default(), interrupted: Arc::default() }
+        let stream_slots = Arc::new(Semaphore::new(all_but_one(slots_max)));
+        Self {
+            slots,
+            stream_slots,
+            slots_of_tenants: Arc::default(),
+            own_slots: None,
+            slots_max,
+            calls: Arc::default(),
+            interrupted: Arc::default(),
+        }
+    }
+
+    /// Returns a clone for calls of a tenant.
+    pub fn of(&self, tenant: &str) -> Self {
+        let mut of_tenants = self.slots_of_tenants.lock();
+        let known = of_tenants.get(tenant).and_then(Weak::upgrade);
+        let own_slots = known.unwrap_or_else(|| {
+            of_tenants.retain(|_, slots| slots.strong_count() > 0);
+            let slots = Arc::new(Semaphore::new(all_but_one(self.slots_max)));
+            of_tenants.insert(tenant.to_owned(), Arc::downgrade(&slots));
+            slots
+        });
+        Self { own_slots: Some(own_slots), ..self.clone() }
     }
 
     /// Returns the number of calls that wait for a slot, or for their work.
@@ -76,15 +106,15 @@ impl CpuWork {
         T: Send + 'static,
         W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
     {
-        self.run_in_slot([self.slots.clone()], work).await
+        self.run_in_slot(&[&self.slots], work).await
     }
 
-    /// Runs work that has a slot of each kind.
+    /// Runs work that has a slot of its tenant's, and one of each kind.
     ///
     /// A task of its own waits for them. A client that reads no more of its answer keeps its call
     /// from being polled. If that call were in the line for a slot, it would be given one, and
     /// would keep it without working.
-    async fn run_in_slot<T, W, const KINDS: usize>(&self, slots: [Arc<Semaphore>; KINDS], work: W) -> Result<T>
+    async fn run_in_slot<T, W>(&self, kinds: &[&Arc<Semaphore>], work: W) -> Result<T>
     where
         T: Send + 'static,
         W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
@@ -92,8 +122,9 @@ impl CpuWork {
         let _counted = Counted::new(&self.calls);
         let mut call = Call::default();
         let (interrupt, interrupted) = (call.interrupt(), self.interrupted.clone());
+        let slots: Vec<Arc<Semaphore>> = self.own_slots.iter().chain(kinds.iter().copied()).cloned().collect();
         let working = tokio::spawn(async move {
-            let mut taken = Vec::with_capacity(KINDS);
+            let mut taken = Vec::with_capacity(slots.len());
             for kind in slots {
                 taken.push(kind.acquire_owned().await.expect("the slots are never closed"));
             }
@@ -124,9 +155,13 @@ impl CpuWork {
     {
         match bytes < INLINE_BYTES_MAX {
             true => work(&Interrupt::default()),
-            false => self.run_in_slot([self.stream_slots.clone(), self.slots.clone()], work).await,
+            false => self.run_in_slot(&[&self.stream_slots, &self.slots], work).await,
         }
     }
+}
+
+fn all_but_one(slots: usize) -> usize {
+    slots.saturating_sub(1).max(1)
 }
 
 impl Default for CpuWork {
@@ -282,6 +317,26 @@ mod tests {
         streams.iter().for_each(tokio::task::JoinHandle::abort);
         eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
         assert_eq!(work.run_on(usize::MAX, |_| Ok(8)).await, Ok(8));
+    }
+
+    #[tokio::test]
+    async fn calls_of_a_tenant_leave_a_slot_to_other_tenants() {
+        let work = CpuWork::with_slots(2);
+        let calls: Vec<_> = (0..3)
+            .map(|_| {
+                let of_one = work.of("one");
+                tokio::spawn(async move { of_one.run(until_interrupted).await })
+            })
+            .collect();
+        eventually(|| work.calls() == 3 && work.slots_taken() == 1).await;
+        assert_eq!(work.of("other").run(|_| Ok(7)).await, Ok(7));
+        assert_eq!(work.of("other").run_on(usize::MAX, |_| Ok(8)).await, Ok(8));
+        calls.iter().for_each(tokio::task::JoinHandle::abort);
+        eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
+        assert_eq!(work.of("one").run(|_| Ok(9)).await, Ok(9));
+        work.of("new");
+        let tenants: Vec<String> = work.slots_of_tenants.lock().keys().cloned().collect();
+        assert_eq!(tenants, ["new"], "the others have no calls");
     }
 
     #[tokio::test]

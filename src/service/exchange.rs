@@ -54,16 +54,17 @@ pub async fn join(
     asker.memory.hold(PIECE_BYTES, "the stream of rows")?;
     let (arena, limits) = (shared.catalog.arena().clone(), shared.limits.of_uploads());
     let bounds = asker.memory.bounds().clone();
-    let mut rows = Wire::with_pauses(request, arena, limits, shared.cpu_work.clone(), bounds);
+    let worker = shared.worker(&asker.caller);
+    let mut rows = Wire::with_pauses(request, arena, limits, shared.cpu_work.of(&asker.caller.tenant), bounds);
     let (descriptor, schema) = begin(&mut rows).await?;
     let (record, memory, of_feeder) = (asker.record.clone(), asker.memory.clone(), shared.clone());
     // If the call ends meanwhile, the feeder is dropped, which cancels its job.
-    let submitted = shared.work(move |shared, interrupt| {
+    let submitted = worker.work(move |shared, interrupt| {
         let job = submit(shared, &asker, &descriptor, schema, interrupt)?;
         Ok(Feeder { shared: of_feeder, job, has_ended: false })
     });
     let feeder = submitted.await?;
-    let result = get_data::of_job(shared, &feeder.job, record, &memory);
+    let result = get_data::of_job(shared, &worker, &feeder.job, record, &memory);
     tokio::spawn(feeder.feed(rows));
     result.await
 }

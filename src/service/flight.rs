@@ -11,6 +11,7 @@ use arrow_flight::{
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::cpu_work::CpuWork;
 use super::get_info::Asker;
 use super::ingest::{self, UploadHandler};
 use super::shared::Shared;
@@ -91,7 +92,8 @@ impl FlightService for Flight {
         let mut head = http::Request::new(()).into_parts().0;
         (head.headers, head.extensions) = (metadata.into_headers(), extensions);
         let arena = self.shared.catalog.arena().clone();
-        let (limits, cpu_work) = (self.shared.limits.of_uploads(), self.shared.cpu_work.clone());
+        let cpu_work = head.extensions.get::<CpuWork>().unwrap_or(&self.shared.cpu_work).clone();
+        let limits = self.shared.limits.of_uploads();
         let acks = ingest::upload_messages(self.uploads.clone(), head, messages, arena, limits, cpu_work);
         let results = acks.map_ok(|ack| PutResult { app_metadata: ack.to_json().into() }).map_err(Status::from);
         Ok(Response::new(results.boxed()))

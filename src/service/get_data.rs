@@ -29,7 +29,7 @@ use super::deliveries::Share;
 use super::describe::JobTimes;
 use super::encode::{Encoder, Message, batch_bytes, effort_bytes};
 use super::readers::Left;
-use super::shared::Shared;
+use super::shared::{Shared, Worker};
 use super::tickets::{Target, table_version};
 use super::transfers::Encoding;
 use crate::catalog::{ChargeHold, NotedBatch, ResultReader, Table};
@@ -79,7 +79,8 @@ pub async fn read(
     let (job, writing) = (source.job(), record.writing());
     let encoding = Encoding::default();
     let memory = AnswerMemory::new(shared, memory.clone());
-    let messages = messages(shared.clone(), source, record, encoding.clone(), memory).await?;
+    let worker = shared.worker(caller);
+    let messages = messages(shared.clone(), worker, source, record, encoding.clone(), memory).await?;
     Ok(match job {
         Some(job) => shared.transfers.measure(job, writing, encoding, messages).left_stream(),
         None => messages.right_stream(),
@@ -94,11 +95,12 @@ pub async fn read(
 /// has no room for the schema.
 pub fn of_job(
     shared: &Arc<Shared>,
+    worker: &Worker,
     job: &Arc<Job>,
     record: CallRecord,
     memory: &CallShare,
 ) -> impl Future<Output = Result<impl Stream<Item = Result<Answer>> + use<>>> + use<> {
-    let (shared, id) = (shared.clone(), job.id);
+    let (shared, worker, id) = (shared.clone(), worker.clone(), job.id);
     let source = memory
         .hold(schema_bytes(job.result.schema()), "the answer")
         .and_then(|()| open_result(&shared, id, Share::Endpoint { part: 0, parts: 1 }));
@@ -106,7 +108,7 @@ pub fn of_job(
     async move {
         let writing = record.writing();
         let encoding = Encoding::default();
-        let messages = messages(shared.clone(), source?, record, encoding.clone(), memory).await?;
+        let messages = messages(shared.clone(), worker, source?, record, encoding.clone(), memory).await?;
         Ok(shared.transfers.measure(id, writing, encoding, messages))
     }
 }
@@ -244,15 +246,16 @@ impl Drop for Reader {
 
 async fn messages(
     shared: Arc<Shared>,
+    worker: Worker,
     source: Source,
     record: CallRecord,
     encoding: Encoding,
     memory: AnswerMemory,
 ) -> Result<impl Stream<Item = Result<Answer>> + use<>> {
     let schema = source.schema();
-    let (encoder, schema) = shared.work_on(schema.fields().len(), move |_| Encoder::new(schema)).await?;
+    let (encoder, schema) = worker.work_on(schema.fields().len(), move |_| Encoder::new(schema)).await?;
     let (encoder, schema) = (Some(encoder), Some(memory.counted(schema)?));
-    let state = State { shared, source, encoder, schema, ahead: None, record, encoding, memory };
+    let state = State { shared, worker, source, encoder, schema, ahead: None, record, encoding, memory };
     Ok(futures::stream::try_unfold(state, |mut state| async move {
         Ok(state.next_message().await?.map(|answer| (answer, state)))
     }))
@@ -260,6 +263,7 @@ async fn messages(
 
 struct State {
     shared: Arc<Shared>,
+    worker: Worker,
     source: Source,
     /// `None` while it works on a thread of its own, and after an error.
     encoder: Option<Encoder>,
@@ -336,7 +340,7 @@ impl State {
             Ok((encoder, message))
         };
         self.encoding.set(true);
-        let encoded = self.shared.cpu_work.run_on(effort_bytes, worked).await;
+        let encoded = self.worker.work_on_bytes(effort_bytes, worked).await;
         self.encoding.set(false);
         let (encoder, message) = encoded?;
         self.encoder = Some(encoder);

@@ -106,11 +106,12 @@ impl Asker {
 /// # Errors
 /// Faults of the descriptor, and refusals of the scheduler.
 pub async fn flight_info(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<FlightInfo> {
+    let worker = shared.worker(&asker.caller);
     let info = match asked(shared, &asker, &descriptor)? {
         Asked::Table(table) => {
             asker.hold_answer(&table.schema)?;
             let columns = columns_of(&table.schema);
-            return shared.work_on(columns, move |shared| Ok(table_info(shared, &asker, &table))).await;
+            return worker.work_on(columns, move |shared| Ok(table_info(shared, &asker, &table))).await;
         }
         Asked::Command(command) => {
             let submit_and_tell = move |shared: &Shared, interrupt: &Interrupt| {
@@ -118,12 +119,12 @@ pub async fn flight_info(shared: &Arc<Shared>, asker: Asker, descriptor: FlightD
                 asker.hold_answer(&job.plan.join.schema)?;
                 job_info(shared, &asker.caller, &job, Listing::All)
             };
-            shared.work(submit_and_tell).await?
+            worker.work(submit_and_tell).await?
         }
         Asked::Job(job) => {
             asker.hold_answer(&job.plan.join.schema)?;
             let columns = columns_of(&job.plan.join.schema);
-            shared.work_on(columns, move |shared| job_info(shared, &asker.caller, &job, Listing::All)).await?
+            worker.work_on(columns, move |shared| job_info(shared, &asker.caller, &job, Listing::All)).await?
         }
     };
     Ok(info.with_descriptor(descriptor))
@@ -148,16 +149,17 @@ fn columns_of(schema: &SchemaRef) -> usize {
 /// # Errors
 /// As [`flight_info`]; the job's own error once it has failed.
 pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<PollInfo> {
+    let worker = shared.worker(&asker.caller);
     let job = match asked(shared, &asker, &descriptor)? {
         Asked::Table(table) => {
             asker.hold_answer(&table.schema)?;
             let columns = columns_of(&table.schema);
-            let info = shared.work_on(columns, move |shared| Ok(table_info(shared, &asker, &table))).await?;
+            let info = worker.work_on(columns, move |shared| Ok(table_info(shared, &asker, &table))).await?;
             return Ok(PollInfo::new().with_info(info).try_with_progress(1.0)?);
         }
         Asked::Command(command) => {
             let asker = asker.clone();
-            let submitted = shared.work(move |shared, interrupt| submit(shared, &asker, &command, interrupt));
+            let submitted = worker.work(move |shared, interrupt| submit(shared, &asker, &command, interrupt));
             let job = submitted.await?;
             shared.readers.polled(job.id);
             job
@@ -184,7 +186,7 @@ pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescript
     let descriptor = poll_descriptor(shared, &asker.caller, job.id);
     asker.hold_answer(&job.plan.join.schema)?;
     let columns = columns_of(&job.plan.join.schema);
-    let info = shared.work_on(columns, move |shared| job_info(shared, &asker.caller, &job, Listing::Whole)).await?;
+    let info = worker.work_on(columns, move |shared| job_info(shared, &asker.caller, &job, Listing::Whole)).await?;
     let info = info.with_descriptor(descriptor.clone());
     let mut poll = PollInfo::new().with_info(info).try_with_progress(if complete { 1.0 } else { status.progress })?;
     if !complete {
@@ -199,6 +201,7 @@ pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescript
 /// # Errors
 /// Faults of the descriptor.
 pub async fn schema(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<SchemaResult> {
+    let worker = shared.worker(&asker.caller);
     let written = |schema: &SchemaRef| Ok(SchemaAsIpc::new(schema, &IpcWriteOptions::default()).try_into()?);
     let schema: SchemaRef = match asked(shared, &asker, &descriptor)? {
         Asked::Table(table) => table.schema.clone(),
@@ -209,12 +212,12 @@ pub async fn schema(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescri
                 asker.hold_answer(&schema)?;
                 written(&schema)
             };
-            return shared.work(bind_and_tell).await;
+            return worker.work(bind_and_tell).await;
         }
         Asked::Job(job) => job.plan.join.schema.clone(),
     };
     asker.hold_answer(&schema)?;
-    shared.work_on(columns_of(&schema), move |_| written(&schema)).await
+    worker.work_on(columns_of(&schema), move |_| written(&schema)).await
 }
 
 /// Entry of a list of flights.
@@ -262,12 +265,13 @@ fn is_listed(job: &Job, asker: &Asker) -> bool {
 
 /// Describes an entry; `None` if it has gone since the list was begun.
 async fn entry_info(shared: &Arc<Shared>, asker: Asker, entry: Listed) -> Result<Option<FlightInfo>> {
+    let worker = shared.worker(&asker.caller);
     match entry {
         Listed::Table(name) => {
             let Ok(table) = shared.catalog.table(&name) else { return Ok(None) };
             let _held = asker.memory.bounds().reserve(schema_bytes(&table.schema), ANSWER)?;
             let columns = columns_of(&table.schema);
-            shared.work_on(columns, move |shared| Ok(Some(table_info(shared, &asker, &table)))).await
+            worker.work_on(columns, move |shared| Ok(Some(table_info(shared, &asker, &table)))).await
         }
         Listed::Result(id) => {
             let Ok(job) = shared.scheduler.job(id) else { return Ok(None) };
@@ -280,7 +284,7 @@ async fn entry_info(shared: &Arc<Shared>, asker: Asker, entry: Listed) -> Result
                 let descriptor = poll_descriptor(shared, &asker.caller, job.id);
                 Ok(job_info(shared, &asker.caller, &job, Listing::All)?.with_descriptor(descriptor))
             };
-            shared.work_on(columns_of(&schema), described).await.map(Some)
+            worker.work_on(columns_of(&schema), described).await.map(Some)
         }
     }
 }

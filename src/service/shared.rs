@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
+use super::auth::Caller;
 use super::call_memory::CallMemory;
 use super::cpu_work::CpuWork;
 use super::credentials::Credentials;
@@ -58,31 +59,57 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Runs work like [`CpuWork::run`], with access to the state that the server's calls share.
+    /// Returns the worker for calls of `caller`.
+    pub fn worker(self: &Arc<Self>, caller: &Caller) -> Worker {
+        Worker { shared: self.clone(), cpu_work: self.cpu_work.of(&caller.tenant) }
+    }
+}
+
+/// Runs the CPU work of a tenant's calls, with access to the state that the server's calls share.
+#[derive(Clone)]
+pub struct Worker {
+    shared: Arc<Shared>,
+    cpu_work: CpuWork,
+}
+
+impl Worker {
+    /// Runs work like [`CpuWork::run`].
     ///
     /// # Errors
     /// As [`CpuWork::run`].
-    pub async fn work<T, W>(self: &Arc<Self>, work: W) -> Result<T>
+    pub async fn work<T, W>(&self, work: W) -> Result<T>
     where
         T: Send + 'static,
-        W: FnOnce(&Self, &Interrupt) -> Result<T> + Send + 'static,
+        W: FnOnce(&Shared, &Interrupt) -> Result<T> + Send + 'static,
     {
-        let shared = self.clone();
+        let shared = self.shared.clone();
         self.cpu_work.run(move |interrupt| work(&shared, interrupt)).await
     }
 
-    /// Runs work like [`Shared::work`] on `count` columns, jobs or arrays. Work on few of them runs
+    /// Runs work on `bytes` bytes like [`CpuWork::run_on`].
+    ///
+    /// # Errors
+    /// As [`CpuWork::run`].
+    pub async fn work_on_bytes<T, W>(&self, bytes: usize, work: W) -> Result<T>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
+    {
+        self.cpu_work.run_on(bytes, work).await
+    }
+
+    /// Runs work like [`Worker::work`] on `count` columns, jobs or arrays. Work on few of them runs
     /// inline.
     ///
     /// # Errors
     /// As [`CpuWork::run`].
-    pub async fn work_on<T, W>(self: &Arc<Self>, count: usize, work: W) -> Result<T>
+    pub async fn work_on<T, W>(&self, count: usize, work: W) -> Result<T>
     where
         T: Send + 'static,
-        W: FnOnce(&Self) -> Result<T> + Send + 'static,
+        W: FnOnce(&Shared) -> Result<T> + Send + 'static,
     {
         match count <= FEW {
-            true => work(self),
+            true => work(&self.shared),
             false => self.work(|shared, _| work(shared)).await,
         }
     }

@@ -14,7 +14,7 @@ use super::call_record::CallRecord;
 use super::commands;
 use super::get_info::{not_identified, table_name};
 use super::ingest::{Ack, UploadHandler, UploadSink};
-use super::shared::{Shared, shutting_down};
+use super::shared::{Shared, Worker, shutting_down};
 use crate::catalog::{UploadOptions, UploadStream};
 use crate::human::asked;
 use crate::memory::Interrupt;
@@ -47,6 +47,7 @@ impl UploadHandler for TableUploads {
     ) -> Result<Box<dyn UploadSink>> {
         let caller = extensions.get::<Caller>().cloned().ok_or_else(not_identified)?;
         let record = extensions.get::<CallRecord>().cloned().unwrap_or_default();
+        let worker = self.shared.worker(&caller);
         if descriptor.r#type != DescriptorType::Path as i32 {
             return Err(commands::flight_sql_refusal(&descriptor.cmd).unwrap_or_else(|| {
                 Error::Unsupported(
@@ -71,8 +72,9 @@ impl UploadHandler for TableUploads {
             let stream = shared.uploads.open(caller.editor(), &name, schema, options);
             Ok((stream.context(|| format!("uploading table {}", asked(&name)))?, name))
         };
-        let (stream, name) = self.shared.work_on(names, begun).await?;
-        Ok(Box::new(TableSink { name, stream, ack: Ack::default(), record, shared: self.shared.clone() }))
+        let (stream, name) = worker.work_on(names, begun).await?;
+        let (ack, shared) = (Ack::default(), self.shared.clone());
+        Ok(Box::new(TableSink { name, stream, ack, record, shared, worker }))
     }
 }
 
@@ -122,6 +124,7 @@ struct TableSink {
     ack: Ack,
     record: CallRecord,
     shared: Arc<Shared>,
+    worker: Worker,
 }
 
 #[tonic::async_trait]
@@ -136,10 +139,10 @@ impl UploadSink for TableSink {
     }
 
     async fn finish(self: Box<Self>) -> Result<Ack> {
-        let Self { name, stream, ack, shared, .. } = *self;
+        let Self { name, stream, ack, worker, .. } = *self;
         // Finishing checks the declared order row by row, and combines the statistics of every
         // column.
-        let finished = shared.work(move |_, interrupt| stream.finish(interrupt)).await;
+        let finished = worker.work(move |_, interrupt| stream.finish(interrupt)).await;
         finished.context(|| format!("uploading table {name:?}"))?;
         Ok(ack)
     }

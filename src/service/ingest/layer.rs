@@ -44,7 +44,7 @@ struct Uploads {
 
 impl DoPutLayer {
     /// Creates a layer. Its uploads go to `arena` and from there to `handler`. Their long work runs
-    /// in `cpu_work`.
+    /// in `cpu_work`, or in the tenant's, if an earlier layer has put that into the extensions.
     pub fn new(handler: Arc<dyn UploadHandler>, arena: Arena, limits: Limits, cpu_work: CpuWork) -> Self {
         Self { uploads: Arc::new(Uploads { handler, arena, limits, cpu_work }) }
     }
@@ -115,7 +115,7 @@ where
     };
     match descriptor {
         Ok(descriptor) if descriptor.r#type() == DescriptorType::Path => {
-            let cpu_work = uploads.cpu_work.clone();
+            let cpu_work = parts.extensions.get::<CpuWork>().unwrap_or(&uploads.cpu_work).clone();
             let source = Wire::new(body, uploads.arena.clone(), uploads.limits, cpu_work.clone(), bounds);
             Ok(ResponseBody::response(spawn(uploads.handler.clone(), parts, source, cpu_work)))
         }
