@@ -31,6 +31,11 @@ pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
 /// work.
 const BALANCED_CHUNK_ROWS_MIN: u64 = 1 << 16;
 
+/// Rows of the largest chunk that a host device takes beside GPUs: a few milliseconds of work. GPUs
+/// join many times as many rows meanwhile, and wait at the end for the chunk that the host device
+/// has.
+const HELPING_CHUNK_ROWS: u64 = 1 << 18;
+
 /// Bytes that one copy should carry.
 const COPY_BYTES: u64 = 16 << 20;
 
@@ -125,7 +130,9 @@ impl<'a> ProbeRows<'a> {
             return Ok(Some(chunk));
         }
         if self.rank.shares_rows() {
-            let rows = self.rank.take_rows(Role::Probe, self.shape.table.rows, |left| rows_of(self.shape, left));
+            let most = if self.rank.helps_gpus() { HELPING_CHUNK_ROWS } else { u64::MAX };
+            let rows_of = |left| rows_of(self.shape, left).min(most);
+            let rows = self.rank.take_rows(Role::Probe, self.shape.table.rows, rows_of);
             return Ok(rows.map(|rows| Chunk { segment: self.shape.clone(), rows }));
         }
         let (segment, start) = match left.segment.take() {

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use super::row_nodes::{NODES_MAX, NearRows};
 use crate::Result;
 use crate::columns::Role;
-use crate::device::DeviceId;
+use crate::device::{DeviceId, DeviceKind};
 use crate::memory::SharedCounters;
 
 /// Counters in a cache line. Counters that different ranks write have lines of their own.
@@ -175,6 +175,15 @@ impl Rank {
         self.board.is_some()
     }
 
+    /// True for a host device among the ranks of GPUs.
+    pub(super) fn helps_gpus(&self) -> bool {
+        let kind_of = |device: &DeviceId| device.kind;
+        self.board.as_ref().is_some_and(|board| {
+            board.devices.get(self.number).map(kind_of) == Some(DeviceKind::Host)
+                && board.devices.iter().map(kind_of).any(|kind| kind == DeviceKind::Cuda)
+        })
+    }
+
     /// Adds a number of this rank, once. Returns the sum of all ranks to the last of them.
     pub(super) fn sum(&self, of_rank: u64) -> Option<u64> {
         let Some(board) = &self.board else { return Some(of_rank) };
@@ -235,7 +244,6 @@ impl Rank {
 mod tests {
     use super::super::row_nodes::RowNodes;
     use super::*;
-    use crate::device::DeviceKind;
 
     fn hosts(count: u16) -> Vec<DeviceId> {
         (0..count).map(|index| DeviceId { kind: DeviceKind::Host, index }).collect()
@@ -254,6 +262,16 @@ mod tests {
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         assert!(sums.iter().all(|sum| sum[..4] == [10, 10, 10, 0] && sum[BUCKETS - 1] == 3), "{sums:?}");
+    }
+
+    #[test]
+    fn only_host_devices_beside_gpus_help() {
+        let gpu = DeviceId { kind: DeviceKind::Cuda, index: 0 };
+        let [mixed, equal] = [vec![hosts(2)[0], gpu, hosts(2)[1]], hosts(3)];
+        let helps = |devices: &[DeviceId], number| Rank::of_gang(number, GangBoard::new(devices).unwrap()).helps_gpus();
+        assert_eq!([0, 1, 2].map(|number| helps(&mixed, number)), [true, false, true]);
+        assert_eq!([0, 1, 2].map(|number| helps(&equal, number)), [false; 3]);
+        assert!(!Rank::alone().helps_gpus());
     }
 
     #[test]

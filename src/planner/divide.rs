@@ -10,6 +10,9 @@ use crate::{Error, Result};
 const NO_GANG: &str = "GPUs run a join together only if each has a process of its own (--device-processes) and memory that \
      the others can write; slices of a GPU (MIG) have none";
 
+/// Reason why host devices and GPUs exchange no rows.
+const NO_WINDOWS_OF_BOTH: &str = "GPUs and the CPU exchange no rows";
+
 /// True if ranks can divide a join with the given build side in this way, and the caller asks for
 /// no other.
 pub(super) fn is_possible(question: &Question<'_>, build_side: Side, distribution: Distribution) -> Result<bool> {
@@ -39,6 +42,8 @@ pub(super) fn undivided(question: &Question<'_>, chosen: &Composition) -> Result
     };
     let why = if !target.capabilities.forms_gangs {
         NO_GANG
+    } else if target.helping_hosts > 0 {
+        NO_WINDOWS_OF_BOTH
     } else if !target.capabilities.exchanges {
         "these devices share no memory to exchange rows in"
     } else if is_hashed(join, chosen.build_side)? {
@@ -63,6 +68,9 @@ pub(super) fn refusal(join: &BoundJoin, distribution: Distribution, target: &Tar
             .into(),
         Distribution::Alone | Distribution::Broadcast => {
             format!("each side that could be indexed has more than {ROWS_MAX} rows, the most that a device can index; ask for \"hash\" or \"auto\"")
+        }
+        Distribution::Hash if target.helping_hosts > 0 => {
+            format!("{NO_WINDOWS_OF_BOTH}; ask for \"broadcast\" or \"auto\"")
         }
         Distribution::Hash if !target.capabilities.exchanges => format!(
             "{} shares no memory with other devices, because a topology file emulates its links; ask for \"broadcast\" or \"auto\"",

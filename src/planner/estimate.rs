@@ -96,9 +96,9 @@ impl Estimates {
         Ok(estimates)
     }
 
-    /// Returns the estimates of a rank that makes an equal share of the result.
-    pub(super) fn of_rank(&self, ranks: usize) -> Self {
-        let (pairs, rows) = (self.pairs / ranks as f64, self.rows / ranks as f64);
+    /// Returns the estimates of a rank that makes one of `parts` equal parts of the result.
+    pub(super) fn of_rank(&self, parts: usize) -> Self {
+        let (pairs, rows) = (self.pairs / parts as f64, self.rows / parts as f64);
         Self { pairs, rows, ..self.clone() }
     }
 

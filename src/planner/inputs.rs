@@ -236,15 +236,15 @@ impl Inputs {
         })
     }
 
-    /// Returns the inputs of one rank of a gang of `ranks`.
-    pub(super) fn of_rank(mut self, distribution: Distribution, ranks: usize) -> Self {
+    /// Returns the inputs of one rank of a gang that divides rows into `parts`.
+    pub(super) fn of_rank(mut self, distribution: Distribution, parts: usize) -> Self {
         self.distribution = distribution;
         match distribution {
             Distribution::Alone => {}
-            Distribution::Broadcast => self.probe.divide(ranks as f64),
+            Distribution::Broadcast => self.probe.divide(parts as f64),
             Distribution::Hash => {
                 for input in [&mut self.build, &mut self.probe] {
-                    input.divide(ranks as f64);
+                    input.divide(parts as f64);
                     // Rows are in the order of their arrival.
                     input.sorted = false;
                 }

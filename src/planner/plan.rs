@@ -188,8 +188,11 @@ pub(super) fn propose_estimated(
     let row_bytes = result_row_bytes(&join);
     let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
     let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
-    let ranks = if chosen.costed.composition.distribution == Distribution::Alone { 1 } else { target.ranks };
-    let host_scratch_bytes = ranks as u64 * host_scratch_bytes(&chosen.costed, &chosen.inputs, target);
+    let target = match chosen.costed.composition.distribution {
+        Distribution::Alone => Target { ranks: 1, helping_hosts: 0, ..target.clone() },
+        _ => target.clone(),
+    };
+    let host_scratch_bytes = target.ranks as u64 * host_scratch_bytes(&chosen.costed, &chosen.inputs, &target);
     let plan = Plan {
         composition: chosen.costed.composition,
         filtered_rows: chosen.costed.filtered_rows,
@@ -204,7 +207,7 @@ pub(super) fn propose_estimated(
         seconds: chosen.costed.seconds,
         bound: chosen.costed.demand.bound(),
         demand: chosen.costed.demand,
-        target: Target { ranks, ..target.clone() },
+        target,
         reason,
         undivided,
         alternatives,
@@ -233,7 +236,7 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
     let Question { join, overrides, estimates, target, .. } = *question;
     let mut candidates = Vec::new();
     if target.ranks > 1 && target.capabilities.forms_gangs {
-        let of_rank = estimates.of_rank(target.ranks);
+        let of_rank = estimates.of_rank(target.parts());
         let question = Question { estimates: &of_rank, ..*question };
         for distribution in [Distribution::Broadcast, Distribution::Hash] {
             candidates.extend(candidates_distributed(&question, distribution)?);
@@ -272,7 +275,7 @@ fn candidates_distributed(question: &Question<'_>, distribution: Distribution) -
             continue;
         }
         let ways = text_ways(question, build_side)?.into_iter();
-        let mut ways: Vec<Inputs> = ways.map(|inputs| inputs.of_rank(distribution, target.ranks)).collect();
+        let mut ways: Vec<Inputs> = ways.map(|inputs| inputs.of_rank(distribution, target.parts())).collect();
         if target.capabilities.exchanges {
             let shared: Vec<Inputs> = ways.iter().filter_map(Inputs::sharing_build_read).collect();
             ways.extend(shared);

@@ -10,12 +10,16 @@ use crate::catalog::Table;
 use crate::device::{Capabilities, ColumnRows, Device, DeviceId, DeviceInfo, Tuning};
 use crate::memory::Budget;
 
-/// A device, or a set of equal devices, as the planner sees it: sizes and rates of one.
+/// A device, or a set of devices, as the planner sees it: sizes and rates of one. Devices of a set
+/// are equal, except for host devices beside GPUs.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub name: String,
     /// Devices that run a join together, each with these sizes and rates.
     pub ranks: usize,
+    /// Host devices among the ranks of GPUs. They take the rows that GPUs have no time for, and
+    /// predictions leave them out.
+    pub helping_hosts: usize,
     pub memory_bytes: u64,
     /// Option by which the operator raises `memory_bytes`: `--device-memory`.
     pub memory_setting: String,
@@ -41,6 +45,7 @@ impl Target {
         Self {
             name: id.to_string(),
             ranks: 1,
+            helping_hosts: 0,
             memory_bytes: memory.limit_bytes(),
             memory_setting: memory.setting().into(),
             parallelism: info.facts.parallelism,
@@ -52,6 +57,11 @@ impl Target {
         }
     }
 
+    /// Returns the equal parts that predictions divide a gang's rows into.
+    pub(super) fn parts(&self) -> usize {
+        self.ranks - self.helping_hosts
+    }
+
     /// True if plans for both devices are equal, whatever their names, as long as neither has
     /// cached columns of the joined tables.
     pub fn same_sizes_and_rates(&self, other: &Self) -> bool {
@@ -59,6 +69,7 @@ impl Target {
         let Self {
             name: _,
             ranks,
+            helping_hosts,
             memory_bytes,
             memory_setting,
             parallelism,
@@ -69,6 +80,7 @@ impl Target {
             kept: _,
         } = self;
         *ranks == other.ranks
+            && *helping_hosts == other.helping_hosts
             && *memory_bytes == other.memory_bytes
             && *memory_setting == other.memory_setting
             && *parallelism == other.parallelism
@@ -119,6 +131,7 @@ impl Default for Target {
         Self {
             name: "host:0".into(),
             ranks: 1,
+            helping_hosts: 0,
             memory_bytes: u64::MAX,
             memory_setting: "the server's --device-memory".into(),
             parallelism: 1,

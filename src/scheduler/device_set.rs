@@ -121,12 +121,6 @@ fn named(asked: &[String], devices: &[DeviceId]) -> Result<DeviceSet> {
         })?;
         found.push(at);
     }
-    if found.iter().any(|&at| devices[at].kind != devices[found[0]].kind) {
-        return Err(Error::Invalid(format!(
-            "\"devices\" names {}; devices that run a join together are of one kind",
-            asked.join(" and ")
-        )));
-    }
     Ok(DeviceSet::new(found))
 }
 
@@ -181,14 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_one_set_of_one_kind() {
+    fn a_list_is_one_set() {
         let devices = ids(&[(DeviceKind::Cuda, 0), (DeviceKind::Host, 0), (DeviceKind::Host, 1)]);
         let named = |names: &[&str]| DeviceRequest::Named(names.iter().map(ToString::to_string).collect());
         assert_eq!(asked(&named(&["host:1", "host:0", "host:1"]), &devices), [[1, 2]]);
         assert_eq!(asked(&named(&["cuda:0"]), &devices), [[0]]);
-        for (wrong, words) in
-            [(&["host:0", "cuda:0"][..], "of one kind"), (&["host:7"], "no device \"host:7\""), (&[], "empty list")]
-        {
+        assert_eq!(asked(&named(&["host:0", "cuda:0"]), &devices), [[0, 1]], "the CPU may help a GPU");
+        for (wrong, words) in [(&["host:7"][..], "no device \"host:7\""), (&[], "empty list")] {
             let refused = named(wrong).sets(&devices).unwrap_err();
             assert!(matches!(&refused, Error::Invalid(message) if message.contains(words)), "{refused}");
         }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::device::PeerOps;
 use crate::device::host::HostDevice;
+use crate::device::{PeerOps, gpu_count};
 use crate::join::{Distribution, GangBoard, NearRows, RowNodes, TaskSide};
 use crate::planner::{Plan, PlanOverrides, plan_with_overrides};
 
@@ -175,6 +175,28 @@ fn gangs_of_processes_give_the_rows_of_one_device_and_return_all_memory() {
         }
         gang.wait_for_all_memory();
     }
+}
+
+/// Does nothing without a GPU, real or emulated.
+#[test]
+fn a_gpu_and_the_cpu_divide_a_join() {
+    if gpu_count().unwrap() == 0 {
+        return;
+    }
+    let mut gang = Gang::new(1, 1);
+    let id = DeviceId { kind: DeviceKind::Cuda, index: 0 };
+    let gpu = Opening { id, memory_name: "memory of a GPU".into(), ..opening_of(0) }.open().unwrap();
+    gang.engines.insert(0, Arc::new(InProcess::new(gpu, gang.catalog.arena().clone())));
+    for how in divided_kinds() {
+        let expected = gang.expected(&gang.task(how, Strategy::Hash));
+        for strategy in Strategy::ALL {
+            let (task, sink, monitor) = (gang.task(how, strategy), Batches::default(), Monitor::default());
+            gang.run(&task, &sink, &monitor).unwrap();
+            assert_eq!(sorted(&task, &sink.0.into_inner()), expected, "{how} by {strategy}");
+            assert_eq!(monitor.report().probed_rows, task.probe.table.rows);
+        }
+    }
+    gang.wait_for_all_memory();
 }
 
 #[test]

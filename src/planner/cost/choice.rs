@@ -168,7 +168,7 @@ impl Choice<'_> {
         let (strategy, inputs) = (self.strategy, model.inputs);
         let host_share = match inputs.distribution {
             Distribution::Alone => f64::INFINITY,
-            Distribution::Broadcast | Distribution::Hash => model.target.gang.host_memory / model.target.ranks as f64,
+            Distribution::Broadcast | Distribution::Hash => model.target.gang.host_memory / model.target.parts() as f64,
         };
         let composition = Composition {
             build_side: inputs.build.side,

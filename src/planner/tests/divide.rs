@@ -25,6 +25,26 @@ fn gang() -> Target {
     Target { ranks: 2, ..Target::default() }
 }
 
+/// A GPU and a host device.
+fn helped() -> Target {
+    let alone = Target::default();
+    let capabilities = Capabilities { exchanges: false, ..alone.capabilities };
+    Target { ranks: 2, helping_hosts: 1, capabilities, ..alone }
+}
+
+#[test]
+fn nothing_is_expected_of_a_host_device_beside_a_gpu() {
+    let alone = plan_on(join(JoinKind::Inner, "k"), None, &Target::default()).unwrap();
+    let plan = plan_on(join(JoinKind::Inner, "k"), None, &helped()).unwrap();
+    assert_eq!((plan.composition.distribution, plan.target.ranks), (Distribution::Broadcast, 2));
+    assert_eq!(plan.seconds, alone.seconds);
+    let why = plan.undivided.unwrap();
+    assert!(why.contains("whole build side") && why.contains("GPUs and the CPU exchange no rows"), "{why}");
+    // A full join keeps build rows, so one device runs it.
+    let full = plan_on(join(JoinKind::Full, "k"), None, &helped()).unwrap();
+    assert_eq!((full.composition.distribution, full.target.ranks), (Distribution::Alone, 1));
+}
+
 #[test]
 fn a_distribution_that_is_asked_for_is_taken() {
     for wanted in Distribution::ALL {
@@ -81,6 +101,7 @@ fn a_distribution_that_is_impossible_is_refused_with_what_would_be_right() {
         (JoinKind::Inner, "t", Hash, gang(), "these keys are wider; ask for \"broadcast\""),
         (JoinKind::Inner, "k", Hash, over_links, "because a topology file emulates its links; ask for \"broadcast\""),
         (JoinKind::Inner, "k", Broadcast, in_one_process, "--device-processes"),
+        (JoinKind::Inner, "k", Hash, helped(), "GPUs and the CPU exchange no rows; ask for \"broadcast\""),
     ] {
         let refused = planned(how, key, wanted, &target).unwrap_err();
         assert!(matches!(&refused, Error::Invalid(message) if message.contains(words)), "{refused}");

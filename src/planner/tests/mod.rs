@@ -116,6 +116,7 @@ fn a100() -> Target {
     };
     Target {
         ranks: 1,
+        helping_hosts: 0,
         name: "cuda:0".into(),
         memory_bytes: 40 << 30,
         memory_setting: "--device-memory".into(),

@@ -190,6 +190,7 @@ impl RecordedTarget {
         Target {
             name: "recorded".into(),
             ranks: 1,
+            helping_hosts: 0,
             memory_bytes,
             memory_setting: "--device-memory".into(),
             parallelism,

@@ -101,6 +101,22 @@ fn a_count_of_devices_makes_a_gang_of_the_first_devices_that_are_free() {
     stage.idle();
 }
 
+#[test]
+fn the_cpu_helps_a_gpu_where_a_job_names_both() {
+    let device = |kind, memory_bytes| (DeviceId { kind, index: 0 }, memory_bytes, Rates::host(1));
+    let devices = vec![device(DeviceKind::Host, 1 << 20), device(DeviceKind::Cuda, 2 << 20)];
+    let stage = Stage::of_sizes(devices, 1, SchedulerOptions::default());
+    let named = ["cuda:0", "host:0"].map(String::from).to_vec();
+    let both = JobOptions { devices: DeviceRequest::Named(named), ..JobOptions::default() };
+    let job = stage.submit_join(&spec("r0"), both, "").unwrap();
+    let (begun, _) = stage.next_gang(2);
+    let explained = job.explanation().device;
+    assert_eq!((explained.ranks, explained.distribution, &*explained.name), (2, "broadcast", "host:0, cuda:0"));
+    begun.into_iter().for_each(|device| stage.finish(device));
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    stage.idle();
+}
+
 /// Devices whose rows take long, and which exchange rows.
 fn slow_devices(count: u16) -> Stage {
     const ROWS: f64 = 1e6;
