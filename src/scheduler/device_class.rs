@@ -68,7 +68,7 @@ impl DeviceClass {
     }
 }
 
-/// Returns the columns of a join's tables, and their rows, that every one of the devices has cached.
+/// Returns the columns of a join's tables, and their rows, that all of the devices have cached.
 /// Devices of a set take rows in turn, so any of them may copy the rows that one lacks.
 fn cached_by_all(devices: &[usize], engines: &[Arc<dyn Engine>], join: &BoundJoin) -> Vec<ColumnRows> {
     let of_device = |device: usize| -> Vec<ColumnRows> {

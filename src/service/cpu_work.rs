@@ -40,7 +40,7 @@ pub struct CpuWork {
     stream_slots: Arc<Semaphore>,
     /// Slots that calls of a tenant may take, by tenant. Tenants without calls are left out.
     slots_of_tenants: Arc<Mutex<HashMap<String, Weak<Semaphore>>>>,
-    /// Those of this clone's tenant; `None` for work of the server itself.
+    /// Slots of this clone's tenant; `None` for work of the server itself.
     own_slots: Option<Arc<Semaphore>>,
     slots_max: usize,
     calls: Arc<AtomicUsize>,
