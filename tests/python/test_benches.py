@@ -400,6 +400,32 @@ def test_the_keys_of_gangs_follow_zipf_s_law_and_text_keys_stay_distinct(gangs: 
     assert text.to_pylist() == ["0" * 24, "0" * 23 + "7", "0" * 15 + "123456789"]
 
 
+def test_rows_that_arrive_are_compared_with_tables(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benches" / "arrivals.py"), "--host-memory", "512MiB", "--runs", "1"]
+    sizes = [
+        "--build-log2",
+        "10",
+        "--rows-log2",
+        "16",
+        "--chunks-log2",
+        "10",
+        "--batches-log2",
+        "2",
+        "--zipf",
+        "0",
+        "1",
+    ]
+    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
+    ran = subprocess.run([*script, *sizes], env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (tmp_path / "arrivals.jsonl").read_text().splitlines()]
+    assert [line["case"] for line in lines] == ["pipelined", "chunks", "skew", "skew"]
+    pipelined, chunks, *skew = lines
+    assert min(value for name, value in pipelined.items() if name.endswith("_seconds")) > 0
+    assert min(chunks["rows_per_second"], chunks["tables_rows_per_second"]) > 0
+    assert [line["zipf"] for line in skew] == [0, 1] and min(line["rows_per_second"] for line in skew) > 0
+
+
 def test_streams_are_measured(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "benches" / "streams.py"), "--seconds", "0.1", "--questions", "1", "1000"]
     sizes = [
