@@ -15,6 +15,7 @@ use super::job_options::JobOptions;
 use super::placing::{HostMemory, Load, RunningJob, ScheduledStart, Wait, Waiting};
 use super::queue::Extent;
 use super::state::{DeviceState, Leftovers, Publishing, Running, Shared, State};
+use super::trace::TracedJob;
 use crate::catalog::{BackpressureLimits, Editor, EvictionPermit, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::engine::Engine;
@@ -151,13 +152,15 @@ impl Shared {
         }
         let predicted_ms = (job.plan.seconds * 1e6).round() / 1e3;
         tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy(), predicted_ms, "queued");
-        let (weight, mut leftovers) = (state.queue.weight(&job.owner), Vec::new());
+        // The size of rows that arrive is not known.
+        if self.options.trace.is_some() && job.feed.is_none() {
+            let traced = TracedJob::of(&job, state.queue.weight(&job.owner));
+            job.life.lock().traced = Some(Box::new(traced));
+        }
+        let mut leftovers = Vec::new();
         self.dispatch(&mut state, &mut leftovers);
         drop(state);
         self.free_leftovers(leftovers);
-        if let Some(trace) = &self.options.trace {
-            trace.add(&job, weight);
-        }
         Ok(job)
     }
 

@@ -24,9 +24,16 @@ impl Shared {
             Err(error) => JobState::Failed(error.clone()),
         };
         let rows = job.result.pushed_rows();
+        let now = SystemTime::now();
         life.state = state.clone();
-        life.finished = Some(SystemTime::now());
+        life.finished = Some(now);
         life.forecast = None;
+        if let (Some(trace), Some(mut traced)) = (&self.options.trace, life.traced.take()) {
+            if let (JobState::Complete, Some(started)) = (&state, life.started) {
+                traced.complete(job.submitted, started, now);
+            }
+            trace.add(&traced);
+        }
         let leftovers = Leftovers {
             _plans: std::mem::take(&mut life.plans),
             _tables: life.tables.take(),

@@ -12,6 +12,7 @@ use super::admission::Admitted;
 use super::feeds::Feed;
 use super::job_options::JobOptions;
 use super::state::Shared;
+use super::trace::TracedJob;
 use crate::catalog::{ChargeHold, NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord, RankReport};
@@ -162,6 +163,8 @@ pub(super) struct Life {
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
     pub(super) memory: NewMemory,
+    /// Line of the server's trace, to be written at the end.
+    pub(super) traced: Option<Box<TracedJob>>,
     pub(super) stop: Option<Error>,
     /// True if the work has succeeded. The job then completes, even if a client still wants to stop
     /// it.
@@ -256,6 +259,7 @@ impl Job {
             started: None,
             finished: None,
             memory: NewMemory::default(),
+            traced: None,
             stop: None,
             is_done: false,
             into,

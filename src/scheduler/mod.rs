@@ -85,4 +85,4 @@ pub use options::{Policy, SchedulerOptions};
 pub use residents::{PreparedBuild, no_prepared};
 pub use stats::{DeviceStats, SchedulerStats};
 pub use taking::{KeptResult, PlacedJob};
-pub use trace::{DevicesWord, JobTrace, TracedDevices, TracedJob, TracedTable};
+pub use trace::{DevicesWord, JobTrace, TracedDevices, TracedJob, TracedTable, TracedTimes};

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,19 @@ pub struct TracedJob {
     pub count: bool,
     #[serde(default)]
     pub devices: TracedDevices,
+    /// Times of a join that completed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<TracedTimes>,
+}
+
+/// Times of a join on the server that wrote the trace.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TracedTimes {
+    /// Seconds from the submission to the start.
+    pub waited: f64,
+    /// Seconds from the start to the end.
+    pub ran: f64,
 }
 
 /// Side of a traced join, with the columns that the join reads.
@@ -109,8 +122,8 @@ impl From<&TracedDevices> for DeviceRequest {
 }
 
 impl TracedJob {
-    /// Describes a job at its submission.
-    fn of(job: &Job, weight: f64) -> Self {
+    /// Describes a job at its submission. Its tenant has the given weight.
+    pub(super) fn of(job: &Job, weight: f64) -> Self {
         let plan = &job.plan;
         Self {
             at: job.submitted.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
@@ -122,7 +135,14 @@ impl TracedJob {
             right: TracedTable::of(plan, Side::Right),
             count: plan.join.counts_rows,
             devices: (&job.options.devices).into(),
+            measured: None,
         }
+    }
+
+    /// Adds the times of a job that completed.
+    pub(super) fn complete(&mut self, submitted: SystemTime, started: SystemTime, finished: SystemTime) {
+        let seconds = |from, to: SystemTime| to.duration_since(from).unwrap_or_default().as_secs_f64();
+        self.measured = Some(TracedTimes { waited: seconds(submitted, started), ran: seconds(started, finished) });
     }
 
     /// Reads a line.
@@ -134,6 +154,10 @@ impl TracedJob {
         let is_positive = |value: f64| value.is_finite() && value > 0.0;
         if !job.at.is_finite() || !is_positive(job.weight) {
             return Err(Error::Invalid("\"at\" is a number, and \"weight\" is a number above 0".into()));
+        }
+        let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
+        if job.measured.is_some_and(|times| !is_time(times.waited) || !is_time(times.ran)) {
+            return Err(Error::Invalid("\"waited\" and \"ran\" are numbers of seconds, 0 or more".into()));
         }
         let _: JoinKind = job.how.parse()?;
         let widths = |table: &TracedTable| table.key_bytes.iter().chain(&table.payload_bytes).copied().all(is_positive);
@@ -193,13 +217,9 @@ impl JobTrace {
         Ok(Self { lines })
     }
 
-    /// Adds the line of a job whose tenant has the given weight. Joins whose rows arrive in a call
-    /// are left out: their size is not known.
-    pub(super) fn add(&self, job: &Job, weight: f64) {
-        if job.feed.is_some() {
-            return;
-        }
-        if let Ok(line) = serde_json::to_string(&TracedJob::of(job, weight)) {
+    /// Adds the line of a job.
+    pub(super) fn add(&self, job: &TracedJob) {
+        if let Ok(line) = serde_json::to_string(job) {
             self.lines.offer(format!("{line}\n").into_bytes());
         }
     }

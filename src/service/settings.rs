@@ -187,8 +187,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_JOBS_PER_DEVICE", default_value_t = 4)]
     pub jobs_per_device: usize,
 
-    /// File to append a JSON line to for each submitted join, for `dovetail-bench simulate`: time,
-    /// tenant, sizes of the tables and columns, and the devices asked for
+    /// File to append a JSON line to for each join that has ended, for `dovetail-bench simulate`:
+    /// times, tenant, sizes of the tables and columns, and the devices asked for
     #[arg(long, env = "DOVETAIL_JOB_TRACE", value_name = "FILE")]
     pub job_trace: Option<PathBuf>,
 

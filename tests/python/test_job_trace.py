@@ -30,6 +30,8 @@ def test_a_server_appends_a_line_for_each_join_that_it_accepts(start: Callable[.
     earlier, line = map(json.loads, trace.read_text().splitlines())
     assert earlier == {"an": "earlier line"}
     assert began <= line.pop("at") <= time.time()
+    measured = line.pop("measured")
+    assert measured["waited"] >= 0 and 0 < measured["ran"] < time.time() - began
     name_bytes = line["right"]["payload_bytes"].pop()
     assert 4 <= name_bytes < 9, "text with its offset"
     assert line == {

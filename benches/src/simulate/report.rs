@@ -55,7 +55,25 @@ pub struct Report {
     pub pipes: Vec<(String, f64)>,
     pub classes: Vec<Class>,
     pub shares: Vec<Share>,
+    /// `None` for a trace without times.
+    pub compared: Option<Compared>,
 }
+
+/// Comparison of simulated times with those of the server that wrote the trace.
+#[derive(Debug)]
+pub struct Compared {
+    pub jobs: usize,
+    /// Share of the jobs whose time from submission to end is within [`CLOSE`] of the measured one.
+    pub close: f64,
+    /// Share of the jobs whose time from start to end is.
+    pub close_runs: f64,
+    /// Simulated time from submission to end over the measured one: the median, and the 99th
+    /// percentile.
+    pub ratio: [f64; 2],
+}
+
+/// Largest difference of a simulated time that is close to the measured one, relative to it.
+const CLOSE: f64 = 0.15;
 
 impl Report {
     /// Makes the report of a run.
@@ -79,6 +97,7 @@ impl Report {
             pipes: outcome.pipes.clone(),
             classes: classes.iter().map(|&(name, is)| Class::of(name, records, is)).collect(),
             shares: shares(records),
+            compared: Compared::of(records),
         }
     }
 
@@ -125,6 +144,12 @@ impl Report {
             "tenants": Value::Object(self.shares.iter().map(tenant).collect()),
         });
         line.extend(of_run.as_object().cloned().unwrap_or_default());
+        if let Some(Compared { jobs, close, close_runs, ratio: [p50, p99] }) = &self.compared {
+            let compared = json!({
+                "jobs": jobs, "close": close, "close_runs": close_runs, "ratio_p50": p50, "ratio_p99": p99,
+            });
+            line.insert("compared".into(), compared);
+        }
         Value::Object(line)
     }
 
@@ -136,6 +161,15 @@ impl Report {
             output::seconds(self.seconds)
         ));
         output::line(self.classes_table());
+        if let Some(Compared { jobs, close, close_runs, ratio: [p50, p99] }) = &self.compared {
+            output::line(format!(
+                "\nof {jobs} jobs that a server has run, {} end within {} of the measured time, and {} of the runs take so long; \
+                 simulated over measured: median {p50:.2}, p99 {p99:.2}",
+                percent(*close),
+                percent(CLOSE),
+                percent(*close_runs),
+            ));
+        }
         output::line(self.shares_table());
         let used = |list: &[(String, f64)]| {
             list.iter().map(|(name, share)| vec![name.clone(), percent(*share)]).collect::<Vec<_>>()
@@ -192,6 +226,28 @@ impl Report {
             output::table(&columns, &rows),
             self.jain()
         )
+    }
+}
+
+impl Compared {
+    fn of(records: &[Record]) -> Option<Self> {
+        let compared = |job: &Record| {
+            let (measured, started, ended) = (job.measured?, job.started?, job.ended?);
+            let ratio = |simulated: f64, measured: f64| (measured > 0.0).then(|| simulated / measured);
+            let whole = ratio(ended - job.arrived, measured.waited + measured.ran)?;
+            (job.state == Some(JobState::Complete)).then_some((whole, ratio(ended - started, measured.ran)?))
+        };
+        let (whole, runs): (Vec<f64>, Vec<f64>) = records.iter().filter_map(compared).unzip();
+        let share_of = |ratios: &[f64]| {
+            let close = ratios.iter().filter(|&&ratio| (ratio - 1.0).abs() <= CLOSE).count();
+            close as f64 / ratios.len() as f64
+        };
+        (!whole.is_empty()).then(|| Self {
+            jobs: whole.len(),
+            close: share_of(&whole),
+            close_runs: share_of(&runs),
+            ratio: percentiles(whole),
+        })
     }
 }
 

@@ -22,7 +22,7 @@ use dovetail::memory::{Arena, Budget, Interrupt, Reservation};
 use dovetail::planner::bind;
 use dovetail::scheduler::{
     Clock, DeviceRequest, Job, JobId, JobOptions, JobState, KeptResult, PlacedJob, Policy, Scheduler, SchedulerOptions,
-    Submission, TracedJob,
+    Submission, TracedJob, TracedTimes,
 };
 use dovetail::topology::Topology;
 use dovetail::{Error, Result};
@@ -84,6 +84,8 @@ pub struct Record {
     pub device_seconds_of_window: f64,
     /// Times that it was placed on devices.
     pub runs: usize,
+    /// Times of the job on the server that wrote the trace.
+    pub measured: Option<TracedTimes>,
     job: Option<Arc<Job>>,
 }
 
@@ -110,6 +112,7 @@ impl Record {
             device_seconds: 0.0,
             device_seconds_of_window: 0.0,
             runs: 0,
+            measured: traced.measured,
             job: None,
         }
     }

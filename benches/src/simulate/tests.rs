@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use dovetail::scheduler::{DevicesWord, JobState, TracedDevices, TracedTable};
+use dovetail::scheduler::{DevicesWord, JobState, TracedDevices, TracedTable, TracedTimes};
 
 use super::report::Share;
 use super::simulation::Record;
@@ -47,11 +47,40 @@ fn join(at: f64, rows: u64, devices: TracedDevices) -> TracedJob {
         right: side(),
         count: true,
         devices,
+        measured: None,
     }
 }
 
 fn on(device: &str) -> TracedDevices {
     TracedDevices::Named(vec![device.into()])
+}
+
+#[test]
+fn simulated_times_are_compared_with_those_of_the_trace() {
+    let setup = setup("h200-x4");
+    let mut trace = draw(&setup, 50, 0.8, &[1.0], "small=1");
+    let unmeasured = simulate(&setup, trace.clone()).unwrap();
+    assert!(Report::of(&unmeasured).compared.is_none());
+    let times = |job: &Record| {
+        let (started, ended) = (job.started.unwrap(), job.ended.unwrap());
+        TracedTimes { waited: started - job.arrived, ran: ended - started }
+    };
+    for (traced, job) in trace.iter_mut().zip(&unmeasured.records) {
+        traced.measured = Some(times(job));
+    }
+    let same = Report::of(&simulate(&setup, trace.clone()).unwrap());
+    let compared = same.compared.as_ref().unwrap();
+    assert_eq!((compared.jobs, compared.close, compared.close_runs), (50, 1.0, 1.0));
+    assert!(compared.ratio.iter().all(|ratio| (ratio - 1.0).abs() < 1e-6), "{compared:?}");
+    assert_eq!(same.json(&json!({}))["compared"]["close"], 1.0);
+    for (at, traced) in trace.iter_mut().enumerate() {
+        let times = traced.measured.as_mut().unwrap();
+        if at % 2 == 0 {
+            (times.waited, times.ran) = (2.0 * times.waited, 2.0 * times.ran);
+        }
+    }
+    let half = Report::of(&simulate(&setup, trace).unwrap()).compared.unwrap();
+    assert_eq!((half.close, half.close_runs), (0.5, 0.5));
 }
 
 fn waited(job: &Record) -> f64 {

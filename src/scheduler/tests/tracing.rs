@@ -15,7 +15,8 @@ fn each_job_is_a_line_that_can_be_read_again() {
     stage.submit_join(&count, JobOptions::default(), "").unwrap();
     drop(stage);
     let text = std::fs::read_to_string(&file).unwrap();
-    let lines: Vec<TracedJob> = text.lines().map(|line| TracedJob::parse(line).unwrap()).collect();
+    let mut lines: Vec<TracedJob> = text.lines().map(|line| TracedJob::parse(line).unwrap()).collect();
+    lines.sort_by(|a, b| a.at.total_cmp(&b.at));
     let side = |payload_bytes: &[f64]| TracedTable {
         rows: 100,
         key_bytes: vec![4.0],
@@ -33,6 +34,7 @@ fn each_job_is_a_line_that_can_be_read_again() {
             right: side(&[]),
             count: false,
             devices: TracedDevices::Named(vec!["host:0".into(), "host:1".into()]),
+            measured: None,
         },
         TracedJob {
             at: lines[1].at,
@@ -44,11 +46,30 @@ fn each_job_is_a_line_that_can_be_read_again() {
             right: side(&[]),
             count: true,
             devices: TracedDevices::default(),
+            measured: None,
         },
     ];
     assert_eq!(lines, expected);
     assert!(lines[0].at > 1.7e9 && lines[1].at >= lines[0].at, "{lines:?}");
     assert!(text.contains(r#""devices":"any""#), "{text}");
+}
+
+#[test]
+fn a_job_that_completes_has_its_times() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("jobs.jsonl");
+    let trace = Some(JobTrace::open(&file).unwrap());
+    let stage = Stage::with(1, SchedulerOptions { trace, ..SchedulerOptions::default() });
+    let job = stage.submit("r0");
+    let (device, _) = stage.next();
+    stage.finish(device);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    drop(stage);
+    let line = TracedJob::parse(std::fs::read_to_string(&file).unwrap().trim()).unwrap();
+    let TracedTimes { waited, ran } = line.measured.unwrap();
+    assert!((0.0..60.0).contains(&waited) && (0.0..60.0).contains(&ran), "{waited} {ran}");
+    let wrong = serde_json::to_string(&line).unwrap().replace("\"ran\":", "\"ran\":-1");
+    assert!(TracedJob::parse(&wrong).is_err(), "{wrong}");
 }
 
 #[test]
