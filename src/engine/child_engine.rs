@@ -6,22 +6,24 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::channel::{Receiver, Sender};
 use super::child::ChildGuard;
-use super::child_jobs::{ChildJobs, JobCall};
+use super::child_jobs::{CANCEL_INTERVAL, ChildJobs, JobCall};
 use super::child_join::ChildJoin;
 use super::link::{Link, SharedSlabs, work_off};
 use super::messages::{FromChild, Opened, ToChild, Work};
 use super::restored::TableBuffers;
-use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Prepared, Window, spawn};
+use super::windows::WINDOW_WAIT;
+use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Prepared, Trial, Window, spawn};
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, Pattern, PeerWindow, VISIBLE_GPUS};
+use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, PeerWindow, VISIBLE_GPUS};
 use crate::human::system_words;
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Arena, Budget, SharedWindow};
@@ -37,9 +39,6 @@ const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// Time that a question waits for its answer. A missing answer is not an error.
 const QUESTION_WAIT: Duration = Duration::from_millis(200);
-
-/// Time that a process may take to map a window and to write or read a few megabytes there.
-const WINDOW_WAIT: Duration = Duration::from_secs(60);
 
 /// Time that the measurement of rates may take.
 const RATES_WAIT: Duration = Duration::from_secs(120);
@@ -149,15 +148,27 @@ impl ChildEngine {
         self.jobs.ask(OPENING_WAIT, |question| ToChild::Settle { question }, |_| Some(()));
     }
 
-    /// Sends a request that concerns a window, with a file if it has one, and waits for its
-    /// outcome.
-    fn check_window(&self, file: Option<BorrowedFd<'_>>, message: impl FnOnce(u64) -> ToChild) -> Result<()> {
-        let outcome = self.jobs.ask_with(WINDOW_WAIT, file, message, |answer| match answer {
-            FromChild::WindowChecked { outcome, .. } => Some(outcome),
-            _ => None,
-        });
-        self.check()?;
-        outcome.unwrap_or_else(|| Err(Error::Unavailable(format!("the process of {} does not answer", self.id))))
+    /// Sends a request that concerns a window, with a file if it has one, and waits for its outcome
+    /// or until the trial is cancelled. Holds the trial until the process has answered or ended.
+    fn check_window(
+        &self,
+        trial: &Arc<Trial>,
+        file: Option<BorrowedFd<'_>>,
+        message: impl FnOnce(u64) -> ToChild,
+    ) -> Result<()> {
+        let (_, answered) = self.jobs.pose(message, file, Some(trial.clone()))?;
+        let since = Instant::now();
+        loop {
+            trial.cancel.check()?;
+            match answered.recv_timeout(CANCEL_INTERVAL) {
+                Ok(FromChild::WindowChecked { outcome, .. }) => return outcome,
+                Err(RecvTimeoutError::Timeout) if since.elapsed() < WINDOW_WAIT => {}
+                _ => {
+                    self.check()?;
+                    return Err(Error::Unavailable(format!("the process of {} does not answer", self.id)));
+                }
+            }
+        }
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -236,18 +247,21 @@ impl Engine for ChildEngine {
         self.window.clone()
     }
 
-    fn connect(&self, peer: DeviceId, window: PeerWindow, pattern: Pattern) -> Result<()> {
+    fn connect(&self, peer: DeviceId, window: PeerWindow, trial: &Arc<Trial>) -> Result<()> {
+        let pattern = trial.pattern;
         let (bytes, is_host) = (window.bytes(), matches!(window, PeerWindow::Host(_)));
         let file = match &window {
             PeerWindow::Device { file, .. } => file.as_fd(),
             PeerWindow::Host(window) => window.file(),
         };
-        self.check_window(Some(file), |question| ToChild::MapWindow { question, peer, bytes, is_host, pattern })
+        let map = |question| ToChild::MapWindow { question, peer, bytes, is_host, pattern };
+        self.check_window(trial, Some(file), map)
     }
 
-    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, pattern: Pattern) -> Result<()> {
+    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, trial: &Arc<Trial>) -> Result<()> {
+        let pattern = trial.pattern;
         let (file, host_bytes) = (in_host.as_ref().map(SharedWindow::file), in_host.as_ref().map(SharedWindow::bytes));
-        self.check_window(file, |question| ToChild::CheckWindow { question, writer, host_bytes, pattern })
+        self.check_window(trial, file, |question| ToChild::CheckWindow { question, writer, host_bytes, pattern })
     }
 
     fn disconnect(&self, peer: DeviceId) {

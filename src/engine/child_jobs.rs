@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use arrow::datatypes::SchemaRef;
 
-use super::link::{JobChannel, JobEvent, JobListener, Link};
+use super::link::{Asker, JobChannel, JobEvent, JobListener, Link};
 use super::messages::{FromChild, GangMember, HostResponse, Job, Segment, TableParts, ToChild, Work};
 use super::prepared::arena_of_call;
 use super::restored::{TableBuffers, restored};
-use super::spawn_in;
+use super::{Trial, spawn_in};
 use crate::catalog::Table;
 use crate::device::{CancelFlag, DeviceId};
 use crate::human::system_words;
@@ -20,7 +20,7 @@ use crate::memory::{Arena, Interrupt, ReservedPool};
 use crate::{Error, Result, panics};
 
 /// Time between two checks whether a job should stop.
-const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Sends jobs and questions to a process, and serves them.
 #[derive(Debug)]
@@ -100,24 +100,26 @@ impl ChildJobs {
         message: impl FnOnce(u64) -> ToChild,
         answer: impl Fn(FromChild) -> Option<T>,
     ) -> Option<T> {
-        self.ask_with(wait, None, message, answer)
-    }
-
-    /// Asks a question, with a file if it has one.
-    pub(super) fn ask_with<T>(
-        &self,
-        wait: Duration,
-        file: Option<BorrowedFd<'_>>,
-        message: impl FnOnce(u64) -> ToChild,
-        answer: impl Fn(FromChild) -> Option<T>,
-    ) -> Option<T> {
-        let question = self.number();
-        let (sender, answered) = mpsc::sync_channel(1);
-        self.link.questions.lock().insert(question, sender);
-        let sent = self.send_with(&message(question), file).ok();
-        let answer = sent.and_then(|()| answer(answered.recv_timeout(wait).ok()?));
+        let (question, answered) = self.pose(message, None, None).ok()?;
+        let answer = answered.recv_timeout(wait).ok().and_then(answer);
         self.link.questions.lock().remove(&question);
         answer
+    }
+
+    /// Sends a question, with a file if it has one. Returns its number, and the receiver of the
+    /// answer. `trial` is held until the process has answered or ended.
+    pub(super) fn pose(
+        &self,
+        message: impl FnOnce(u64) -> ToChild,
+        file: Option<BorrowedFd<'_>>,
+        trial: Option<Arc<Trial>>,
+    ) -> Result<(u64, mpsc::Receiver<FromChild>)> {
+        let question = self.number();
+        let (sender, answered) = mpsc::sync_channel(1);
+        self.link.questions.lock().insert(question, Asker { sender, _trial: trial });
+        let sent = self.send_with(&message(question), file);
+        sent.inspect_err(|_| drop(self.link.questions.lock().remove(&question)))?;
+        Ok((question, answered))
     }
 
     /// Gives a job to the process, and serves the job to its end. Returns its number.

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::Trial;
 use super::channel::{Receiver, Sender};
 use super::child::{ChildGuard, KILLED_WAIT};
 use super::messages::{BatchParts, FromChild, HostRequest, HostResponse, State, ToChild};
@@ -115,14 +116,21 @@ impl Pin for SharedSlabs {
 /// table.
 pub(super) type Tables = HashMap<usize, (u64, Weak<Table>)>;
 
+/// Receiver of an answer, and what is held until the answer.
+#[derive(Debug)]
+pub(super) struct Asker {
+    pub(super) sender: mpsc::SyncSender<FromChild>,
+    pub(super) _trial: Option<Arc<Trial>>,
+}
+
 /// Connection to a process, and the memory lent to it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) sender: Sender,
     jobs_max: usize,
     jobs: Mutex<HashMap<u64, JobChannel>>,
-    /// Receiver of each answer, by question.
-    pub(super) questions: Mutex<HashMap<u64, mpsc::SyncSender<FromChild>>>,
+    /// Askers of questions without an answer, by question.
+    pub(super) questions: Mutex<HashMap<u64, Asker>>,
     lent: Mutex<LentMemory>,
     pub(super) tables: Mutex<Tables>,
     /// True if the server has no more use for the process.
@@ -439,7 +447,7 @@ impl Link {
     /// Passes the answer to a question to the asker, which may have stopped waiting.
     fn answered(&self, question: u64, message: FromChild) {
         if let Some(asker) = self.questions.lock().remove(&question) {
-            let _ = asker.send(message);
+            let _ = asker.sender.send(message);
         }
     }
 

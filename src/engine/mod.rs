@@ -95,12 +95,12 @@ use serde::{Deserialize, Serialize};
 pub use simulated::SimulatedDevice;
 pub use supervised::SupervisedEngine;
 pub use tmpfs::run as run_tmpfs_process;
-pub use windows::{PeerAccess, Window, peer_access};
+pub use windows::{PeerAccess, Trial, Window, peer_access};
 use windows::{map_and_write, take_and_check};
 
 use crate::catalog::Table;
 use crate::device::{
-    CacheOps, CacheStats, ColumnRows, Copies, Device, DeviceId, DeviceInfo, GpuPlace, Pattern, PeerWindow, TestOptions,
+    CacheOps, CacheStats, ColumnRows, Copies, Device, DeviceId, DeviceInfo, GpuPlace, PeerWindow, TestOptions,
     open_device_at, shares_no_memory,
 };
 use crate::join::{self, BatchSink, Monitor, Rank, RowSource, Task};
@@ -193,12 +193,14 @@ pub trait Engine: Send + Sync + Debug {
     }
 
     /// Lets the device write into the window of a peer, in place of an earlier one, and writes the
-    /// pattern there. No join that writes there may be running.
+    /// pattern there. No join that writes there may be running. If the trial is cancelled, the
+    /// device may write the pattern later, and holds the trial until then.
     ///
     /// # Errors
-    /// Errors of the system and the driver, and [`Unavailable`](crate::Error::Unavailable) if the
+    /// [`Cancelled`](crate::Error::Cancelled) if the trial is cancelled meanwhile. Errors of the
+    /// system and the driver, and [`Unavailable`](crate::Error::Unavailable) if the
     /// device is lost.
-    fn connect(&self, _peer: DeviceId, _window: PeerWindow, _pattern: Pattern) -> Result<()> {
+    fn connect(&self, _peer: DeviceId, _window: PeerWindow, _trial: &Arc<Trial>) -> Result<()> {
         Err(shares_no_memory(self.id()))
     }
 
@@ -206,8 +208,9 @@ pub trait Engine: Send + Sync + Debug {
     /// own window. Checks that the peer's pattern is there.
     ///
     /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled) if the trial is cancelled meanwhile.
     /// [`Unavailable`](crate::Error::Unavailable) if other bytes are there or the device is lost.
-    fn verify(&self, _writer: DeviceId, _in_host: Option<SharedWindow>, _pattern: Pattern) -> Result<()> {
+    fn verify(&self, _writer: DeviceId, _in_host: Option<SharedWindow>, _trial: &Arc<Trial>) -> Result<()> {
         Err(shares_no_memory(self.id()))
     }
 
@@ -337,12 +340,12 @@ impl Engine for InProcess {
         self.window.clone()
     }
 
-    fn connect(&self, peer: DeviceId, window: PeerWindow, pattern: Pattern) -> Result<()> {
-        map_and_write(&*self.device, peer, window, pattern)
+    fn connect(&self, peer: DeviceId, window: PeerWindow, trial: &Arc<Trial>) -> Result<()> {
+        map_and_write(&*self.device, peer, window, trial.pattern)
     }
 
-    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, pattern: Pattern) -> Result<()> {
-        take_and_check(&*self.device, writer, in_host, pattern)
+    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, trial: &Arc<Trial>) -> Result<()> {
+        take_and_check(&*self.device, writer, in_host, trial.pattern)
     }
 
     fn disconnect(&self, peer: DeviceId) {

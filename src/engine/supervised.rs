@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, Prepared, Window, spawn};
+use super::{ChildEngine, DeviceRates, Engine, Grant, MemoryUse, Prepared, Trial, Window, spawn};
 use crate::catalog::Table;
-use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, Pattern, PeerWindow};
+use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, PeerWindow};
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task};
 use crate::memory::{Budget, SharedWindow};
 use crate::planner::Rates;
@@ -209,12 +209,12 @@ impl Engine for SupervisedEngine {
         self.process().window()
     }
 
-    fn connect(&self, peer: DeviceId, window: PeerWindow, pattern: Pattern) -> Result<()> {
-        self.process().connect(peer, window, pattern)
+    fn connect(&self, peer: DeviceId, window: PeerWindow, trial: &Arc<Trial>) -> Result<()> {
+        self.process().connect(peer, window, trial)
     }
 
-    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, pattern: Pattern) -> Result<()> {
-        self.process().verify(writer, in_host, pattern)
+    fn verify(&self, writer: DeviceId, in_host: Option<SharedWindow>, trial: &Arc<Trial>) -> Result<()> {
+        self.process().verify(writer, in_host, trial)
     }
 
     fn disconnect(&self, peer: DeviceId) {

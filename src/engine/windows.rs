@@ -9,11 +9,13 @@
 //!
 //! Each engine shows its device's window as a file. Before a gang starts, each pair of its devices
 //! is connected, unless it is already. A device that was started again has a new window, and is
-//! connected anew. A gang has its devices alone, so no rows are in a window meanwhile.
+//! connected anew. A gang has its devices alone, so no rows are in a window meanwhile. If a gang is
+//! cancelled, a process may write the pattern later. The next gang waits for that (`Trial`).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -21,6 +23,21 @@ use super::Engine;
 use crate::device::{CancelFlag, Device, DeviceId, Pattern, PeerWindow, peers, shares_no_memory};
 use crate::memory::{Budget, Reservation, SharedWindow};
 use crate::{Context, Error, Result};
+
+/// Time that a process may take to map a window and to write or read a few megabytes there.
+pub(super) const WINDOW_WAIT: Duration = Duration::from_secs(60);
+
+/// Time between two looks at the writers of a window.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Attempt of a device to write into the window of another. It lives until the device writes no
+/// more for it, even if the job that waits for the outcome has ended.
+#[derive(Debug)]
+pub struct Trial {
+    pub(super) pattern: Pattern,
+    /// Flag of the job that waits for the outcome.
+    pub(super) cancel: CancelFlag,
+}
 
 /// Access of a device to the memory of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,11 +59,14 @@ pub struct Window {
     in_host: Mutex<Option<(SharedWindow, Reservation)>>,
     /// Access of other devices, each with the window that the other had then.
     writers: Mutex<HashMap<DeviceId, (Weak<Self>, PeerAccess)>>,
+    /// Attempts to write here, each with its device.
+    trials: Mutex<Vec<(DeviceId, Weak<Trial>)>>,
 }
 
 impl Window {
     pub(super) fn new(file: OwnedFd, bytes: usize, host_memory: Budget) -> Self {
-        Self { file, bytes, host_memory, in_host: Mutex::default(), writers: Mutex::default() }
+        let (in_host, writers, trials) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { file, bytes, host_memory, in_host, writers, trials }
     }
 
     /// Returns the window of a device of this process; `None` if it is not open.
@@ -69,6 +89,31 @@ impl Window {
         let window = SharedWindow::new(self.bytes)?;
         *in_host = Some((window.clone(), held));
         Ok(window)
+    }
+
+    /// Returns an attempt of a device to write here.
+    fn trial_of(&self, writer: DeviceId, cancel: &CancelFlag) -> Arc<Trial> {
+        let trial = Arc::new(Trial { pattern: Pattern::unused(), cancel: cancel.clone() });
+        self.trials.lock().push((writer, Arc::downgrade(&trial)));
+        trial
+    }
+
+    /// Waits until no device writes a pattern here. Otherwise it could replace rows of a gang.
+    fn wait_for_trials(&self, cancel: &CancelFlag) -> Result<()> {
+        let since = Instant::now();
+        loop {
+            let writer = {
+                let mut trials = self.trials.lock();
+                trials.retain(|(_, trial)| trial.strong_count() > 0);
+                trials.first().map(|&(writer, _)| writer)
+            };
+            let Some(writer) = writer else { return Ok(()) };
+            cancel.check()?;
+            if since.elapsed() > WINDOW_WAIT {
+                return Err(Error::Unavailable(format!("the process of {writer} does not answer")));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
     }
 
     /// Returns the access of a device that has the given window now.
@@ -96,6 +141,7 @@ fn window_of(engine: &dyn Engine) -> Result<Arc<Window>> {
 /// windows of the others.
 ///
 /// # Errors
+/// [`Cancelled`](crate::Error::Cancelled) once the flag is raised.
 /// [`Unavailable`](crate::Error::Unavailable) if a device shares no memory or is lost. The errors
 /// of [`Engine::connect`] and [`Engine::verify`] for a pair that cannot even use host memory.
 /// [`Internal`](crate::Error::Internal) for windows of unlike sizes, which ranks would not divide
@@ -106,12 +152,13 @@ pub(super) fn connect_all(engines: &[&dyn Engine], cancel: &CancelFlag) -> Resul
         let sizes: Vec<String> = windows.iter().map(|window| window.bytes.to_string()).collect();
         return Err(Error::Internal(format!("the windows of a gang's devices have {} bytes", sizes.join(", "))));
     }
+    windows.iter().try_for_each(|window| window.wait_for_trials(cancel))?;
     let ends = || engines.iter().zip(&windows);
     let mut are_direct = true;
     for (writer, owner) in ends().flat_map(|writer| ends().map(move |owner| (writer, owner))) {
         if writer.0.id() != owner.0.id() {
             cancel.check()?;
-            are_direct &= connect((*writer.0, writer.1), (*owner.0, owner.1))? == PeerAccess::Direct;
+            are_direct &= connect((*writer.0, writer.1), (*owner.0, owner.1), cancel)? == PeerAccess::Direct;
         }
     }
     Ok(are_direct)
@@ -121,11 +168,13 @@ pub(super) fn connect_all(engines: &[&dyn Engine], cancel: &CancelFlag) -> Resul
 fn connect(
     (writer, of_writer): (&dyn Engine, &Arc<Window>),
     (owner, window): (&dyn Engine, &Arc<Window>),
+    cancel: &CancelFlag,
 ) -> Result<PeerAccess> {
     if let Some(known) = window.access_of(writer.id(), of_writer) {
         return Ok(known);
     }
-    let access = match try_window(writer, owner, window, None) {
+    let try_with = |in_host| try_window(writer, owner, window, in_host, cancel);
+    let access = match try_with(None) {
         Ok(()) => PeerAccess::Direct,
         // Memory that is short now says nothing of the pair.
         Err(error @ (Error::Exhausted(_) | Error::Cancelled(_))) => return Err(error),
@@ -133,7 +182,7 @@ fn connect(
             writer.check()?;
             owner.check()?;
             tracing::warn!("rows from {} to {} go through host memory: {error}", writer.id(), owner.id());
-            let through_host = || try_window(writer, owner, window, Some(window.in_host()?));
+            let through_host = || try_with(Some(window.in_host()?));
             through_host().context(|| format!("sending rows from {} to {}", writer.id(), owner.id()))?;
             PeerAccess::ThroughHost { why: error.message().into() }
         }
@@ -143,14 +192,20 @@ fn connect(
 }
 
 /// Connects two devices by the owner's window or the given one, and checks that bytes arrive.
-fn try_window(writer: &dyn Engine, owner: &dyn Engine, window: &Window, in_host: Option<SharedWindow>) -> Result<()> {
-    let pattern = Pattern::unused();
+fn try_window(
+    writer: &dyn Engine,
+    owner: &dyn Engine,
+    window: &Window,
+    in_host: Option<SharedWindow>,
+    cancel: &CancelFlag,
+) -> Result<()> {
+    let trial = window.trial_of(writer.id(), cancel);
     let mapped = match &in_host {
         Some(in_host) => PeerWindow::Host(in_host.clone()),
         None => PeerWindow::Device { file: window.file.try_clone()?, bytes: window.bytes },
     };
-    writer.connect(owner.id(), mapped, pattern)?;
-    owner.verify(writer.id(), in_host, pattern)
+    writer.connect(owner.id(), mapped, &trial)?;
+    owner.verify(writer.id(), in_host, &trial)
 }
 
 /// Maps the window of a peer in a device of this process, and writes the pattern there.
