@@ -38,6 +38,8 @@ pub mod service;
 #[cfg(test)]
 mod testing;
 pub mod topology;
+#[cfg(test)]
+mod turns;
 
 pub use error::{Context, Error, Result};
 pub(crate) use human::listed;

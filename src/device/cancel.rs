@@ -40,6 +40,7 @@ impl CancelFlag {
     }
 
     fn count_look(&self) {
+        crate::turns::step();
         if self.looks.count.fetch_add(1, Ordering::Relaxed) + 1 == self.looks.raising {
             self.raise();
         }

@@ -24,6 +24,8 @@ mod broadcast;
 mod channel;
 mod owners;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,7 +53,19 @@ use super::{BatchSink, Distribution, Monitor, Task};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Device, Phase, peers};
 use crate::memory::Arena;
+#[cfg(test)]
+use crate::turns::{await_started, in_turns};
 use crate::{Error, Result, panics};
+
+/// Returns the work of a thread. In tests, threads may take turns.
+#[cfg(not(test))]
+fn in_turns<T>(work: T) -> T {
+    work
+}
+
+/// Lets the threads go first that this one has started. Only tests order them.
+#[cfg(not(test))]
+fn await_started() {}
 
 /// Everything that the threads of a rank share.
 struct Exchange<'a> {
@@ -212,12 +226,13 @@ impl<'a> Exchange<'a> {
         };
         std::thread::scope(|scope| {
             for from in self.others().flat_map(|from| std::iter::repeat_n(from, receivers)) {
-                scope.spawn(move || run(&|cx| receive(cx, from)));
+                scope.spawn(in_turns(move || run(&|cx| receive(cx, from))));
             }
             for _ in 1..senders {
-                scope.spawn(|| run(&send));
+                scope.spawn(in_turns(|| run(&send)));
             }
             run(&send);
+            await_started();
         });
         failure.into_inner().map_or(Ok(()), Err)
     }

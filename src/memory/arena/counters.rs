@@ -69,13 +69,19 @@ impl SharedCounters {
 
     /// Returns the value of a counter, with all that its writer did before.
     pub fn get(&self, at: usize) -> u64 {
+        #[cfg(test)]
+        crate::turns::step();
         self.counter(at).load(Ordering::Acquire)
     }
 
     /// Adds to a counter, and wakes the threads that wait for it.
     pub fn add(&self, at: usize, more: u64) {
+        #[cfg(test)]
+        crate::turns::step();
         self.counter(at).fetch_add(more, Ordering::Release);
         futex(self.counter(at), libc::FUTEX_WAKE, i32::MAX as u32, None);
+        #[cfg(test)]
+        crate::turns::wake();
     }
 
     /// Waits until a counter is at least `least`. Calls `check` before each sleep of at most a few
@@ -90,6 +96,10 @@ impl SharedCounters {
                 return Ok(());
             }
             check()?;
+            #[cfg(test)]
+            if crate::turns::sleep() {
+                continue;
+            }
             futex(self.counter(at), libc::FUTEX_WAIT, value as u32, Some(WAIT_INTERVAL));
         }
     }
