@@ -19,7 +19,7 @@ import pytest
 import dovetail
 import oracle
 import tables
-from harness import GPUS, Server, clean, command_line, slow_devices
+from harness import GPUS, LONG, Server, clean, command_line, slow_devices
 from oracle import HOWS, LEFT_ROW, RIGHT_ROW, Case
 from refusals import refused
 from test_device_processes import (
@@ -96,6 +96,30 @@ def test_gangs_agree_with_duckdb(gangs: dovetail.Client, seed: int, how: str) ->
         assert job.explain()["device"]["ranks"] == ranks, f"{devices}, {strategy}"
         assert gangs.count("l", "r", on="k", how=how, strategy=strategy, devices=devices) == len(rows[0])
         job.cancel()
+
+
+@pytest.mark.parametrize("ranks", [4, 5, 8] if LONG else [5])
+def test_gangs_of_many_processes_cross_every_boundary_of_small_windows(
+    start: Callable[..., Server], seed: int, ranks: int
+) -> None:
+    # A window has a sixteenth of its device's memory, in which each of the other ranks has a few slots.
+    device_memory = 4 << 20
+    with (
+        start(
+            devices=f"host:{ranks}", device_processes="on", device_memory=device_memory, host_memory="512MiB"
+        ) as server,
+        server.connect() as client,
+    ):
+        for how in ("inner", "full", "right_anti"):
+            case = case_of(seed, how)
+            client.put("l", case.left, mode="replace")
+            client.put("r", case.right, mode="replace")
+            job = client.submit("l", "r", on="k", how=how, devices="all", distribution="hash")
+            oracle.check(case, job.result().table(), oracle.matching_rows(case))
+            sent = [rank["sent_bytes"] for rank in job.status().raw["ranks"]]
+            assert len(sent) == ranks and sum(sent) > 2 * ranks * device_memory / 16, "all windows were full twice"
+            job.cancel()
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
 
 
 def test_results_of_gangs_are_inputs_of_the_next(gangs: dovetail.Client) -> None:
@@ -295,7 +319,8 @@ def test_gangs_and_small_joins_run_beside_each_other(gangs_server: Server, gangs
 def mortal_server(start_gangs: Callable[..., Server]) -> Iterator[Server]:
     """A server whose devices have processes, which are started again after they have ended.
 
-    A process may stand still for as long as a test needs.
+    A process may stand still for as long as a test needs. So no missing heartbeat tells of a process that has ended,
+    and its jobs fail without one.
     """
     settings = {"device_restart_seconds": 1, "device_stall_seconds": 0}
     with start_gangs(device_processes="on", host_memory="512MiB", **settings) as server:
@@ -353,30 +378,32 @@ def assert_as_before(server: Server, client: dovetail.Client, used: int) -> None
     server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
 
 
+@pytest.mark.parametrize("lost", ["host:0", "host:1"])
 def test_a_gang_that_has_delivered_rows_fails_with_its_device_and_harms_no_other_job(
-    mortal_server: Server, mortals: dovetail.Client
+    mortal_server: Server, mortals: dovetail.Client, lost: str
 ) -> None:
     # Enough rows that the kill meets each rank in the middle of a chunk.
     mortals.put("more", pa.table({"k": np.arange(250_000) % REPEATED_KEYS, "w": np.arange(250_000)}))
-    used, before = mortal_server.arena_used(), restarts(mortal_server, "host:1")
+    used, before = mortal_server.arena_used(), restarts(mortal_server, lost)
     # Results that do not fit in memory, so that the joins wait for their readers in the middle.
     options = {"on": "k", "strategy": "hash", "retain_seconds": 0}
     unharmed = mortals.submit("many", "many", devices=["host:2"], **options)
     harmed = mortals.submit("many", "more", devices=["host:0", "host:1"], **options)
     batches = iter(harmed.result().reader())
     assert next(batches).num_rows > 0
-    kill(mortal_server, "host:1")
-    with pytest.raises(dovetail.Unavailable, match=r"the process of host:1 has ended \(signal: 9"):
+    kill(mortal_server, lost)
+    with pytest.raises(dovetail.Unavailable, match=rf"the process of {lost} has ended \(signal: 9"):
         for _ in batches:
             pass
     assert harmed.status().raw["devices"] == ["host:0", "host:1"]
     assert_all_read(unharmed)
-    wait_until_restarted(mortal_server, "host:1", before + 1)
+    wait_until_restarted(mortal_server, lost, before + 1)
     assert_as_before(mortal_server, mortals, used)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_gang_that_has_delivered_nothing_is_tried_again_without_the_lost_device(
-    mortal_server: Server, mortals: dovetail.Client
+    mortal_server: Server, mortals: dovetail.Client, rank: int
 ) -> None:
     used = mortal_server.arena_used()
     keys = {"on": {"v": "k"}, "how": "right_anti", "strategy": "sort-merge"}
@@ -396,7 +423,7 @@ def test_a_gang_that_has_delivered_nothing_is_tried_again_without_the_lost_devic
 
         mortal_server.wait_for(lambda: bool(started()), "the gang to run")
         [job] = started()
-        lost = job.raw["devices"][1]
+        lost = job.raw["devices"][rank]
         before = restarts(mortal_server, lost)
         kill(mortal_server, lost)
     caller.join()
@@ -408,7 +435,8 @@ def test_a_gang_that_has_delivered_nothing_is_tried_again_without_the_lost_devic
     assert_as_before(mortal_server, mortals, used)
 
 
-def test_a_stalled_process_is_killed_and_harms_no_other_job(watched_server: Server) -> None:
+@pytest.mark.parametrize("stalled", ["host:0", "host:1"])
+def test_a_stalled_process_is_killed_and_harms_no_other_job(watched_server: Server, stalled: str) -> None:
     server = watched_server
     with server.connect() as client:
         upload(client)
@@ -419,31 +447,34 @@ def test_a_stalled_process_is_killed_and_harms_no_other_job(watched_server: Serv
         harmed = client.submit("many", "more", devices=["host:0", "host:1"], **options)
         batches = iter(harmed.result().reader())
         assert next(batches).num_rows > 0
-        os.kill(before["host:1"], signal.SIGSTOP)
-        seen = "the process of host:1 has not answered for 3 s, and was killed"
+        os.kill(before[stalled], signal.SIGSTOP)
+        seen = f"the process of {stalled} has not answered for 3 s, and was killed"
         with pytest.raises(dovetail.Unavailable, match=seen):
             for _ in batches:
                 pass
         server.wait_for(lambda: seen in server.log(), "the log to say so")
         assert_all_read(unharmed)
-        wait_until_restarted(server, "host:1", 1)
+        wait_until_restarted(server, stalled, 1)
         after = children(server)
-        assert [device for device in DEVICES if after[device] != before[device]] == ["host:1"]
+        assert [device for device in DEVICES if after[device] != before[device]] == [stalled]
         assert_as_before(server, client, used)
 
 
-def test_a_gang_that_has_delivered_nothing_is_tried_again_without_a_stalled_device(watched_server: Server) -> None:
+@pytest.mark.parametrize("stalled", ["host:0", "host:1"])
+def test_a_gang_that_has_delivered_nothing_is_tried_again_without_a_stalled_device(
+    watched_server: Server, stalled: str
+) -> None:
     server = watched_server
     with server.connect() as client:
         upload(client)
         used = server.arena_used()
-        os.kill(children(server)["host:0"], signal.SIGSTOP)
+        os.kill(children(server)[stalled], signal.SIGSTOP)
         # By hash, no rank joins a row before all have counted theirs.
         job = client.submit("l", "r", on="k", devices=2, distribution="hash")
         assert_right(job.result().table())
-        assert job.status().raw["devices"] == ["host:1", "host:2"]
+        assert job.status().raw["devices"] == [device for device in DEVICES if device != stalled]
         job.cancel()
-        wait_until_restarted(server, "host:0", 1)
+        wait_until_restarted(server, stalled, 1)
         assert_as_before(server, client, used)
 
 
