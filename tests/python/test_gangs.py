@@ -122,6 +122,15 @@ def test_gangs_of_many_processes_cross_every_boundary_of_small_windows(
         server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
 
 
+def test_a_result_has_an_endpoint_for_each_device_at_least(gangs: dovetail.Client) -> None:
+    gangs.put("t", {"k": np.arange(1000)})
+    for ranks in (1, 2, 3):
+        job = gangs.submit("t", "t", on="k", devices=ranks, retain_seconds=300)
+        assert len(job.result()._info.endpoints) == ranks, "so few rows are worth one endpoint alone"
+        assert job.result().table().num_rows == 1000
+        job.cancel()
+
+
 def test_results_of_gangs_are_inputs_of_the_next(gangs: dovetail.Client) -> None:
     rng = np.random.default_rng(3)
     a = pa.table({"k": rng.integers(0, 5_000, 20_000), "a": np.arange(20_000)})
