@@ -150,9 +150,35 @@ impl SideInput {
     }
 }
 
-/// Refuses a build side that 32-bit positions cannot address. `name` is its table's.
+#[cfg(test)]
+thread_local! {
+    /// Limit in place of [`ROWS_MAX`](crate::device::ROWS_MAX), for this thread.
+    pub(super) static BUILD_ROWS_MAX: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+/// Returns the most build rows of a device: 32-bit positions address them.
+fn build_rows_max() -> u64 {
+    #[cfg(test)]
+    if let Some(rows_max) = BUILD_ROWS_MAX.get() {
+        return rows_max;
+    }
+    crate::device::ROWS_MAX as u64
+}
+
+/// Refuses the build rows of a rank that positions cannot address. `name` is their table's.
+pub(super) fn check_rank_build_rows(name: &str, rows: u64) -> Result<()> {
+    let rows_max = build_rows_max();
+    if rows > rows_max {
+        return Err(Error::Unsupported(format!(
+            "one of the devices would index {rows} rows of table {name:?}, and may index at most {rows_max}; join the table in parts, or on more devices if no key has most of the rows"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses a build side that positions cannot address. `name` is its table's.
 pub(super) fn check_build_rows(name: &str, rows: u64) -> Result<()> {
-    let rows_max = crate::device::ROWS_MAX as u64;
+    let rows_max = build_rows_max();
     if rows > rows_max {
         return Err(Error::Unsupported(format!(
             "table {name:?} has {rows} rows, and the smaller side of a join may have at most {rows_max} on one device; join it in parts"

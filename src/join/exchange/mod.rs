@@ -39,7 +39,7 @@ use self::rows::{BucketedChunk, ExchangedSide};
 use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows};
 use super::column_gather::SideRows;
 use super::context::{CallStreams, JoinContext};
-use super::inputs::{SideInput, check_build_rows};
+use super::inputs::{SideInput, check_rank_build_rows};
 use super::materialize::Materializer;
 use super::prepared::{Preparation, PreparedJoin};
 use super::probe::Probing;
@@ -388,7 +388,7 @@ impl<'a> Exchange<'a> {
         laid_out: &mut (dyn FnMut(&KeyLayout) -> Result<()> + Send),
     ) -> Result<PreparedJoin> {
         let rows: usize = pieces.iter().map(|piece| piece.rows).sum();
-        check_build_rows(&self.build.input.table.name, rows as u64)?;
+        check_rank_build_rows(&self.build.input.table.name, rows as u64)?;
         self.monitor.set_build_rows(rows as u64);
         let mut arrived = Some(self.build.arrived(cx, pieces)?);
         let row_layout = self.task.composition.row_layout;

@@ -10,6 +10,7 @@ use super::*;
 use crate::catalog::{Catalog, Table};
 use crate::device::host::HostDevice;
 use crate::device::{CancelFlag, DeviceInfo, PeerOps, PeerWindow};
+use crate::join::inputs::BUILD_ROWS_MAX;
 use crate::join::run_rank;
 use crate::memory::Budget;
 use crate::planner::{JoinSpec, KeyPair, PlanOverrides, Rates, Strategy, Target, bind, plan_with_overrides};
@@ -54,11 +55,15 @@ struct Stage {
     devices: Vec<HostDevice>,
     task: Arc<Task>,
     pairs: Vec<Pair>,
+    /// Most build rows of a rank, if they are fewer than positions can address.
+    build_rows_max: Option<u64>,
 }
 
 /// Outcome and rows of each rank.
 struct Ended {
     ranks: Vec<(Result<()>, Vec<Pair>)>,
+    /// Rows of the build side that each rank has indexed.
+    build_rows: Vec<u64>,
     steps: u64,
     trace: u64,
 }
@@ -127,7 +132,7 @@ impl Stage {
         let of_row = |row: i32| by_key.get(&probe_key(row)).into_iter().flatten().map(move |&build| (build, row));
         let mut pairs: Vec<Pair> = (0..PROBE_ROWS).flat_map(of_row).collect();
         pairs.sort_unstable();
-        Self { catalog, devices, task: Arc::new(task), pairs }
+        Self { catalog, devices, task: Arc::new(task), pairs, build_rows_max: None }
     }
 
     /// Runs the gang to its end, whatever happens. All memory is free then.
@@ -154,12 +159,14 @@ impl Stage {
                 Event::Nothing => false,
             })
         };
+        let monitors: Vec<Monitor> = flags.iter().map(|flag| Monitor::new(flag.clone())).collect();
         let ended = AtomicUsize::new(0);
         let run_one = |number: usize, sink: &Pairs| {
             let work = || {
                 let device = self.devices[number].for_job(self.devices[number].memory().clone())?;
-                let (rank, monitor) = (Rank::of_gang(number, board.clone()), Monitor::new(flags[number].clone()));
-                run_rank(&self.task, &rank, &*device, self.catalog.arena(), sink, &monitor)
+                BUILD_ROWS_MAX.set(self.build_rows_max);
+                let rank = Rank::of_gang(number, board.clone());
+                run_rank(&self.task, &rank, &*device, self.catalog.arena(), sink, &monitors[number])
             };
             let outcome = panics::as_error(|panic| format!("rank {number} panicked: {panic}"), work);
             // The server stops the others. It learns of the end of a process in another way.
@@ -200,7 +207,8 @@ impl Stage {
             pairs.sort_unstable();
             (outcome, pairs)
         };
-        Ended { ranks: ranks.map(sorted).collect(), steps: turns.steps(), trace: turns.trace() }
+        let build_rows = monitors.iter().map(|monitor| monitor.report().build_rows).collect();
+        Ended { ranks: ranks.map(sorted).collect(), build_rows, steps: turns.steps(), trace: turns.trace() }
     }
 
     /// Runs the gang undisturbed. Returns its end, with all rows.
@@ -290,4 +298,29 @@ fn the_end_of_a_thread_a_process_or_the_server_at_any_step_ends_all_ranks() {
             }
         }
     }
+}
+
+/// The build side has more rows than each device may index, and each gets fewer.
+#[test]
+fn the_limit_of_build_rows_holds_for_each_rank() {
+    let seed = seed();
+    let mut stage = Stage::new(3, Distribution::Hash);
+    let most = stage.run_whole(seed).build_rows.into_iter().max().unwrap();
+    assert!(most < BUILD_ROWS as u64 / 2);
+    stage.build_rows_max = Some(most);
+    assert_eq!(stage.run_whole(seed).build_rows.iter().sum::<u64>(), BUILD_ROWS as u64);
+    stage.build_rows_max = Some(most - 1);
+    let ended = stage.run(Run { seed, event: Event::Nothing });
+    let words =
+        format!("one of the devices would index {most} rows of table \"l\", and may index at most {}", most - 1);
+    let is_refusal = |outcome: &&Result<()>| matches!(outcome, Err(Error::Unsupported(why)) if why.contains(&words));
+    assert_eq!(ended.outcomes().into_iter().filter(is_refusal).count(), 1, "{:?}", ended.outcomes());
+    assert!(ended.ranks.iter().all(|(outcome, _)| outcome.is_err()), "{:?}", ended.outcomes());
+
+    // By broadcast, each device has all rows.
+    let mut stage = Stage::new(2, Distribution::Broadcast);
+    stage.build_rows_max = Some(BUILD_ROWS as u64 - 1);
+    let ended = stage.run(Run { seed, event: Event::Nothing });
+    let refused = |outcome: &Result<()>| matches!(outcome, Err(Error::Unsupported(_) | Error::Cancelled(_)));
+    assert!(ended.ranks.iter().all(|(outcome, _)| refused(outcome)), "{:?}", ended.outcomes());
 }

@@ -1,15 +1,20 @@
 //! Tests of distributions that a caller asks for.
 
 use super::*;
+use crate::device::ROWS_MAX;
 use crate::join::RankReport;
 
 /// Tables `r` and `s` with an integer `k` and a text `t`.
 fn join(how: JoinKind, key: &str) -> BoundJoin {
+    join_of_rows(how, key, 1 << 20)
+}
+
+fn join_of_rows(how: JoinKind, key: &str, rows: u64) -> BoundJoin {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
     let fields = vec![Field::new("k", DataType::Int32, false), Field::new("t", DataType::Utf8, false)];
     for name in ["r", "s"] {
         let mut table = Table::from_batches(name, Arc::new(Schema::new(fields.clone())), Vec::new()).unwrap();
-        (table.rows, table.bytes) = (1 << 20, 24 << 20);
+        (table.rows, table.bytes) = (rows, 24 * rows);
         table.statistics = vec![ColumnStatistics { distinct: Some(1e6), ..ColumnStatistics::default() }; 2];
         catalog.create(table).unwrap();
     }
@@ -137,4 +142,19 @@ fn a_large_build_side_is_read_in_shares_where_whole_rows_can_cross() {
     assert!(!reads_in_shares(1 << 27, false, 0), "the devices share no memory");
     assert!(!reads_in_shares(1 << 27, true, 5), "a column with nulls does not cross");
     assert!(!reads_in_shares(1 << 10, true, 0), "sending costs more than reading");
+}
+
+#[test]
+fn the_limit_of_build_rows_holds_for_each_rank() {
+    use Distribution::{Broadcast, Hash};
+    let rows = 3 * ROWS_MAX as u64 / 2;
+    let plan = |ranks: usize, wanted: Option<Distribution>| {
+        let overrides = PlanOverrides { distribution: wanted, ..PlanOverrides::default() };
+        let target = Target { ranks, memory_bytes: 1 << 50, ..Target::default() };
+        plan_with_overrides(join_of_rows(JoinKind::Inner, "k", rows), &overrides, &target)
+    };
+    assert!(matches!(plan(1, None), Err(Error::Unsupported(words)) if words.contains("on one device")));
+    assert_eq!(plan(2, None).unwrap().composition.distribution, Hash);
+    let refused = plan(2, Some(Broadcast)).unwrap_err();
+    assert!(refused.message().contains("the most that a device can index; ask for \"hash\""), "{refused}");
 }
