@@ -35,6 +35,10 @@ pub struct Explanation {
     pub result: ExplainedResult,
     pub memory: MemoryNeed,
     pub phases: Vec<ExplainedPhase>,
+    /// Number of the prepared build side that the join probes. `None` if it prepares its own.
+    pub prepared: Option<u64>,
+    /// Time at which that build side was prepared, as RFC 3339 in UTC.
+    pub prepared_since: Option<String>,
     /// `None` if no rows cross between devices.
     pub exchange: Option<ExplainedExchange>,
     /// Part of each device in a join that runs or has run on several.
@@ -283,6 +287,8 @@ impl Explanation {
             memory: plan.memory,
             deviation: measured.and_then(|measured| deviation(plan.seconds, &times(&phases), measured)),
             phases,
+            prepared: plan.kept_build.map(|kept| kept.number),
+            prepared_since: plan.kept_build.map(|kept| kept.since()),
             exchange: exchange(plan, ranks),
             ranks: ranks.to_vec(),
             skew: Skew::of(ranks),
@@ -457,7 +463,11 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
             (Distribution::Broadcast, _) => format!("; divided among {} devices", plan.target.ranks),
             (Distribution::Hash, _) => format!("; exchanged by key among {} devices", plan.target.ranks),
         };
-        lines.push(format!("   {branch} {role}: {filtered}{transformed}{later}{divided}"));
+        let kept = match (&plan.kept_build, role) {
+            (Some(kept), "build") => format!("; {kept}"),
+            _ => String::new(),
+        };
+        lines.push(format!("   {branch} {role}: {filtered}{transformed}{later}{divided}{kept}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
         lines.push(format!(
             "   {stem} └─ table {:?}, {}, {}",

@@ -26,6 +26,7 @@ mod explain;
 mod filter;
 mod gang_rates;
 mod inputs;
+mod kept_build;
 mod overrides;
 mod plan;
 mod rates;
@@ -48,6 +49,7 @@ pub use explain::{
     ExplainedSet, ExplainedSide, Explanation, Skew, deviation_from,
 };
 pub use gang_rates::{GangRates, LinkRates};
+pub use kept_build::KeptBuild;
 pub use overrides::PlanOverrides;
 pub use plan::{Alternative, Plan, plan, plan_on, plan_with_overrides, propose};
 pub use rates::Rates;

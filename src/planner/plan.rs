@@ -6,7 +6,7 @@ use super::cost::{Chunks, Costed, Demand, Links, MemoryNeed, PredictedPhase, Que
 use super::divide;
 use super::inputs::{Input, Inputs, TextWork};
 use super::value_sizes::result_row_bytes;
-use super::{BoundJoin, Composition, Distribution, Estimates, PlanOverrides, Side, Strategy, Target};
+use super::{BoundJoin, Composition, Distribution, Estimates, KeptBuild, PlanOverrides, Side, Strategy, Target};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Phase, ROWS_MAX};
 use crate::human;
@@ -46,6 +46,8 @@ pub struct Plan {
     pub reason: String,
     /// Reason why the devices that were asked for do not exchange rows, if they cannot.
     pub undivided: Option<String>,
+    /// Build side that is on the device already; `None`: the join prepares its own.
+    pub kept_build: Option<KeptBuild>,
     /// The other strategies on each side, and why they lost. Those that fit come first, sorted by
     /// time.
     pub alternatives: Vec<Alternative>,
@@ -210,6 +212,7 @@ pub(super) fn propose_estimated(
         target,
         reason,
         undivided,
+        kept_build: None,
         alternatives,
         estimates,
         join,

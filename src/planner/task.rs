@@ -76,7 +76,7 @@ impl Plan {
     }
 
     /// Predicted seconds of each stage of the run.
-    fn stage_seconds(&self) -> StageSeconds {
+    pub(super) fn stage_seconds(&self) -> StageSeconds {
         let seconds = |phases: &[Phase]| -> f64 {
             self.phases.iter().filter(|phase| phases.contains(&phase.phase)).map(|phase| phase.seconds).sum()
         };

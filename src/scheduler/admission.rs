@@ -329,7 +329,15 @@ fn place(
     // Ranks wait for each other, so no rank may have to share its device.
     let is_small = devices.len() == 1 && slots > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
     let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
-    Place { devices, plan: index, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
+    Place {
+        devices,
+        plan: index,
+        seconds: plan.seconds,
+        memory_bytes: plan.memory.minimum_bytes,
+        shared_bytes,
+        is_prepared: false,
+        host,
+    }
 }
 
 /// Returns the host memory that a join is predicted to take: its result, and the keys that the host
@@ -340,7 +348,7 @@ fn place(
 /// # Errors
 /// Returns [`Error::Exhausted`] if the keys alone take more memory than tables leave. The result's
 /// size never refuses a join, because its prediction errs.
-fn host_need(plan: &Plan, options: &JobOptions, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
+pub(super) fn host_need(plan: &Plan, options: &JobOptions, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
     let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });
     let is_kept = !options.is_read_as_made();

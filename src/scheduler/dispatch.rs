@@ -14,6 +14,7 @@ use super::job::{Job, JobId, JobPlans, JobState, QueueForecast};
 use super::job_options::JobOptions;
 use super::placing::{HostMemory, Load, RunningJob, ScheduledStart, Wait, Waiting};
 use super::queue::Extent;
+use super::residents::ResidentUse;
 use super::state::{DeviceState, Leftovers, Publishing, Running, Shared, State};
 use super::trace::TracedJob;
 use crate::catalog::{BackpressureLimits, Editor, EvictionPermit, ResultSpool, SpoolOptions};
@@ -39,9 +40,16 @@ impl Shared {
     }
 
     /// Returns the plan that a join would run with, without a place in the queue.
-    pub(super) fn propose(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Proposed> {
-        let lost = self.lost();
-        propose(join, options, &self.catalog, &self.engines, self.terms(interrupt), |device| !lost[device])
+    pub(super) fn propose(
+        &self,
+        join: BoundJoin,
+        options: &JobOptions,
+        owner: &str,
+        interrupt: &Interrupt,
+    ) -> Result<Proposed> {
+        let (lost, terms) = (self.lost(), self.terms(interrupt));
+        let proposed = propose(join.clone(), options, &self.catalog, &self.engines, terms, |device| !lost[device])?;
+        self.propose_on_kept(proposed, &join, options, owner, terms)
     }
 
     /// Returns, for each device, true if it is out of service.
@@ -79,14 +87,14 @@ impl Shared {
             place_feed(&mut admitted, streamed, &options, &self.engines)?;
         }
         self.fit_batches(&mut admitted, &options, &owner);
+        let (resident, kept) = match options.streamed {
+            Some(side) => (Some((side, self.resident(&admitted.plan().join, side, &options, &owner)?)), None),
+            None => (None, self.place_on_kept(&mut admitted, &options, &owner, self.terms(&planning))?),
+        };
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
-        let resident = |side| self.resident(&planned, side, &options, &owner);
-        let feed = match options.streamed {
-            Some(side) => Some(Feed::new(side, plan, places.clone(), resident(side)?)),
-            None => None,
-        };
+        let feed = resident.map(|(side, resident)| Feed::new(side, plan, places.clone(), resident));
         let charge = match schema_bytes(&plan.join.schema) {
             small if small <= SMALL_SCHEMA_BYTES => self.catalog.charge(&owner),
             _ => self.catalog.charge_schema(&owner, &plan.join.schema)?,
@@ -139,6 +147,7 @@ impl Shared {
             cancel,
             is_device_wanted,
             feed,
+            kept,
             name,
             Arc::downgrade(self),
         ));
@@ -253,6 +262,7 @@ impl Shared {
             let waits_for_devices = matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
             scheduled.place.devices.iter().for_each(|device| is_wanted[device] |= waits_for_devices);
             let job = state.live[&scheduled.id].clone();
+            Self::give_up_turn(&job, &scheduled);
             let device = self.engines[scheduled.place.devices.leader()].id();
             let waiting_for = match scheduled.wait {
                 None if state.shutdown => "the server is shutting down".into(),
@@ -296,7 +306,9 @@ impl Shared {
         // gives up sooner.
         for (device_state, is_wanted) in state.devices.iter().zip(is_wanted) {
             for Running { job, .. } in &device_state.running {
-                let is_waited_for = job.feed.as_ref().is_some_and(Feed::keeps_others_waiting);
+                let has_turn = |kept: &&ResidentUse| kept.resident().has_turn(job.id);
+                let is_waited_for = job.feed.as_ref().is_some_and(Feed::keeps_others_waiting)
+                    || job.kept.as_ref().filter(has_turn).is_some_and(|kept| kept.resident().has_next());
                 job.is_device_wanted.store(is_wanted || is_waited_for, Ordering::Relaxed);
             }
         }
@@ -382,7 +394,9 @@ impl Shared {
     fn start(&self, state: &mut State, job: &Arc<Job>, scheduled: &ScheduledStart, now: Duration) -> Result<()> {
         let (devices, seconds) = (&scheduled.place.devices, scheduled.place.seconds);
         let device = devices.leader();
-        if job.feed.as_ref().is_some_and(|feed| feed.lacks_join(&scheduled.place)) {
+        let kept = job.kept.as_ref().map(ResidentUse::resident);
+        let has_left = kept.is_some_and(|resident| scheduled.place.is_prepared && resident.built().is_none());
+        if has_left || job.feed.as_ref().is_some_and(|feed| feed.lacks_join(&scheduled.place)) {
             return Err(Error::Exhausted(format!("memory of {}", self.engines[device].id())));
         }
         // This thread holds the scheduler's lock. The budget's own list of holders would wait for
@@ -393,6 +407,9 @@ impl Shared {
             let held = held_behind(&self.holders(state));
             Error::Exhausted(format!("{needed} of host memory for its result, and {free} are free{held}"))
         })?;
+        if kept.is_some_and(|resident| scheduled.place.is_prepared && !resident.begin_turn(job.id, now)) {
+            return Err(Error::Exhausted("the turn of another join with the same build side".into()));
+        }
         let Some(entry) = state.queue.start(scheduled.id, scheduled.place.device_seconds()) else { return Ok(()) };
         job.host_memory.open(reserved);
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
@@ -405,10 +422,12 @@ impl Shared {
             life.devices = devices.iter().map(|member| self.engines[member].id()).collect();
             life.run_by(scheduled.place.plan);
             life.started.get_or_insert_with(SystemTime::now);
-            life.device_reason = match entry.places.len() {
-                1 if devices.len() > 1 => "the only devices that may run it together".into(),
-                1 => "the only device that may run it".into(),
-                count if entry.places.iter().any(|place| place.devices.len() > 1) => {
+            let places = || entry.places.iter().filter(|place| !place.is_prepared);
+            life.device_reason = match places().count() {
+                _ if kept.is_some() && scheduled.place.is_prepared => "its build side is kept there".into(),
+                0 | 1 if devices.len() > 1 => "the only devices that may run it together".into(),
+                0 | 1 => "the only device that may run it".into(),
+                count if places().any(|place| place.devices.len() > 1) => {
                     format!("predicted to finish it first, of the {count} sets of devices that may run it")
                 }
                 count => format!("predicted to finish it first, of the {count} that may run it"),
@@ -416,6 +435,9 @@ impl Shared {
             if beside > 0 {
                 life.device_reason += &format!("; it is short, and started next to {beside} more");
             }
+        }
+        if let Some(resident) = kept.filter(|_| !scheduled.place.is_prepared) {
+            resident.end_turn(job.id);
         }
         let shared_bytes = scheduled.place.shared_bytes;
         for member in devices.iter() {

@@ -23,14 +23,14 @@ impl Shared {
             Err(Error::Cancelled(_)) => JobState::Cancelled,
             Err(error) => JobState::Failed(error.clone()),
         };
-        let rows = job.result.pushed_rows();
-        let now = SystemTime::now();
+        let (rows, now) = (job.result.pushed_rows(), self.clock.now());
+        let finished = SystemTime::now();
         life.state = state.clone();
-        life.finished = Some(now);
+        life.finished = Some(finished);
         life.forecast = None;
         if let (Some(trace), Some(mut traced)) = (&self.options.trace, life.traced.take()) {
             if let (JobState::Complete, Some(started)) = (&state, life.started) {
-                traced.complete(job.submitted, started, now);
+                traced.complete(job.submitted, started, finished);
             }
             trace.add(&traced);
         }
@@ -39,7 +39,11 @@ impl Shared {
             _tables: life.tables.take(),
             _table_holds: std::mem::take(&mut life.table_holds),
             _into: life.into.take(),
-            _prepared: job.feed.as_ref().and_then(|feed| feed.close(job.id, self.clock.now())),
+            _prepared: match (&job.feed, &job.kept) {
+                (Some(feed), _) => feed.close(job.id, now),
+                (None, Some(kept)) => kept.end(job.id, now).map(|built| built.join),
+                (None, None) => None,
+            },
         };
         drop(life);
         match state {

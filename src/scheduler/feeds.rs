@@ -217,7 +217,7 @@ impl Feed {
 
     /// True if a turn with this place lacks the prepared join, which was evicted.
     pub(super) fn lacks_join(&self, place: &Place) -> bool {
-        place.shared_bytes == Some(0) && self.has_no_build()
+        place.is_prepared && self.has_no_build()
     }
 
     pub(super) fn has_no_build(&self) -> bool {
@@ -390,6 +390,7 @@ impl Shared {
                 seconds: rows * feed.row_seconds,
                 memory_bytes: 0,
                 shared_bytes: Some(0),
+                is_prepared: true,
                 host,
             }],
         };
@@ -421,7 +422,7 @@ impl Shared {
                 }
                 let engine = &self.engines[device];
                 let join: Arc<dyn Prepared> = engine.prepare(task, &TableRows::new(build), grant, monitor)?.into();
-                feed.build.resident().set_built(Built { join: join.clone(), device, bytes });
+                feed.build.resident().set_built(Built { join: join.clone(), device, bytes, since: SystemTime::now() });
                 join
             }
         };

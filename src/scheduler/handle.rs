@@ -148,13 +148,19 @@ impl Scheduler {
         }
     }
 
-    /// Explains the plan that a join would run with, without running it. If the join would be
+    /// Explains the plan that a join of a tenant would run with, without running it. If the join would be
     /// refused because it does not fit, also explains that, and what would let it run.
     ///
     /// # Errors
     /// Returns the error in the request, as at submission, or the error of the interrupt.
-    pub fn explain(&self, join: BoundJoin, options: &JobOptions, interrupt: &Interrupt) -> Result<Explanation> {
-        let Proposed { plan, device_reason, sets, refusal } = self.shared().propose(join, options, interrupt)?;
+    pub fn explain(
+        &self,
+        join: BoundJoin,
+        options: &JobOptions,
+        owner: &str,
+        interrupt: &Interrupt,
+    ) -> Result<Explanation> {
+        let Proposed { plan, device_reason, sets, refusal } = self.shared().propose(join, options, owner, interrupt)?;
         Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).among(sets).refused(refusal.as_ref()))
     }
 

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::admission::Admitted;
 use super::feeds::Feed;
 use super::job_options::JobOptions;
+use super::residents::ResidentUse;
 use super::state::Shared;
 use super::trace::TracedJob;
 use crate::catalog::{ChargeHold, NameReservation, ResultSpool, Table};
@@ -111,6 +112,8 @@ pub struct Job {
     pub(super) is_device_wanted: Arc<AtomicBool>,
     /// Side whose rows arrive while the job runs, if it has one.
     pub(super) feed: Option<Feed>,
+    /// Build side on a device that a join of two tables may probe.
+    pub(super) kept: Option<ResidentUse>,
     pub(super) life: Mutex<Life>,
     /// Set to true at the job's end, after its state and its result.
     pub(super) has_ended: watch::Sender<bool>,
@@ -237,6 +240,7 @@ impl Job {
         cancel: CancelFlag,
         is_device_wanted: Arc<AtomicBool>,
         feed: Option<Feed>,
+        kept: Option<ResidentUse>,
         into: Option<NameReservation>,
         shared: Weak<Shared>,
     ) -> Self {
@@ -277,6 +281,7 @@ impl Job {
             cancel,
             is_device_wanted,
             feed,
+            kept,
             life,
             has_ended,
             shared,

@@ -63,6 +63,7 @@ mod feeds;
 mod handle;
 mod job;
 mod job_options;
+mod kept;
 mod options;
 mod placing;
 mod publishing;

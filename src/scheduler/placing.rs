@@ -74,6 +74,8 @@ pub(super) struct Place {
     /// Bytes of each device's memory that the job gets if it runs in parallel with others. `None`:
     /// the job takes the devices alone.
     pub(super) shared_bytes: Option<u64>,
+    /// True if the build side is on the device already, in memory of its own.
+    pub(super) is_prepared: bool,
     pub(super) host: HostNeed,
 }
 

@@ -186,6 +186,13 @@ impl Queue {
         }
     }
 
+    /// Removes the places of a job where its build side was prepared, if the job waits.
+    pub(super) fn remove_prepared_places(&mut self, id: JobId) {
+        if let Some(job) = self.waiting.get_mut(&id) {
+            job.places.retain(|place| !place.is_prepared);
+        }
+    }
+
     /// Removes a job that will not run.
     pub(super) fn remove(&mut self, id: JobId) -> Option<Waiting> {
         let job = self.take(id)?;

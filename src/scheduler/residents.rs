@@ -16,6 +16,8 @@
 //! run may be evicted when another job needs the device's memory. It is freed when its last job
 //! ends, or a time after that for which a job asked. If its table is dropped or replaced, it is
 //! freed at the end of the last job.
+//!
+//! A join of two tables may take a turn, too (`kept.rs`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,14 +30,14 @@ use parking_lot::Mutex;
 use super::device_set::DeviceSet;
 use super::feeds::is_evictable;
 use super::handle::Scheduler;
-use super::job::{JobId, JobPlans};
+use super::job::JobId;
 use super::job_options::{DeviceRequest, JobOptions};
 use super::state::{Leftovers, Shared, State};
 use crate::catalog::Table;
 use crate::device::DeviceId;
 use crate::engine::Prepared;
 use crate::join::Side;
-use crate::planner::{JoinKey, JoinKind, OutputColumn, Strategy};
+use crate::planner::{BoundJoin, JoinKey, JoinKind, OutputColumn, Strategy};
 use crate::{Error, Result};
 
 /// Maximum number of build sides that a tenant keeps.
@@ -43,11 +45,11 @@ const KEPT_MAX: usize = 64;
 
 /// Build side for the jobs of one join whose rows arrive.
 pub(super) struct Resident {
-    number: u64,
+    pub(super) number: u64,
     /// Tenant whose job made it.
-    owner: String,
+    pub(super) owner: String,
     /// `None`: no other job may use it.
-    shape: Option<Shape>,
+    pub(super) shape: Option<Shape>,
     held: Mutex<Held>,
 }
 
@@ -76,6 +78,7 @@ pub(super) struct Built {
     pub(super) device: usize,
     /// Bytes of device memory that it holds.
     pub(super) bytes: u64,
+    pub(super) since: SystemTime,
 }
 
 /// Build side that is on a device, or will be again with the next stream.
@@ -90,31 +93,32 @@ pub struct PreparedBuild {
     pub device: Option<DeviceId>,
     /// Device memory, in bytes.
     pub bytes: u64,
+    /// Number of streams, and of joins of tables, that use it.
     pub streams: usize,
-    /// End of the time for which it is kept; `None` while a stream uses it.
+    /// End of the time for which it is kept; `None` while it is used.
     pub expires: Option<SystemTime>,
 }
 
 /// All that two jobs must have in common to share a resident.
-struct Shape {
+pub(super) struct Shape {
     table: Weak<Table>,
     name: String,
-    streamed: Side,
+    pub(super) streamed: Side,
     arriving: SchemaRef,
     how: JoinKind,
     keys: Vec<JoinKey>,
     output: Vec<OutputColumn>,
+    /// Columns of the result.
+    schema: SchemaRef,
     batch_rows: Option<usize>,
     strategy: Option<Strategy>,
     devices: DeviceRequest,
 }
 
 impl Shape {
-    fn new(planned: &JobPlans, streamed: Side, options: &JobOptions) -> Self {
-        let join = &planned.plan().join;
-        // Plans have tables without rows.
-        let [left, right] = planned.tables();
-        let table = if streamed == Side::Right { left } else { right };
+    /// Describes a join with the rows of its tables. The rows of the `streamed` side are probed.
+    pub(super) fn new(join: &BoundJoin, streamed: Side, options: &JobOptions) -> Self {
+        let table = join.table(streamed.other());
         Self {
             table: Arc::downgrade(table),
             name: table.name.clone(),
@@ -123,6 +127,7 @@ impl Shape {
             how: join.how,
             keys: join.keys.clone(),
             output: join.output.clone(),
+            schema: join.schema.clone(),
             batch_rows: join.batch_rows,
             strategy: options.strategy,
             devices: options.devices.clone(),
@@ -130,13 +135,24 @@ impl Shape {
     }
 
     fn is_like(&self, other: &Self) -> bool {
+        (self.strategy, &self.devices) == (other.strategy, &other.devices) && self.is_same_join(other)
+    }
+
+    /// True if a join of `other` may use a resident of this shape: the same join, with a strategy
+    /// and devices that the join allows.
+    pub(super) fn serves(&self, other: &Self) -> bool {
+        other.strategy.is_none_or(|strategy| self.strategy == Some(strategy))
+            && (other.devices == DeviceRequest::Any || self.devices == other.devices)
+            && self.is_same_join(other)
+    }
+
+    fn is_same_join(&self, other: &Self) -> bool {
         Weak::ptr_eq(&self.table, &other.table)
-            && (self.streamed, self.how, self.batch_rows, self.strategy)
-                == (other.streamed, other.how, other.batch_rows, other.strategy)
+            && (self.streamed, self.how, self.batch_rows) == (other.streamed, other.how, other.batch_rows)
             && self.keys == other.keys
             && self.output == other.output
-            && self.devices == other.devices
-            && self.arriving == other.arriving
+            && self.schema.fields() == other.schema.fields()
+            && self.arriving.fields() == other.arriving.fields()
     }
 }
 
@@ -173,8 +189,13 @@ impl Resident {
         !self.held.lock().keep.is_zero()
     }
 
+    /// True if the job has the turn.
+    pub(super) fn has_turn(&self, job: JobId) -> bool {
+        self.held.lock().turn == Some(job)
+    }
+
     /// Adds a job. Returns `false` if the resident is gone.
-    fn enter(&self, keep: Duration) -> bool {
+    pub(super) fn enter(&self, keep: Duration) -> bool {
         let mut held = self.held.lock();
         if !held.is_gone {
             held.users += 1;
@@ -248,6 +269,11 @@ pub(super) struct ResidentUse {
 }
 
 impl ResidentUse {
+    /// Creates the use by a job that has entered the resident.
+    pub(super) fn new(resident: Arc<Resident>, entered: Duration) -> Self {
+        Self { resident, entered, has_left: Mutex::new(false) }
+    }
+
     pub(super) fn resident(&self) -> &Arc<Resident> {
         &self.resident
     }
@@ -274,13 +300,13 @@ impl Shared {
     /// Returns the resident of a join whose rows arrive: that of earlier jobs, or a new one.
     pub(super) fn resident(
         &self,
-        planned: &JobPlans,
+        join: &BoundJoin,
         streamed: Side,
         options: &JobOptions,
         owner: &str,
     ) -> Result<ResidentUse> {
         let keep = Duration::from_secs(options.keep_seconds.into());
-        let is_shared = is_evictable(&planned.plan().join, streamed);
+        let is_shared = is_evictable(join, streamed);
         if !is_shared && !keep.is_zero() {
             return Err(Error::Unsupported(
                 "\"keep_seconds\" keeps the build side for other streams, and this kind of join marks rows of its table; \
@@ -288,7 +314,7 @@ impl Shared {
                     .into(),
             ));
         }
-        let shape = is_shared.then(|| Shape::new(planned, streamed, options));
+        let shape = is_shared.then(|| Shape::new(join, streamed, options));
         let mut state = self.state.lock();
         state.residents.retain(|resident| !resident.held.lock().is_gone);
         let is_like = |resident: &&Arc<Resident>| match (&resident.shape, &shape) {
@@ -307,7 +333,7 @@ impl Shared {
             state.residents.push(made.clone());
             made
         });
-        Ok(ResidentUse { resident, entered: self.clock.now(), has_left: Mutex::new(false) })
+        Ok(ResidentUse::new(resident, self.clock.now()))
     }
 
     /// Gives up residents without jobs whose time is over, or whose table is dropped or replaced.
@@ -328,6 +354,11 @@ impl Shared {
     pub(super) fn queue_next_turns(&self, state: &mut State) {
         for resident in state.residents.clone() {
             while let Some(id) = resident.take_next() {
+                // A join of tables waits in the queue, and has the turn once it starts there.
+                if state.queue.contains(id) {
+                    resident.begin_turn(id, self.clock.now());
+                    break;
+                }
                 let Some(job) = state.open.get(&id).map(|open| open.job.clone()) else { continue };
                 if self.wants_a_turn(&job) && self.queue_turn(state, &job) {
                     break;
@@ -403,6 +434,7 @@ impl Shared {
         if let Some((id, feed)) = turn.and_then(|id| Some((id, state.live.get(&id)?.feed.as_ref()?))) {
             state.queue.replace_places(id, feed.places());
         }
+        Self::leave_unbuilt(state, resident);
         resident.take_built().map(Leftovers::of_build)
     }
 }

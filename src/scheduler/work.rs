@@ -110,6 +110,9 @@ impl Shared {
         self.take_off(&mut state, taken);
         state.totals.waited_seconds_total -= taken.started.saturating_sub(taken.entry.submitted).as_secs_f64();
         state.queue.push_back(taken.entry.clone(), taken.charged_seconds());
+        if let Some(kept) = &taken.job.kept {
+            kept.resident().end_turn(taken.job.id);
+        }
         if let Some(feed) = taken.job.feed.as_ref().filter(|feed| feed.has_no_build()) {
             state.queue.replace_places(taken.job.id, feed.places());
         }
@@ -135,7 +138,10 @@ impl Shared {
         };
         let outcome = panics::as_error(said, || match &job.feed {
             Some(feed) => self.take_turn(feed, &work, taken.devices.leader(), &grants[0], job, &monitor),
-            None => run_gang(&engines, work.task()?, grants, &job.result, &monitor).map(|()| Turn::Done),
+            None => match job.kept.as_ref().filter(|kept| kept.resident().has_turn(job.id)) {
+                Some(kept) => self.probe_kept(kept, &work, job, &monitor).map(|()| Turn::Done),
+                None => run_gang(&engines, work.task()?, grants, &job.result, &monitor).map(|()| Turn::Done),
+            },
         });
         job.life.lock().memory.at_end_bytes = mapped_bytes();
         outcome.map_err(|error| self.with_advice(job, error))
@@ -284,6 +290,12 @@ impl Shared {
         if let Some(feed) = &job.feed {
             // It may be of a process that has ended, although the device is back in service.
             feed.forget_build(state, leftovers);
+        }
+        if let Some(kept) = &job.kept {
+            if kept.resident().has_turn(job.id) {
+                leftovers.extend(Self::unbuild(state, kept.resident()));
+            }
+            state.queue.remove_prepared_places(job.id);
         }
         self.fail_unplaceable(state, leftovers);
         self.dispatch(state, leftovers);

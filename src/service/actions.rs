@@ -367,7 +367,7 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
                 asker.record.set_command(format!("explain {command}"));
                 let command = command.of_tables()?;
                 let join = planner::bind_interruptible(&command.spec, &shared.catalog, interrupt)?;
-                (shared.scheduler.explain(join, &command.options, interrupt)?, None)
+                (shared.scheduler.explain(join, &command.options, &asker.caller.tenant, interrupt)?, None)
             }
         };
         Ok(Answer::json(&describe::explanation(&explanation, transfer.as_ref())?))

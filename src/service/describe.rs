@@ -103,6 +103,8 @@ pub fn job(job: &Job) -> Value {
         "strategy": plan.strategy().name(),
         "build_side": plan.composition.build_side.to_string(),
         "reason": plan.reason,
+        "prepared": plan.kept_build.map(|kept| kept.number),
+        "prepared_since": plan.kept_build.map(|kept| kept.since()),
         "predicted_bytes": plan.result_bytes,
         "deviation": status.measured().and_then(|measured| planner::deviation_from(&plan, &measured)),
         "distribution": plan.composition.distribution.name(),

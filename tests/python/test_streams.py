@@ -280,6 +280,78 @@ def test_a_prepared_table_is_kept_and_given_up(tmp_path: Path) -> None:
             clean(server, client)
 
 
+def phases(result: dovetail.Result) -> set[str]:
+    return {phase["name"] for phase in result.status().raw["phases"]}
+
+
+def test_joins_of_tables_probe_a_prepared_table(tmp_path: Path, seed: int) -> None:
+    with Server(tmp_path, devices="host:1", device_memory="64MiB", host_memory="1GiB") as server:
+        with server.connect() as client:
+            rng = np.random.default_rng([seed, 40, 4])
+            checked = 0
+            for _ in range(60):
+                case = random_case(rng)
+                try:
+                    rows = oracle.matching_rows(case, RESULT_ROWS_MAX)
+                except oracle.TooLarge:
+                    continue
+                stream = "right" if rng.random() < 0.5 else "left"
+                client.put("left", case.left, mode="replace")
+                client.put("right", case.right, mode="replace")
+                kept, arriving = ("left", case.right) if stream == "right" else ("right", case.left)
+                how = {"on": case.pairs(), "how": case.how, "nulls_equal": case.nulls_equal, "columns": case.columns}
+                try:
+                    client.prepare(kept, arriving.schema, stream=stream, keep_seconds=3600, **how)
+                except (dovetail.Unsupported, dovetail.Exhausted):
+                    continue
+                (prepared,) = client.prepared()
+                with client.join("left", "right", **how) as joined:
+                    oracle.check(case, joined.table(), rows)
+                    # A result of another type, as for text of several dictionaries, is made as usual.
+                    checked += joined.status().raw["prepared"] == prepared["prepared"]
+                client.release_prepared(prepared["prepared"])
+            assert checked >= 10
+            clean(server, client)
+
+
+def test_a_prepared_table_serves_streams_and_joins_at_once(tmp_path: Path) -> None:
+    with Server(tmp_path, devices="host:1", device_memory="48MiB", host_memory="1GiB") as server:
+        with server.connect() as client:
+            client.put("kept", numbers(100_000))
+            client.put("facts", {"k": np.arange(0, 200_000, 2), "w": np.arange(100_000)})
+            schema = pa.schema({"k": pa.int64(), "w": pa.int64()})
+            client.prepare("kept", schema, on="k", keep_seconds=3600)
+            (prepared,) = client.prepared()
+
+            def join(_: int) -> int:
+                with client.join("kept", "facts", on="k") as joined:
+                    assert joined.table().num_rows == 50_000
+                    assert joined.status().raw["prepared"] == prepared["prepared"]
+                    assert "build table" not in phases(joined)
+                    return 1
+
+            with client.open_stream("kept", schema, on="k") as stream, ThreadPoolExecutor(4) as pool:
+                joins = [pool.submit(join, number) for number in range(12)]
+                for number in range(40):
+                    assert stream.ask({"k": [number, 100_000], "w": [1, 2]}).num_rows == 1
+                assert sum(done.result() for done in joins) == 12
+            explained = client.explain("kept", "facts", on="k")
+            assert explained["prepared"] == prepared["prepared"], explained
+            assert f"prepared {prepared['prepared']}" in explained["text"]
+            # A join that needs the memory takes it, and the next join prepares its own.
+            sparse = np.arange(2_300_000) * 7_919_000_000_033 % (1 << 60)
+            client.put("large", {"k": sparse, "v": np.arange(len(sparse))})
+            with client.join("large", "large", on="k", columns=["k", "left.v"]) as joined:
+                assert joined.table().num_rows == len(sparse)
+            assert client.prepared()[0]["device"] is None
+            with client.join("kept", "facts", on="k") as joined:
+                assert joined.table().num_rows == 50_000
+                assert joined.status().raw["prepared"] is None
+                assert "build table" in phases(joined)
+            client.release_prepared(prepared["prepared"])
+            clean(server, client)
+
+
 def test_a_stream_that_is_refused_says_why(server: Server, client: dovetail.Client) -> None:
     client.put("kept", numbers(10))
     with pytest.raises(dovetail.NotFound, match="there is no table"):

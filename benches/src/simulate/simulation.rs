@@ -591,7 +591,8 @@ pub fn device_seconds(setup: &Setup, trace: &[TracedJob]) -> Result<f64> {
     let Simulation { scheduler, catalog, .. } = Simulation::new(setup.clone(), Vec::new())?;
     let of_job = |job: &TracedJob| {
         let options = JobOptions { devices: devices_of(job), ..JobOptions::default() };
-        let explained = scheduler.explain(bind(&spec_of(job)?, &catalog)?, &options, &Interrupt::default())?;
+        let explained =
+            scheduler.explain(bind(&spec_of(job)?, &catalog)?, &options, &job.tenant, &Interrupt::default())?;
         let sets = explained.sets.iter().filter(|set| set.rejected.is_none());
         let of_sets = sets.map(|set| set.predicted_seconds * set.ranks as f64);
         let chosen = explained.predicted_seconds * explained.device.ranks as f64;

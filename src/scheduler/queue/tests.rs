@@ -51,7 +51,7 @@ fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waitin
 
 fn place(device: usize, seconds: f64, shared_bytes: Option<u64>) -> Place {
     let devices = DeviceSet::new([device]);
-    Place { devices, plan: 0, seconds, memory_bytes: 1, shared_bytes, host: HostNeed::default() }
+    Place { devices, plan: 0, seconds, memory_bytes: 1, shared_bytes, is_prepared: false, host: HostNeed::default() }
 }
 
 fn need(bytes: u64) -> HostNeed {

@@ -4,6 +4,7 @@
 mod classes;
 mod failing;
 mod giving_back;
+mod kept;
 mod memory;
 mod real;
 mod results;
@@ -331,7 +332,7 @@ fn submit(
 }
 
 fn explain(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, options: &JobOptions) -> Explanation {
-    scheduler.explain(bind(spec, catalog).unwrap(), options, &Interrupt::default()).unwrap()
+    scheduler.explain(bind(spec, catalog).unwrap(), options, "", &Interrupt::default()).unwrap()
 }
 
 fn on(devices: &[&str]) -> JobOptions {

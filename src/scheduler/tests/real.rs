@@ -7,17 +7,21 @@ use crate::engine::InProcess;
 use crate::planner::{Explanation, Strategy};
 
 /// Creates a scheduler over devices of this process, and measures their rates.
-fn schedule_on(catalog: &Catalog, devices: Vec<Arc<dyn Device>>) -> Scheduler {
+fn schedule_on(catalog: &Catalog, devices: Vec<Arc<dyn Device>>, options: SchedulerOptions) -> Scheduler {
     let measured = |device| {
         let mut engine = InProcess::new(device, catalog.arena().clone());
         let values = engine.measure_rates(&|_| ()).expect("the device has memory to measure its rates");
         engine.set_rates(DeviceRates::measured_now(values));
         Arc::new(engine) as Arc<dyn Engine>
     };
-    Scheduler::new(catalog.clone(), devices.into_iter().map(measured).collect(), SchedulerOptions::default())
+    Scheduler::new(catalog.clone(), devices.into_iter().map(measured).collect(), options)
 }
 
 fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
+    start_with(devices, SchedulerOptions::default())
+}
+
+pub(super) fn start_with(devices: u16, options: SchedulerOptions) -> (Scheduler, Vec<Budget>, Catalog) {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
     for name in ["r", "s"] {
         catalog.create(table(name)).unwrap();
@@ -28,7 +32,7 @@ fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
         Arc::new(HostDevice::new(index as u16, 1, budget.clone(), None).unwrap())
     };
     let devices = budgets.iter().enumerate().map(device).collect();
-    (schedule_on(&catalog, devices), budgets, catalog)
+    (schedule_on(&catalog, devices, options), budgets, catalog)
 }
 
 fn by(strategy: Strategy) -> JobOptions {
@@ -86,7 +90,7 @@ fn a_join_of_cached_columns_is_planned_without_copying_them() {
     let link = EmulatedLink { to_device_bytes_per_second: 1e9, from_device_bytes_per_second: 1e9 };
     let device = HostDevice::new(0, 1, memory, Some(link)).unwrap();
     device.cache().unwrap().enable_cache(1 << 20).unwrap();
-    let scheduler = schedule_on(&catalog, vec![Arc::new(device)]);
+    let scheduler = schedule_on(&catalog, vec![Arc::new(device)], SchedulerOptions::default());
     let bytes = |explanation: Explanation, phase: Phase| {
         let phase = explanation.phases.iter().find(|found| found.phase == phase);
         phase.and_then(|phase| phase.predicted_bytes).unwrap_or(0)

@@ -155,7 +155,7 @@ fn a_join_that_fits_on_no_device_takes_several() {
     let stage = machine("dgx-1v", 0.3);
     let alone = |spec: &JoinSpec| {
         let bound = bind(spec, &stage.catalog).unwrap();
-        stage.scheduler.explain(bound, &exactly(1), &Interrupt::default()).map(|explained| explained.refusal)
+        stage.scheduler.explain(bound, &exactly(1), "", &Interrupt::default()).map(|explained| explained.refusal)
     };
     let spec = create(&stage, 2 * BILLION, 2 * BILLION);
     assert!(matches!(alone(&spec), Ok(Some(_))), "a side does not fit");

@@ -521,7 +521,8 @@ class Client:
         """Prepares a table on a device, for streams that join it in the same way.
 
         It stays there for `keep_seconds` after the last of them. Other joins may take its memory meanwhile; the next
-        stream then prepares it again. See :meth:`prepared`.
+        stream then prepares it again. A join of the table with another one of this schema probes it, too, if its other
+        options are the same. See :meth:`prepared`.
 
         Args:
             table: Name of the table.

@@ -1,0 +1,167 @@
+//! Joins of two tables whose build side is on a device already.
+//!
+//! ```text
+//!   submit ─┬─► places as usual ───────────────────────► read and index the build side, probe
+//!           └─► one more: the device of a resident ─► its turn ─► probe
+//! ```
+//!
+//! A job of the same tenant whose rows arrive has prepared the build side (`residents.rs`). A join
+//! of the same two sides may probe it with the rows of a table. It uses no memory except the
+//! resident's, so it takes turns with the other jobs of the resident. The queue decides whether the
+//! job starts there or elsewhere. If the resident is evicted first, the job runs as usual.
+//!
+//! A result that becomes a table shares no columns with the tables it is made of, and the resident
+//! was prepared to share them. So such a join runs as usual. So does a join that counts rows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::admission::{Admitted, Proposed, Terms, host_need};
+use super::device_class::DeviceClass;
+use super::device_set::DeviceSet;
+use super::job::Job;
+use super::job_options::JobOptions;
+use super::placing::{Place, ScheduledStart, Wait};
+use super::residents::{Built, Resident, ResidentUse, Shape};
+use super::state::{Shared, State};
+use crate::join::{Monitor, Side, TableRows};
+use crate::planner::{self, BoundJoin, KeptBuild, Plan};
+use crate::{Error, Result};
+
+/// Resident that a join may probe.
+struct Found {
+    resident: Arc<Resident>,
+    built: Built,
+    streamed: Side,
+}
+
+impl Shared {
+    /// Adds the device of a resident that the join may probe to its places. Returns the use of that
+    /// resident.
+    ///
+    /// # Errors
+    /// The errors of planning.
+    pub(super) fn place_on_kept(
+        &self,
+        admitted: &mut Admitted,
+        options: &JobOptions,
+        owner: &str,
+        terms: Terms<'_>,
+    ) -> Result<Option<ResidentUse>> {
+        let join = &admitted.plan().join;
+        let Some(found) = self.find_kept(join, options, owner) else { return Ok(None) };
+        let Some(plan) = self.plan_on_kept(&found, join, options, terms)? else { return Ok(None) };
+        let Ok(host) = host_need(&plan, options, &self.catalog, terms) else { return Ok(None) };
+        if !found.resident.enter(Duration::ZERO) {
+            return Ok(None);
+        }
+        let number = admitted.plans.len();
+        admitted.places.push(Place {
+            devices: DeviceSet::new([found.built.device]),
+            plan: number,
+            seconds: plan.seconds,
+            memory_bytes: 0,
+            shared_bytes: Some(0),
+            is_prepared: true,
+            host,
+        });
+        if plan.seconds < admitted.plan().seconds {
+            admitted.fastest = number;
+        }
+        admitted.plans.push(plan);
+        Ok(Some(ResidentUse::new(found.resident, self.clock.now())))
+    }
+
+    /// Replaces a proposed plan with that of a resident, if the join is predicted to end sooner
+    /// there.
+    ///
+    /// # Errors
+    /// The errors of planning.
+    pub(super) fn propose_on_kept(
+        &self,
+        proposed: Proposed,
+        join: &BoundJoin,
+        options: &JobOptions,
+        owner: &str,
+        terms: Terms<'_>,
+    ) -> Result<Proposed> {
+        let Some(found) = self.find_kept(join, options, owner) else { return Ok(proposed) };
+        let plan = self.plan_on_kept(&found, join, options, terms)?;
+        Ok(match plan {
+            Some(plan) if proposed.refusal.is_none() && plan.seconds < proposed.plan.seconds => Proposed {
+                plan,
+                device_reason: "its build side is kept there; when it is submitted, queues count as well".into(),
+                ..proposed
+            },
+            _ => proposed,
+        })
+    }
+
+    /// Finds a resident of the tenant that is on a device in service, and that the join may probe.
+    fn find_kept(&self, join: &BoundJoin, options: &JobOptions, owner: &str) -> Option<Found> {
+        let is_usual = options.streamed.is_some() || options.into.is_some() || options.distribution.is_some();
+        if is_usual || join.counts_rows || self.state.lock().residents.is_empty() {
+            return None;
+        }
+        let wanted = [Side::Left, Side::Right].map(|streamed| Shape::new(join, streamed, options));
+        let state = self.state.lock();
+        let found = state.residents.iter().filter(|resident| resident.owner == owner).find_map(|resident| {
+            let shape = resident.shape.as_ref()?;
+            let built = resident.built().filter(|built| state.devices[built.device].lost.is_none())?;
+            let serves = wanted.iter().any(|wanted| shape.serves(wanted));
+            serves.then(|| Found { resident: resident.clone(), built, streamed: shape.streamed })
+        });
+        found
+    }
+
+    /// Plans the join on the device of a resident. `None` if the planner would not build on that
+    /// side.
+    fn plan_on_kept(
+        &self,
+        found: &Found,
+        join: &BoundJoin,
+        options: &JobOptions,
+        terms: Terms<'_>,
+    ) -> Result<Option<Plan>> {
+        let of_stream = JobOptions { streamed: Some(found.streamed), ..options.clone() };
+        let overrides = of_stream.overrides();
+        let classes = DeviceClass::group(vec![DeviceSet::new([found.built.device])], &self.engines, join);
+        let kept = KeptBuild { number: found.resident.number, since: found.built.since };
+        match planner::propose(join.clone(), &overrides, classes[0].0.target(), terms.interrupt) {
+            Ok((plan, _)) => Ok(Some(plan.on_kept_build(kept))),
+            Err(Error::Invalid(_) | Error::Unsupported(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Lets others have the turn that a waiting job has been given, if the job waits for anything
+    /// except the device of its resident.
+    pub(super) fn give_up_turn(job: &Job, scheduled: &ScheduledStart) {
+        let may_start = scheduled.place.is_prepared && matches!(scheduled.wait, None | Some(Wait::Device));
+        if let Some(kept) = job.kept.as_ref().filter(|_| !may_start) {
+            kept.resident().end_turn(job.id);
+        }
+    }
+
+    /// Probes the build side of a resident with the other table of the join.
+    pub(super) fn probe_kept(&self, kept: &ResidentUse, work: &Plan, job: &Job, monitor: &Monitor) -> Result<()> {
+        let streamed = kept.resident().shape.as_ref().map(|shape| shape.streamed);
+        let (Some(built), Some(streamed)) = (kept.resident().built(), streamed) else {
+            return Err(Error::Unavailable("the build side left its device before the join began; try again".into()));
+        };
+        let rows = TableRows::new(work.join.table(streamed).clone());
+        built.join.probe(&rows, &job.host_memory, &job.result, monitor)?;
+        built.join.finish(&job.host_memory, &job.result, monitor)
+    }
+
+    /// Lets the joins of tables that wait for a resident run as usual, because it leaves its device.
+    pub(super) fn leave_unbuilt(state: &mut State, resident: &Resident) {
+        for job in state.live.values() {
+            let uses = job.kept.as_ref().is_some_and(|kept| std::ptr::eq(Arc::as_ptr(kept.resident()), resident));
+            if uses && state.queue.contains(job.id) {
+                resident.end_turn(job.id);
+                state.queue.remove_prepared_places(job.id);
+            }
+        }
+    }
+}

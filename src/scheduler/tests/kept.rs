@@ -1,0 +1,125 @@
+//! Tests of joins of two tables whose build side is on a device already.
+
+use super::real::start_with;
+use super::*;
+use crate::device::Phase;
+use crate::join::Side;
+
+/// Prepares the table `r` for the joins of `spec` of a tenant. Returns its number.
+fn prepare(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owner: &str) -> u64 {
+    let options = JobOptions {
+        streamed: Some(Side::Right),
+        keep_seconds: 3600,
+        retain_seconds: Some(0),
+        ..JobOptions::default()
+    };
+    let arriving = Table::to_arrive("stream", table("s").schema, 1 << 20, 44);
+    let spec = JoinSpec { right: Arc::new(arriving).into(), ..spec.clone() };
+    let job = submit(scheduler, catalog, &spec, options, owner).unwrap();
+    scheduler.end_rows(&job).unwrap();
+    assert!(scheduler.wait_idle(PATIENCE));
+    assert_eq!(job.state(), JobState::Complete);
+    let prepared = scheduler.prepared();
+    let number = prepared.iter().map(|build| build.number).max().unwrap();
+    assert!(prepared.iter().all(|build| build.device.is_some()), "{prepared:?}");
+    number
+}
+
+/// Runs a join, and returns the number of the build side that it probed, or `None` if it prepared
+/// its own.
+fn probed(scheduler: &Scheduler, job: &Job) -> Option<u64> {
+    assert!(scheduler.wait_idle(PATIENCE));
+    let status = job.status();
+    assert_eq!((status.state.clone(), status.rows), (JobState::Complete, 100));
+    let explanation = job.explanation();
+    let builds = status.phases.iter().any(|phase| phase.phase == Phase::BuildTable);
+    assert_eq!(builds, explanation.prepared.is_none(), "{explanation}");
+    for phase in &explanation.phases {
+        assert!(phase.predicted_seconds.is_some(), "phase {:?} was not predicted:\n{explanation}", phase.phase);
+    }
+    explanation.prepared
+}
+
+#[test]
+fn a_join_of_tables_probes_the_build_side_that_a_stream_left() {
+    let (scheduler, budgets, catalog) = start_with(1, SchedulerOptions::default());
+    let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
+    let run = |spec: &JoinSpec, options: JobOptions, owner: &str| {
+        let job = submit(&scheduler, &catalog, spec, options, owner).unwrap();
+        probed(&scheduler, &job)
+    };
+    assert_eq!(run(&spec, JobOptions::default(), "a"), None);
+    let kept = prepare(&scheduler, &catalog, &spec, "a");
+    let used = budgets[0].used_bytes();
+    assert_eq!(run(&spec, JobOptions::default(), "a"), Some(kept));
+    assert_eq!(run(&spec, JobOptions { retain_seconds: Some(60), ..JobOptions::default() }, "a"), Some(kept));
+    assert_eq!(budgets[0].used_bytes(), used);
+    let explained = |owner: &str| {
+        let bound = bind(&spec, &catalog).unwrap();
+        scheduler.explain(bound, &JobOptions::default(), owner, &Interrupt::default()).unwrap()
+    };
+    assert_eq!(explained("a").prepared, Some(kept));
+    let text = explained("a").to_string();
+    assert!(text.contains(&format!("prepared {kept}")) && text.contains("kept on the device since"), "{text}");
+
+    // Another tenant, other columns, a table of the result, and a count.
+    assert_eq!(run(&spec, JobOptions::default(), "b"), None);
+    assert_eq!(explained("b").prepared, None);
+    assert_eq!(run(&JoinSpec { columns: vec!["k".into()], ..spec.clone() }, JobOptions::default(), "a"), None);
+    assert_eq!(run(&JoinSpec { how: JoinKind::Left, ..spec.clone() }, JobOptions::default(), "a"), None);
+    assert_eq!(run(&spec, JobOptions { into: Some("joined".into()), ..JobOptions::default() }, "a"), None);
+    let count = submit(&scheduler, &catalog, &JoinSpec { count: true, ..spec.clone() }, JobOptions::default(), "a");
+    assert!(scheduler.wait_idle(PATIENCE));
+    assert_eq!(count.unwrap().explanation().prepared, None);
+
+    // A table of the same name is another one.
+    catalog.drop_table("r", &Editor { tenant: String::new(), is_admin: true }).unwrap();
+    catalog.create(table("r")).unwrap();
+    assert_eq!(run(&spec, JobOptions::default(), "a"), None);
+    scheduler.tick(SystemTime::now());
+    assert_eq!(scheduler.prepared().len(), 0);
+    assert_eq!(budgets[0].used_bytes(), 0);
+}
+
+#[test]
+fn a_join_whose_build_side_leaves_while_it_waits_runs_as_usual() {
+    let options = SchedulerOptions { jobs_per_device: 1, window_bytes: 1, ..SchedulerOptions::default() };
+    let (scheduler, budgets, catalog) = start_with(1, options);
+    let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
+    let number = prepare(&scheduler, &catalog, &spec, "");
+    // A result that no client reads keeps the device.
+    let unread = JobOptions { retain_seconds: Some(0), ..JobOptions::default() };
+    let several = JoinSpec { batch_rows: Some(10), how: JoinKind::Left, ..spec.clone() };
+    let blocking = submit(&scheduler, &catalog, &several, unread, "").unwrap();
+    let submitted = || submit(&scheduler, &catalog, &spec, JobOptions::default(), "").unwrap();
+    let jobs = [submitted(), submitted()];
+    assert_eq!(jobs[0].planned().kept_build.map(|kept| kept.number), Some(number));
+    assert!(jobs.iter().all(|job| job.state() == JobState::Queued));
+    {
+        let shared = &scheduler.handle.shared;
+        let mut state = shared.state.lock();
+        let resident = state.residents[0].clone();
+        let leftovers = state::Shared::unbuild(&mut state, &resident);
+        drop(state);
+        drop(leftovers);
+    }
+    assert_eq!(scheduler.prepared()[0].device, None);
+    scheduler.cancel(blocking.id).unwrap();
+    assert!(jobs.iter().all(|job| probed(&scheduler, job).is_none()));
+    scheduler.release_prepared(number).unwrap();
+    assert_eq!((scheduler.prepared().len(), budgets[0].used_bytes()), (0, 0));
+}
+
+#[test]
+fn joins_of_tables_and_streams_take_turns() {
+    let (scheduler, _, catalog) = start_with(1, SchedulerOptions::default());
+    let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
+    let number = prepare(&scheduler, &catalog, &spec, "");
+    let jobs: Vec<Arc<Job>> =
+        (0..20).map(|_| submit(&scheduler, &catalog, &spec, JobOptions::default(), "").unwrap()).collect();
+    assert_eq!(prepare(&scheduler, &catalog, &spec, ""), number);
+    for job in jobs {
+        probed(&scheduler, &job);
+    }
+    assert_eq!(scheduler.prepared()[0].streams, 0);
+}
