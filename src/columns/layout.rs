@@ -24,6 +24,7 @@ mod fields;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use arrow::datatypes::DataType;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,7 @@ use super::reader::{KeyReader, KeyValue};
 use super::rows::{Rows, are_bytes, fixed_width};
 use crate::Result;
 use crate::device::{
-    BytesColumn, Column, Device, Hashing, KeyEncoding, KeyField, KeyValues, KeyWidth, PackedKeys, Stream,
+    BytesColumn, Column, Device, Hashing, KeyEncoding, KeyField, KeyValues, KeyWidth, PackedKeys, Positions, Stream,
     VALUE_FIELDS_MAX, ValueField, Width, strings,
 };
 use crate::memory::Arena;
@@ -105,13 +106,68 @@ pub struct CopiedColumns {
     pub bytes: BTreeMap<usize, BytesColumn>,
 }
 
+impl CopiedColumns {
+    fn fixed_of(&mut self, column: usize, rows: &Rows, device: &dyn Device, stream: &Stream) -> Result<Column> {
+        if let Some(there) = self.fixed.get(&column) {
+            return Ok(there.clone());
+        }
+        let copied = rows.copy_in(column, device, stream)?;
+        self.fixed.insert(column, copied.clone());
+        Ok(copied)
+    }
+
+    fn bytes_of(&mut self, column: usize, rows: &Rows, device: &dyn Device, stream: &Stream) -> Result<BytesColumn> {
+        if let Some(there) = self.bytes.get(&column) {
+            return Ok(there.clone());
+        }
+        let copied = rows.copy_in_bytes(column, device, stream)?;
+        self.bytes.insert(column, copied.clone());
+        Ok(copied)
+    }
+}
+
 /// Real values behind hashes.
 #[derive(Debug)]
 enum Values {
     /// Packed keys need no comparison.
     InKeys,
-    OnHost(Vec<KeyReader>),
+    OnHost(Arc<[KeyReader]>),
     OnDevice(Vec<ValueField>),
+}
+
+/// Columns on a device that the keys of some rows are packed from.
+#[derive(Debug)]
+pub struct KeyColumns {
+    fields: Vec<KeyField>,
+    width: KeyWidth,
+    /// Values of all rows that were copied in, if these columns are hashes.
+    readers: Option<Arc<[KeyReader]>>,
+}
+
+impl KeyColumns {
+    /// Returns the columns of the rows at `positions`, in their order. None of these is
+    /// [`NO_ROW`](crate::device::NO_ROW).
+    ///
+    /// # Errors
+    /// The errors of the device.
+    pub fn at(&self, positions: &Positions, device: &dyn Device, stream: &Stream) -> Result<Self> {
+        let gather = |field: &KeyField| {
+            let column = device.gather(&field.column, positions, stream)?;
+            Ok(KeyField { column, ..field.clone() })
+        };
+        let fields = self.fields.iter().map(gather).collect::<Result<_>>()?;
+        Ok(Self { fields, width: self.width, readers: self.readers.clone() })
+    }
+
+    /// Packs the keys of the rows.
+    ///
+    /// # Errors
+    /// The errors of the device.
+    pub fn pack(&self, device: &dyn Device, stream: &Stream) -> Result<SideKeys> {
+        let packed = device.pack_keys(&self.fields, self.width, stream)?;
+        let values = self.readers.clone().map_or(Values::InKeys, Values::OnHost);
+        Ok(SideKeys { packed, values })
+    }
 }
 
 impl SideKeys {
@@ -296,84 +352,90 @@ impl KeyLayout {
         stream: &Stream,
     ) -> Result<(SideKeys, CopiedColumns)> {
         let mut copied = CopiedColumns::default();
-        let mut copy_in = |at: usize| -> Result<Column> {
-            let column = rows.copy_in(columns[at], device, stream)?;
-            copied.fixed.insert(columns[at], column.clone());
-            Ok(column)
-        };
-        let mut copy_in_bytes = |at: usize| -> Result<BytesColumn> {
-            let bytes = rows.copy_in_bytes(columns[at], device, stream)?;
-            copied.bytes.insert(columns[at], bytes.clone());
-            Ok(bytes)
-        };
-        let reader = |at: usize| KeyReader::new(rows, columns[at], self.facts[at].is_wide_decimal());
-        match &self.form {
-            Form::Packed { width, fields } => {
-                let mut key_fields = Vec::with_capacity(fields.len());
-                for (at, field) in fields.iter().enumerate() {
-                    let (column, encoding) = match field.source {
-                        Source::HostNumber { min } => (
-                            host_column(
-                                &reader(at)?,
-                                field.bits,
-                                |value| number_bits(value, min),
-                                device,
-                                arena,
-                                stream,
-                            )?,
-                            KeyEncoding::Unsigned,
-                        ),
-                        Source::HostFloat { bits } => {
-                            let pack = |value: KeyValue<'_>| ordered_float_bits(value, bits);
-                            (host_column(&reader(at)?, bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
-                        }
-                        Source::Bytes { bytes_max } if self.is_made_by_device() => {
-                            let bytes = copy_in_bytes(at)?;
-                            (strings(device).short_values(&bytes, bytes_max, stream)?, KeyEncoding::Unsigned)
-                        }
-                        Source::Bytes { bytes_max } => {
-                            let pack = |value: KeyValue<'_>| short_bytes(value, bytes_max);
-                            (host_column(&reader(at)?, field.bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
-                        }
-                        Source::Raw => (copy_in(at)?, KeyEncoding::Unsigned),
-                        Source::Float => (copy_in(at)?, KeyEncoding::Float),
-                        Source::Device { min } => {
-                            let encoding = match self.facts[at].type_of(role).is_unsigned_integer() {
-                                true => KeyEncoding::Offset { min: min as u128 },
-                                false => KeyEncoding::Signed { min },
-                            };
-                            (copy_in(at)?, encoding)
-                        }
-                    };
-                    let Field { shift, bits, null_bit, .. } = *field;
-                    key_fields.push(KeyField { column, encoding, shift, bits, null_bit });
-                }
-                let packed = device.pack_keys(&key_fields, *width, stream)?;
-                Ok((SideKeys { packed, values: Values::InKeys }, copied))
-            }
+        let keys = match &self.form {
             Form::Hashed(hashing) if self.is_made_by_device() => {
                 let mut field = |at: usize| -> Result<ValueField> {
+                    let column = columns[at];
                     let values = match are_bytes(self.facts[at].type_of(role)) {
-                        Some(_) => KeyValues::Bytes(copy_in_bytes(at)?),
-                        None => {
-                            KeyValues::Fixed { column: copy_in(at)?, encoding: self.facts[at].whole_encoding(role) }
-                        }
+                        Some(_) => KeyValues::Bytes(copied.bytes_of(column, rows, device, stream)?),
+                        None => KeyValues::Fixed {
+                            column: copied.fixed_of(column, rows, device, stream)?,
+                            encoding: self.facts[at].whole_encoding(role),
+                        },
                     };
                     Ok(ValueField { values, nulls_equal: self.facts[at].nulls_equal })
                 };
                 let fields = (0..columns.len()).map(&mut field).collect::<Result<Vec<_>>>()?;
                 let packed = strings(device).hash_keys(&fields, *hashing, stream)?;
-                Ok((SideKeys { packed, values: Values::OnDevice(fields) }, copied))
+                SideKeys { packed, values: Values::OnDevice(fields) }
             }
+            _ => self.copy_in(role, rows, columns, &mut copied, device, arena, stream)?.pack(device, stream)?,
+        };
+        Ok((keys, copied))
+    }
+
+    /// Brings the columns that keys are packed from to the device, for keys that the device does
+    /// not hash. `columns[i]` is the column of the layout's i-th pair on this side. Columns that
+    /// are in `copied` already are not copied again, and others are added to it.
+    ///
+    /// # Errors
+    /// The errors of [`pack`](Self::pack).
+    #[allow(clippy::too_many_arguments)]
+    pub fn copy_in(
+        &self,
+        role: Role,
+        rows: &Rows,
+        columns: &[usize],
+        copied: &mut CopiedColumns,
+        device: &dyn Device,
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<KeyColumns> {
+        let reader = |at: usize| KeyReader::new(rows, columns[at], self.facts[at].is_wide_decimal());
+        let (width, fields) = match &self.form {
+            Form::Packed { width, fields } => (width, fields),
             Form::Hashed(Hashing { seed, mask }) => {
-                let readers = (0..columns.len()).map(reader).collect::<Result<Vec<_>>>()?;
+                assert!(!self.is_made_by_device(), "the device hashes these keys");
+                let readers = (0..columns.len()).map(reader).collect::<Result<Arc<[_]>>>()?;
                 let hash = |row: usize| self.hash(&readers, row, *seed).map(|hash| hash & mask);
                 let column = filled_column(rows.len(), Width::W16, hash, device, arena, stream)?;
                 let field = KeyField { column, encoding: KeyEncoding::Unsigned, shift: 0, bits: 128, null_bit: None };
-                let packed = device.pack_keys(&[field], KeyWidth::W16, stream)?;
-                Ok((SideKeys { packed, values: Values::OnHost(readers) }, copied))
+                return Ok(KeyColumns { fields: vec![field], width: KeyWidth::W16, readers: Some(readers) });
             }
+        };
+        let mut key_fields = Vec::with_capacity(fields.len());
+        for (at, field) in fields.iter().enumerate() {
+            let (column, encoding) = match field.source {
+                Source::HostNumber { min } => (
+                    host_column(&reader(at)?, field.bits, |value| number_bits(value, min), device, arena, stream)?,
+                    KeyEncoding::Unsigned,
+                ),
+                Source::HostFloat { bits } => {
+                    let pack = |value: KeyValue<'_>| ordered_float_bits(value, bits);
+                    (host_column(&reader(at)?, bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
+                }
+                Source::Bytes { bytes_max } if self.is_made_by_device() => {
+                    let bytes = copied.bytes_of(columns[at], rows, device, stream)?;
+                    (strings(device).short_values(&bytes, bytes_max, stream)?, KeyEncoding::Unsigned)
+                }
+                Source::Bytes { bytes_max } => {
+                    let pack = |value: KeyValue<'_>| short_bytes(value, bytes_max);
+                    (host_column(&reader(at)?, field.bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
+                }
+                Source::Raw => (copied.fixed_of(columns[at], rows, device, stream)?, KeyEncoding::Unsigned),
+                Source::Float => (copied.fixed_of(columns[at], rows, device, stream)?, KeyEncoding::Float),
+                Source::Device { min } => {
+                    let encoding = match self.facts[at].type_of(role).is_unsigned_integer() {
+                        true => KeyEncoding::Offset { min: min as u128 },
+                        false => KeyEncoding::Signed { min },
+                    };
+                    (copied.fixed_of(columns[at], rows, device, stream)?, encoding)
+                }
+            };
+            let Field { shift, bits, null_bit, .. } = *field;
+            key_fields.push(KeyField { column, encoding, shift, bits, null_bit });
         }
+        Ok(KeyColumns { fields: key_fields, width: *width, readers: None })
     }
 
     /// Finds pairs of rows, one of `a` and one of `b`, with different values behind their hashes.

@@ -28,7 +28,7 @@ pub use dictionary::{decoded_bytes, encode, encode_again, encoded_type, with_wan
 pub(crate) use host_gather::bytes_array;
 pub use host_gather::{RowNumber, fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
-pub use layout::{CopiedColumns, DEVICE_BYTES_MAX, KeyFacts, KeyLayout, Role, SideKeys};
+pub use layout::{CopiedColumns, DEVICE_BYTES_MAX, KeyColumns, KeyFacts, KeyLayout, Role, SideKeys};
 pub use lists::{list_array, list_view_array};
 pub use rows::{BatchSlice, Movable, Rows, are_bytes, fixed_width, is_stored_by_row, movable, rows_max, value_bytes};
 pub use types::{any_part, children, map_leaves};

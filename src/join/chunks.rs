@@ -224,17 +224,18 @@ fn text_beside_keys<'a>(probe: &'a SideInput, layout: &'a KeyLayout) -> impl Ite
 }
 
 /// Returns how many of the first probe rows in `of` have a working set that fits next to the build
-/// side. It may take a stream's share of half of the free memory, without `held_back`.
+/// side. It may take a stream's share of half of the free memory, without `held_back`. A row takes
+/// `row_bytes` in addition to its text.
 pub(super) fn chunk_rows(
     probe: &SideInput,
     layout: &KeyLayout,
+    row_bytes: u64,
     device: &dyn Device,
     held_back: u64,
     streams: usize,
     of: Range<u64>,
 ) -> u64 {
     let half = device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 2;
-    let row_bytes = chunk_row_bytes(probe, layout) as u64;
     let fit = (half / row_bytes).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
     let mut rows = (fit - fit % BITMAP_ROWS).min((of.end - of.start).max(CHUNK_ROWS_MIN));
     // Text of these rows may be longer than average, so look at it.

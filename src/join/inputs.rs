@@ -94,6 +94,11 @@ impl SideInput {
         Self { is_stored: false, ..self }
     }
 
+    /// Returns the input without columns that the result may share with the table.
+    pub(super) fn unshared(&self) -> Self {
+        Self { shares: false, ..self.clone() }
+    }
+
     /// Returns the input whose rows come from an exchange. Only columns without nulls move with
     /// their rows; the host gathers the others from the table.
     pub(super) fn exchanged(&self) -> Self {

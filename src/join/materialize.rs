@@ -63,6 +63,13 @@ pub(super) struct PartialBatch {
     columns: Vec<(Role, usize, Option<PendingColumn>)>,
 }
 
+/// Rows of one join of a chain: a part of the columns of rows that several joins make.
+pub(super) struct ChainPart<'a> {
+    pub(super) materializer: Materializer<'a>,
+    pub(super) build: SideRows<'a>,
+    pub(super) probe: SideRows<'a>,
+}
+
 /// [`PartialBatch`] in host memory. The rows are in the order in which they were queued.
 pub(super) struct StoredPartialBatch {
     /// Source of each column of the result, and its values if it has any yet.
@@ -142,6 +149,28 @@ impl Materializer<'_> {
             self.queue_deferred(groups, transformed, &piece.range)
         };
         self.emit_pieces(pieces, &mut queue, &mut |_| {})
+    }
+
+    /// Emits `rows` rows with the columns of several joins side by side, as [`emit`](Self::emit)
+    /// does. `columns` has the part of each column of the result, and the column's number in it.
+    ///
+    /// # Errors
+    /// The errors of [`emit`](Self::emit).
+    pub(super) fn emit_parts(&self, parts: &[ChainPart<'_>], columns: &[(usize, usize)], rows: usize) -> Result<()> {
+        let at_once = self.sizes.gather_rows.min(self.rows_that_fit() / parts.len());
+        let mut queue = |piece: &RowSlice| {
+            let of_part = |part: &ChainPart<'_>| part.materializer.queue(&part.build, &part.probe, &piece.range);
+            let mut queued = parts.iter().map(of_part).collect::<Result<Vec<InFlight>>>()?;
+            // Only the first part has rows in table order, which its table may share.
+            let slices = std::mem::take(&mut queued[0].slices);
+            let mut given: Vec<Vec<Option<PendingColumn>>> =
+                queued.into_iter().map(|part| part.columns.into_iter().map(Some).collect()).collect();
+            let mut take = |&(part, column): &(usize, usize)| given[part][column].take().expect("each column once");
+            let columns = columns.iter().map(&mut take).collect();
+            let complete = self.cx.device.record_event(self.cx.stream)?;
+            Ok(InFlight { range: piece.range.clone(), slices, columns, complete })
+        };
+        self.emit_pieces(pieces(0, rows, at_once.max(1)), &mut queue, &mut |_| {})
     }
 
     fn emit_pieces(

@@ -37,6 +37,8 @@
 //!   prepare(build) ─► probe(rows)* ─► finish
 //! ```
 //!
+//! The same rows may probe several prepared joins in one pass (`chain.rs`).
+//!
 //! A GPU joins partitions in one go if the result needs nothing except the pairs of rows
 //! (`fused.rs`). If every column of a large result is written, the build side's columns may cross
 //! the link last (`deferred.rs`). The first chunks of the probe side are on their way before the
@@ -50,6 +52,7 @@
 //! It knows of tables, devices, columns and memory, and nothing of plans, jobs, queues or the wire.
 
 mod batch_sizes;
+mod chain;
 mod chunks;
 mod column_gather;
 mod composition;
@@ -86,6 +89,7 @@ use std::time::Instant;
 use arrow::array::RecordBatch;
 
 pub(crate) use batch_sizes::{BatchSizes, MESSAGE_BYTES};
+pub use chain::Chain;
 pub(crate) use chunks::{CHUNK_ROWS_MIN, chunks_per_stream};
 pub use composition::{Composition, Distribution, MovedPayload, RowLayout, TransferOrder};
 pub use kind::{JoinKind, Side};

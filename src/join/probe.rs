@@ -16,7 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows, fitting_probe_batch_rows, only_copies, streams_of};
+use super::chunks::{
+    Chunk, ProbeRows, chunk_row_bytes, chunk_rows, even_chunk_rows, fitting_probe_batch_rows, only_copies, streams_of,
+};
 use super::column_gather::SideRows;
 use super::context::{CallStreams, JoinContext};
 use super::deferred::{DeferredChunk, DeferredPayload};
@@ -25,12 +27,12 @@ use super::prepared::PreparedJoin;
 use super::progress::{Progress, Stage};
 use super::semantics::ChunkOutput;
 use super::source::{RowSource, or_stop};
-use super::threads::run_on_device_pool;
+use super::threads::{on_stream_threads, run_on_device_pool};
 use super::transform::{CopyIn, Transform, TransformedSide, transform};
 use super::{BatchSink, Monitor};
+use crate::Result;
 use crate::device::Device;
 use crate::memory::Arena;
-use crate::{Result, panics};
 
 impl PreparedJoin {
     /// Probes the build side with all rows of a source, and pushes the rows that they give.
@@ -179,21 +181,7 @@ impl<'a> Probing<'a> {
             device.wait_event(&self.join.ready, &stream)?;
             work(&JoinContext { stream: &stream, copies: &stream, ..*cx }, first, failed)
         };
-        let failed = AtomicBool::new(false);
-        let failure = Mutex::new(None);
-        // Do not run this on the device's CPU threads: a thread that waits for its parts takes up
-        // other work. That work may be another stream's, and wait for something that this stream
-        // holds.
-        device.on_stream_threads(streams, &|| {
-            let said = |panic: &str| format!("a stream of the probe panicked: {panic}");
-            if let Err(error) = panics::as_error(said, || on_new_stream(&failed)) {
-                failed.store(true, Ordering::Relaxed);
-                // Other streams may wait for rows.
-                self.rows.stop(&error);
-                failure.lock().get_or_insert(error);
-            }
-        })?;
-        failure.into_inner().map_or(Ok(()), Err)
+        on_stream_threads(device, streams, &on_new_stream, &|error| self.rows.stop(error))
     }
 
     /// Takes chunks until none is left, or another stream has failed. A chunk that was queued ahead
@@ -238,7 +226,8 @@ impl<'a> Probing<'a> {
                     false => segment.table.rows,
                 };
                 let rows = left.start..left.end.min(left.start + most);
-                chunk_rows(segment, layout, device, self.held_back_bytes(device), streams, rows)
+                let row_bytes = chunk_row_bytes(segment, layout) as u64;
+                chunk_rows(segment, layout, row_bytes, device, self.held_back_bytes(device), streams, rows)
             },
             cx.monitor.cancel(),
         )

@@ -14,17 +14,35 @@ use super::threads::compare_where_values_are;
 use super::transform::TransformedSide;
 use super::verify::exact_matches;
 use crate::Result;
-use crate::columns::Role;
+use crate::columns::{KeyLayout, Role};
 use crate::device::{Device, DeviceBuffer, Matches, Phase, Positions, Unmatched, Which};
 
 /// Returns the pairs to expand at once: a whole number of batches, if they fit in half of free
 /// memory. A pair takes two positions, two row numbers, and as much again while they are made.
-fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
+pub(super) fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
     /// Least number of pairs per call. Each call counts the probe batch's pairs to find its first
     /// pair, so small batches share a call.
     const PAIRS_MIN: usize = 64 << 10;
     let fit = ((device.memory().free_bytes() / 2 / 32) as usize).max(256);
     (batch_rows * (PAIRS_MIN / batch_rows).max(1)).min(fit)
+}
+
+/// Matches one probe batch of a probe chunk, and drops matches whose values differ. Returns `None`
+/// if build keys repeat, and must be [grouped](BuildSide::grouped) first.
+pub(super) fn match_exactly(
+    build: &BuildSide,
+    probe: &TransformedSide,
+    probe_batch: Range<usize>,
+    layout: &KeyLayout,
+    cx: &JoinContext<'_>,
+) -> Result<Option<Matches>> {
+    let Some(matches) = build.match_probe_batch(probe, probe_batch, cx)? else { return Ok(None) };
+    if !layout.is_hashed() {
+        return Ok(Some(matches));
+    }
+    let compare = || exact_matches(matches, build, probe, layout, cx);
+    let compare = || cx.monitor.phase(Phase::CompareKeys, 0, compare);
+    compare_where_values_are(layout, cx.device, compare).map(Some)
 }
 
 /// Destination of the rows of a probe chunk.
@@ -111,17 +129,12 @@ impl JoinSemantics {
             {
                 return Ok(());
             }
-            let mut matches = loop {
-                match built.match_probe_batch(probe, probe_batch.clone(), cx)? {
+            let matches = loop {
+                match match_exactly(&built, probe, probe_batch.clone(), materializer.layout, cx)? {
                     Some(matches) => break matches,
                     None => built = build.grouped(&built, cx)?,
                 }
             };
-            if materializer.layout.is_hashed() {
-                let compare = || exact_matches(matches, &built, probe, materializer.layout, cx);
-                let compare = || cx.monitor.phase(Phase::CompareKeys, 0, compare);
-                matches = compare_where_values_are(materializer.layout, cx.device, compare)?;
-            }
             let rows = matches.rows.len() as f64;
             let mut of_probe_batch = 0.0;
             self.emit_probe_batch(output, &built, probe, &matches, &mut |share| {
@@ -141,8 +154,14 @@ impl JoinSemantics {
         outcome.and(settled)
     }
 
+    /// True if the join keeps probe rows without a row of the build side: a semi or anti join of the
+    /// probe side.
+    pub(super) fn only_keeps_probe(&self) -> bool {
+        self.only == Some(Role::Probe)
+    }
+
     /// Returns the treatment of probe rows without a match.
-    fn unmatched(&self) -> Unmatched {
+    pub(super) fn unmatched(&self) -> Unmatched {
         if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip }
     }
 
@@ -153,6 +172,16 @@ impl JoinSemantics {
             Which::Matched => matches.matched_rows,
             Which::Unmatched => matches.rows.len() - matches.matched_rows,
         }
+    }
+
+    /// Returns the positions of the probe rows of the probe batch that a semi or anti join of the
+    /// probe side keeps.
+    pub(super) fn kept_probe_rows(&self, matches: &Matches, cx: &JoinContext<'_>) -> Result<Positions> {
+        if self.only_which_rows(matches) == matches.rows.len() {
+            return Ok(Positions::Range(matches.rows.clone()));
+        }
+        let select = || cx.device.select_matches(matches, self.only_which, cx.stream);
+        cx.monitor.phase(Phase::Match, 8 * matches.rows.len() as u64, select)
     }
 
     /// Emits the rows of a matched probe batch. Calls `done` with the share of the probe batch that
@@ -180,11 +209,7 @@ impl JoinSemantics {
                 materializer.count(matches.pair_count(self.unmatched()) as usize, &mut |_| done(1.0))
             }
             Some(Role::Probe) => {
-                let select = || device.select_matches(matches, self.only_which, stream);
-                let positions = match self.only_which_rows(matches) == matches.rows.len() {
-                    true => Positions::Range(matches.rows.clone()),
-                    false => monitor.phase(Phase::Match, match_bytes, select)?,
-                };
+                let positions = self.kept_probe_rows(matches, materializer.cx)?;
                 let rows = positions.len();
                 materializer.emit(&SideRows::Missing, &SideRows::Transformed(probe, positions), rows, &mut |emitted| {
                     done(emitted as f64 / rows as f64);

@@ -405,6 +405,21 @@ impl TransformedSide {
         }
     }
 
+    /// Returns rows of a table in the order of their keys. `to_rows` has the row number of each key.
+    pub(super) fn of_keys(rows: Rows, keys: SideKeys, to_rows: Option<Positions>) -> Self {
+        Self {
+            rows,
+            order: Order::Original(keys.packed.keys.clone()),
+            keys: Arc::new(keys),
+            to_rows,
+            numbered: true,
+            moved_columns: Vec::new(),
+            originals: Arc::default(),
+            null_keys: None,
+            exchanged: None,
+        }
+    }
+
     /// Returns a table column as it was copied in. Copies it in first if it is missing.
     ///
     /// # Errors
@@ -541,7 +556,8 @@ fn payload_bytes(payload: &Payload, rows: usize) -> u64 {
     (rows * width) as u64
 }
 
-fn rows_without_key(cx: &JoinContext<'_>, kept: &Positions, rows: usize) -> Result<Positions> {
+/// Returns the rows that `kept` does not list.
+pub(super) fn rows_without_key(cx: &JoinContext<'_>, kept: &Positions, rows: usize) -> Result<Positions> {
     let flags = cx.device.new_flags(rows, cx.stream)?;
     cx.device.mark(kept, &flags, cx.stream)?;
     cx.device.select_flags(&flags, rows, Which::Unmatched, cx.stream)

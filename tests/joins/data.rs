@@ -113,7 +113,7 @@ impl Case {
 
 impl TableData {
     /// Draws keys from `distinct` values per column.
-    fn random(rng: &mut StdRng, kinds: &[KeyKind], rows: usize, distinct: usize) -> Self {
+    pub fn random(rng: &mut StdRng, kinds: &[KeyKind], rows: usize, distinct: usize) -> Self {
         let null_share = *[0.0, 0.0, 0.1, 0.5].choose(rng).unwrap();
         let skewed = rng.random_bool(0.3);
         let number = |rng: &mut StdRng, kind: KeyKind| {

@@ -1,5 +1,6 @@
 //! Every kind of join by every strategy on host devices, compared with an independent naive join.
 
+mod chains;
 mod data;
 mod gangs;
 mod memory;

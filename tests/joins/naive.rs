@@ -44,6 +44,11 @@ impl NullsEqual {
     }
 }
 
+/// Returns the rows of a batch, to compare others with.
+pub fn rows_of(batch: &RecordBatch) -> Rows {
+    Rows { rows: sorted_rows(&batch.schema(), std::slice::from_ref(batch)), schema: batch.schema() }
+}
+
 /// Joins a case. The columns are the keys once, the rest of left, the rest of right.
 pub fn join(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> Rows {
     let (left_rows, right_rows) = pairs(case, how, nulls_equal);

@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 use self::channel::{Channel, Outgoing, Piece};
 use self::owners::Owners;
 use self::rows::{BucketedChunk, ExchangedSide};
-use super::chunks::{Chunk, ProbeRows, chunk_rows, even_chunk_rows};
+use super::chunks::{Chunk, ProbeRows, chunk_row_bytes, chunk_rows, even_chunk_rows};
 use super::column_gather::SideRows;
 use super::context::{CallStreams, JoinContext};
 use super::inputs::{SideInput, check_rank_build_rows};
@@ -256,7 +256,8 @@ impl<'a> Exchange<'a> {
         let most = even_chunk_rows(self.task, layout, input.table.rows, self.senders(), self.board.ranks());
         // Each chunk is there as it came and partitioned, and receivers have pieces as well.
         let shares = 2 * self.threads();
-        chunk_rows(input, layout, self.device, 0, shares, left.start..left.end.min(left.start + most))
+        let row_bytes = chunk_row_bytes(input, layout) as u64;
+        chunk_rows(input, layout, row_bytes, self.device, 0, shares, left.start..left.end.min(left.start + most))
     }
 
     /// Reads a chunk of a side, and emits its rows that have no key.
