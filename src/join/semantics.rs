@@ -154,8 +154,8 @@ impl JoinSemantics {
         outcome.and(settled)
     }
 
-    /// True if the join keeps probe rows without a row of the build side: a semi or anti join of the
-    /// probe side.
+    /// True if the join keeps probe rows without a row of the build side: a semi or anti join of
+    /// the probe side.
     pub(super) fn only_keeps_probe(&self) -> bool {
         self.only == Some(Role::Probe)
     }

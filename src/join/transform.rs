@@ -405,7 +405,7 @@ impl TransformedSide {
         }
     }
 
-    /// Returns rows of a table in the order of their keys. `to_rows` has the row number of each key.
+    /// Returns rows of a table in the order of their keys. `to_rows` has each key's row number.
     pub(super) fn of_keys(rows: Rows, keys: SideKeys, to_rows: Option<Positions>) -> Self {
         Self {
             rows,

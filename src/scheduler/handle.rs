@@ -148,8 +148,8 @@ impl Scheduler {
         }
     }
 
-    /// Explains the plan that a join of a tenant would run with, without running it. If the join would be
-    /// refused because it does not fit, also explains that, and what would let it run.
+    /// Explains the plan that a join of a tenant would run with, without running it. If the join
+    /// would be refused because it does not fit, also explains that, and what would let it run.
     ///
     /// # Errors
     /// Returns the error in the request, as at submission, or the error of the interrupt.

@@ -154,7 +154,7 @@ impl Shared {
         built.join.finish(&job.host_memory, &job.result, monitor)
     }
 
-    /// Lets the joins of tables that wait for a resident run as usual, because it leaves its device.
+    /// Lets the joins of tables that wait for a resident run as usual. It leaves its device.
     pub(super) fn leave_unbuilt(state: &mut State, resident: &Resident) {
         for job in state.live.values() {
             let uses = job.kept.as_ref().is_some_and(|kept| std::ptr::eq(Arc::as_ptr(kept.resident()), resident));
