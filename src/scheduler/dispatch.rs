@@ -153,8 +153,17 @@ impl Shared {
         ));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
-        let (starved_since, unsatisfiable_since) = (None, None);
-        let entry = Waiting { id, tenant: owner, priority, submitted: now, places, starved_since, unsatisfiable_since };
+        let (starved_since, unsatisfiable_since, awaits_turn) = (None, None, false);
+        let entry = Waiting {
+            id,
+            tenant: owner,
+            priority,
+            submitted: now,
+            places,
+            starved_since,
+            unsatisfiable_since,
+            awaits_turn,
+        };
         match &job.feed {
             Some(_) => self.open_new(&mut state, &job, entry),
             None => state.queue.push(entry),
@@ -225,7 +234,7 @@ impl Shared {
     /// Starts every job that can start. A job that fails for lack of memory adds leftovers, which
     /// the caller must drop without the lock. Never waits for a device.
     pub(super) fn dispatch(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
-        // A job that fails may have kept others waiting.
+        // A job that fails, or waits for its turn, may have kept others waiting.
         while self.take_turns(state, Extent::MayStart, leftovers) {}
     }
 
@@ -247,7 +256,7 @@ impl Shared {
     }
 
     /// Takes one round of turns, and sets the forecasts of the jobs that were placed and wait. True
-    /// if a waiting job has failed.
+    /// if a waiting job has failed, or has begun to wait for its turn.
     fn take_turns(&self, state: &mut State, extent: Extent, leftovers: &mut Vec<Leftovers>) -> bool {
         self.queue_next_turns(state);
         let (now, wall_now) = (self.clock.now(), SystemTime::now());
@@ -257,21 +266,27 @@ impl Shared {
         let schedule = state.queue.schedule(now, &loads, host, extent);
         state.forecasts.are_stale = !schedule.is_whole;
         let mut is_wanted = vec![false; state.devices.len()];
-        let (mut position, mut failed, mut holders) = (0, false, None);
+        let (mut position, mut again, mut holders) = (0, false, None);
         for scheduled in schedule.starts {
             let waits_for_devices = matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
             scheduled.place.devices.iter().for_each(|device| is_wanted[device] |= waits_for_devices);
             let job = state.live[&scheduled.id].clone();
-            Self::give_up_turn(&job, &scheduled);
+            Self::give_up_turn(state, &job, &scheduled);
             let device = self.engines[scheduled.place.devices.leader()].id();
             let waiting_for = match scheduled.wait {
                 None if state.shutdown => "the server is shutting down".into(),
+                None if self.must_await_turn(state, &job, &scheduled, now) => {
+                    // Its slot is free for others.
+                    again = true;
+                    continue;
+                }
                 None => match self.start(state, &job, &scheduled, now) {
                     Ok(()) => continue,
                     // Another thread took the memory a moment ago.
                     Err(error) => error.message().to_string(),
                 },
                 Some(Wait::Device) => device.to_string(),
+                Some(Wait::Turn) => "the turn of another join with the same build side".into(),
                 Some(Wait::DeviceMemory { needed_bytes, free_bytes }) => {
                     let missing_bytes = needed_bytes.saturating_sub(free_bytes);
                     Self::evict_residents(state, &scheduled.place.devices, missing_bytes, leftovers);
@@ -287,7 +302,7 @@ impl Shared {
                         leftovers.push(self.close(&job, Err(error.clone())).1);
                         count_failure(&mut state.totals, &error);
                         self.ended.notify_all();
-                        failed = true;
+                        again = true;
                         continue;
                     }
                     let held = holders.get_or_insert_with(|| held_behind(&self.holders(state)));
@@ -315,7 +330,7 @@ impl Shared {
         let jobs_run = state.devices.iter().any(|device_state| !device_state.running.is_empty());
         let slots = self.engines.iter().map(|engine| self.options.slots(&**engine)).sum();
         self.catalog.arena().expect(state.queue.next_host_bytes(slots), jobs_run);
-        failed
+        again
     }
 
     fn out_of_host_memory(&self, state: &State, job: &Job, needed: &str, free: &str, waited: Duration) -> Error {
@@ -407,9 +422,6 @@ impl Shared {
             let held = held_behind(&self.holders(state));
             Error::Exhausted(format!("{needed} of host memory for its result, and {free} are free{held}"))
         })?;
-        if kept.is_some_and(|resident| scheduled.place.is_prepared && !resident.begin_turn(job.id, now)) {
-            return Err(Error::Exhausted("the turn of another join with the same build side".into()));
-        }
         let Some(entry) = state.queue.start(scheduled.id, scheduled.place.device_seconds()) else { return Ok(()) };
         job.host_memory.open(reserved);
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();

@@ -8,7 +8,8 @@
 //! A job of the same tenant whose rows arrive has prepared the build side (`residents.rs`). A join
 //! of the same two sides may probe it with the rows of a table. It uses no memory except the
 //! resident's, so it takes turns with the other jobs of the resident. The queue decides whether the
-//! job starts there or elsewhere. If the resident is evicted first, the job runs as usual.
+//! job starts there or elsewhere. A job that waits for its turn books no slot, because the job with
+//! the turn may need the slot. If the resident is evicted first, the job runs as usual.
 //!
 //! A result that becomes a table shares no columns with the tables it is made of, and the resident
 //! was prepared to share them. So such a join runs as usual. So does a join that counts rows.
@@ -135,12 +136,29 @@ impl Shared {
     }
 
     /// Lets others have the turn that a waiting job has been given, if the job waits for anything
-    /// except the device of its resident.
-    pub(super) fn give_up_turn(job: &Job, scheduled: &ScheduledStart) {
-        let may_start = scheduled.place.is_prepared && matches!(scheduled.wait, None | Some(Wait::Device));
-        if let Some(kept) = job.kept.as_ref().filter(|_| !may_start) {
+    /// except the device of its resident. The job asks for a turn again when it can start there.
+    pub(super) fn give_up_turn(state: &mut State, job: &Job, scheduled: &ScheduledStart) {
+        let waits = matches!(scheduled.wait, None | Some(Wait::Device | Wait::Turn));
+        if let Some(kept) = job.kept.as_ref().filter(|_| !(scheduled.place.is_prepared && waits)) {
             kept.resident().end_turn(job.id);
+            state.queue.set_awaits_turn(job.id, false);
         }
+    }
+
+    /// True if the job would start at its prepared place, and another job has the turn there.
+    pub(super) fn must_await_turn(
+        &self,
+        state: &mut State,
+        job: &Job,
+        scheduled: &ScheduledStart,
+        now: Duration,
+    ) -> bool {
+        let kept = job.kept.as_ref().filter(|_| scheduled.place.is_prepared);
+        let waits = kept.is_some_and(|kept| !kept.resident().begin_turn(job.id, now));
+        if waits {
+            state.queue.set_awaits_turn(job.id, true);
+        }
+        waits
     }
 
     /// Probes the build side of a resident with the other table of the join.
@@ -154,7 +172,8 @@ impl Shared {
         built.join.finish(&job.host_memory, &job.result, monitor)
     }
 
-    /// Lets the joins of tables that wait for a resident run as usual. It leaves its device.
+    /// Lets the joins of tables that wait for a resident run as usual, because it leaves its
+    /// device.
     pub(super) fn leave_unbuilt(state: &mut State, resident: &Resident) {
         for job in state.live.values() {
             let uses = job.kept.as_ref().is_some_and(|kept| std::ptr::eq(Arc::as_ptr(kept.resident()), resident));

@@ -59,6 +59,8 @@ pub(super) struct Waiting {
     pub(super) starved_since: Option<Duration>,
     /// Time from which nothing is known to give that memory back.
     pub(super) unsatisfiable_since: Option<Duration>,
+    /// True if another job has the turn of the build side at the job's prepared place.
+    pub(super) awaits_turn: bool,
 }
 
 /// Devices that a job may run on together.
@@ -144,10 +146,10 @@ pub(super) struct ScheduledStart {
 }
 
 impl ScheduledStart {
-    /// Returns the seconds of device time that the job is about to take; 0 if only host memory
-    /// keeps it from starting.
+    /// Returns the seconds of device time that the job is about to take; 0 if only host memory or
+    /// another job's turn keeps it from starting.
     pub(super) fn seconds(&self) -> f64 {
-        if matches!(self.wait, Some(Wait::HostMemory { .. })) { 0.0 } else { self.place.device_seconds() }
+        if matches!(self.wait, Some(Wait::HostMemory { .. } | Wait::Turn)) { 0.0 } else { self.place.device_seconds() }
     }
 }
 
@@ -156,6 +158,8 @@ impl ScheduledStart {
 pub(super) enum Wait {
     /// The device runs other jobs, or will run some first.
     Device,
+    /// Another job has the turn of the build side. The job books no slot.
+    Turn,
     /// The device has a slot for the job, but not the memory.
     DeviceMemory { needed_bytes: u64, free_bytes: u64 },
     /// The device has a slot and memory for the job, but the host has no memory for its result.
@@ -249,6 +253,9 @@ impl<'a> Timeline<'a> {
         let scheduled = |start, wait| {
             Some(ScheduledStart { id: job.id, place: place.clone(), host_bytes: needed_bytes, start, wait })
         };
+        if place.is_prepared && job.awaits_turn {
+            return scheduled(start, Some(Wait::Turn));
+        }
         let is_short = self.is_short_of_memory(place);
         let wait = if start > self.now && !is_short {
             Some(Wait::Device)

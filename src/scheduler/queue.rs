@@ -156,7 +156,7 @@ impl Queue {
         if let Some(tenant) = self.tenants.get_mut(&job.tenant) {
             tenant.pass -= charged_seconds / tenant.weight;
         }
-        self.insert(job);
+        self.insert(Waiting { awaits_turn: false, ..job });
     }
 
     fn insert(&mut self, job: Waiting) {
@@ -183,6 +183,13 @@ impl Queue {
     pub(super) fn replace_places(&mut self, id: JobId, places: &[Place]) {
         if let Some(job) = self.waiting.get_mut(&id) {
             job.places = places.to_vec();
+        }
+    }
+
+    /// Notes that a job waits for its turn at its prepared place, or no longer does.
+    pub(super) fn set_awaits_turn(&mut self, id: JobId, awaits_turn: bool) {
+        if let Some(job) = self.waiting.get_mut(&id) {
+            job.awaits_turn = awaits_turn;
         }
     }
 

@@ -357,6 +357,7 @@ impl Shared {
                 // A join of tables waits in the queue, and has the turn once it starts there.
                 if state.queue.contains(id) {
                     resident.begin_turn(id, self.clock.now());
+                    state.queue.set_awaits_turn(id, false);
                     break;
                 }
                 let Some(job) = state.open.get(&id).map(|open| open.job.clone()) else { continue };

@@ -46,6 +46,7 @@ fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waitin
         places: (0..devices).map(place).collect(),
         starved_since: None,
         unsatisfiable_since: None,
+        awaits_turn: false,
     }
 }
 
@@ -606,6 +607,20 @@ fn a_walk_looks_at_no_job_behind_the_last_that_may_start() {
     assert_eq!(starts(&queue, &[IDLE, busy(5.0)]), [(1, false)]);
     queue.push(job(1001, "a", 0, 3.0, 1));
     assert_eq!(starts(&queue, &[IDLE, busy(5.0)]).len(), 1001, "the last job ends before the large one starts");
+}
+
+#[test]
+fn a_job_that_awaits_its_turn_books_no_slot() {
+    let mut queue = Queue::default();
+    let prepared = Place { is_prepared: true, ..place(0, 1.0, Some(0)) };
+    queue.push(Waiting { places: vec![prepared], awaits_turn: true, ..job(1, "a", 0, 1.0, 1) });
+    queue.push(job(2, "a", 0, 1.0, 1));
+    let waits = |queue: &Queue| -> Vec<_> {
+        schedule_all(queue, Duration::ZERO, &[IDLE], ample()).iter().map(|start| (start.id.0, start.wait)).collect()
+    };
+    assert_eq!(waits(&queue), [(1, Some(Wait::Turn)), (2, None)]);
+    queue.set_awaits_turn(JobId(1), false);
+    assert_eq!(waits(&queue), [(1, None), (2, Some(Wait::Device))]);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use super::*;
 use crate::device::Phase;
 use crate::join::Side;
 
-/// Prepares the table `r` for the joins of `spec` of a tenant. Returns its number.
-fn prepare(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owner: &str) -> u64 {
+/// Submits a join of the table `r` with rows that arrive and have the columns of `s`.
+fn submit_stream(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owner: &str) -> Arc<Job> {
     let options = JobOptions {
         streamed: Some(Side::Right),
         keep_seconds: 3600,
@@ -15,7 +15,12 @@ fn prepare(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owner: &st
     };
     let arriving = Table::to_arrive("stream", table("s").schema, 1 << 20, 44);
     let spec = JoinSpec { right: Arc::new(arriving).into(), ..spec.clone() };
-    let job = submit(scheduler, catalog, &spec, options, owner).unwrap();
+    submit(scheduler, catalog, &spec, options, owner).unwrap()
+}
+
+/// Prepares the table `r` for the joins of `spec` of a tenant. Returns its number.
+fn prepare(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owner: &str) -> u64 {
+    let job = submit_stream(scheduler, catalog, spec, owner);
     scheduler.end_rows(&job).unwrap();
     assert!(scheduler.wait_idle(PATIENCE));
     assert_eq!(job.state(), JobState::Complete);
@@ -112,14 +117,18 @@ fn a_join_whose_build_side_leaves_while_it_waits_runs_as_usual() {
 
 #[test]
 fn joins_of_tables_and_streams_take_turns() {
-    let (scheduler, _, catalog) = start_with(1, SchedulerOptions::default());
+    let (scheduler, _, catalog) = start_with(1, SchedulerOptions { jobs_per_device: 2, ..SchedulerOptions::default() });
     let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
     let number = prepare(&scheduler, &catalog, &spec, "");
-    let jobs: Vec<Arc<Job>> =
-        (0..20).map(|_| submit(&scheduler, &catalog, &spec, JobOptions::default(), "").unwrap()).collect();
-    assert_eq!(prepare(&scheduler, &catalog, &spec, ""), number);
-    for job in jobs {
-        probed(&scheduler, &job);
+    let stream = submit_stream(&scheduler, &catalog, &spec, "");
+    let batch = table("s").batches[0].clone();
+    let mut jobs = Vec::new();
+    for _ in 0..20 {
+        jobs.push(submit(&scheduler, &catalog, &spec, JobOptions::default(), "").unwrap());
+        futures::executor::block_on(scheduler.feed(&stream, batch.clone(), None)).unwrap();
     }
+    scheduler.end_rows(&stream).unwrap();
+    assert!(jobs.iter().all(|job| probed(&scheduler, job) == Some(number)));
+    assert_eq!((stream.state(), stream.status().rows), (JobState::Complete, 2000));
     assert_eq!(scheduler.prepared()[0].streams, 0);
 }
