@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::Schema;
@@ -231,6 +232,22 @@ impl Catalog {
         let table = names.tables.remove(name).expect("it was found under this lock");
         table.charges.iter().for_each(|charge| charge.was_unlisted());
         Ok(table)
+    }
+
+    /// Removes the tables whose time is over, and returns them. The caller should call it every few
+    /// seconds. Current readers and jobs keep them until they are done.
+    pub fn drop_expired(&self, now: SystemTime) -> Vec<Arc<Table>> {
+        let is_over = |table: &Arc<Table>| table.expires.is_some_and(|expires| expires <= now);
+        if !self.names.read().tables.values().any(is_over) {
+            return Vec::new();
+        }
+        let mut names = self.names.write();
+        let over: Vec<Arc<Table>> = names.tables.values().filter(|table| is_over(table)).cloned().collect();
+        for table in &over {
+            names.tables.remove(&table.name);
+            table.charges.iter().for_each(|charge| charge.was_unlisted());
+        }
+        over
     }
 
     /// Returns a charge of zero bytes on the account of `owner`.

@@ -88,6 +88,8 @@ pub struct Table {
     /// Sets of columns whose values the uploader declared distinct. Only planning uses them.
     pub unique: Vec<Vec<usize>>,
     pub created: SystemTime,
+    /// Time at which the catalog drops it; `None` for a table that stays.
+    pub expires: Option<SystemTime>,
     pub(super) collectors: Vec<StatisticsCollector>,
     /// One entry per column, computed on request.
     pub(super) lazy: Vec<LazyFacts>,
@@ -160,6 +162,7 @@ impl Table {
             statistics,
             unique: Vec::new(),
             created: SystemTime::now(),
+            expires: None,
             lazy: no_lazy_facts(collectors.len()),
             combinations: Combinations::default(),
             collectors,
@@ -190,6 +193,7 @@ impl Table {
             sorted_by: Vec::new(),
             unique: Vec::new(),
             created: SystemTime::now(),
+            expires: None,
             lazy: Vec::new(),
             combinations: Combinations::default(),
             collectors: Vec::new(),

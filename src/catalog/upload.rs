@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{Field, FieldRef, Schema, SchemaRef};
@@ -35,7 +35,13 @@ pub struct UploadOptions {
     /// Position of this stream's rows among the streams of the same upload, lowest first. Streams
     /// without a number come after the numbered ones, in the order in which they were opened.
     pub part: Option<u64>,
+    /// Seconds after which the catalog drops the table, counted from its appearance. Jobs and
+    /// readers keep it until they are done. Not for rows that are added to a table.
+    pub temporary_seconds: Option<u32>,
 }
+
+/// Longest life of a temporary table, in seconds.
+const TEMPORARY_SECONDS_MAX: u32 = 86_400;
 
 /// Handling of an existing table of the upload's name.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -121,6 +127,8 @@ pub(super) struct Target {
     pub(super) mode: UploadMode,
     pub(super) sorted_by: Vec<usize>,
     pub(super) unique: Vec<Vec<usize>>,
+    /// Life of the table; `None`: until it is dropped.
+    life: Option<Duration>,
     /// The reserved name, in [`UploadMode::Create`].
     reservation: Option<NameReservation>,
     /// Charge for the schema, shared with the table that keeps the schema.
@@ -156,6 +164,7 @@ impl Target {
         if unique.iter().any(Vec::is_empty) {
             return Err(Error::Invalid("unique: a set of columns is empty; write [[\"k\"], [\"a\", \"b\"]]".into()));
         }
+        let life = life_of(options)?;
         // The commit repeats these checks. Checking now saves a client from sending rows in vain.
         let existing = catalog.table(name);
         if let (Ok(table), false) = (&existing, options.mode == UploadMode::Create) {
@@ -171,7 +180,7 @@ impl Target {
             _ => None,
         };
         let (catalog, name, mode) = (catalog.clone(), name.into(), options.mode);
-        Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, reservation, schema_charge })
+        Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, life, reservation, schema_charge })
     }
 
     /// Makes the rows appear, unless interrupted before. After a failure the caller can try again.
@@ -233,6 +242,7 @@ impl Target {
             sorted_by,
             unique: self.unique.clone(),
             created: SystemTime::now(),
+            expires: self.life.map(|life| SystemTime::now() + life),
             collectors: rows.collectors.clone(),
             lazy: no_lazy_facts(rows.collectors.len()),
             combinations: Combinations::default(),
@@ -269,6 +279,7 @@ impl Target {
             rows: existing.rows + rows.rows,
             bytes: existing.bytes + rows.bytes,
             created: SystemTime::now(),
+            expires: existing.expires,
             charges: existing.charges.iter().chain(&rows.charges).cloned().collect(),
             schema,
             batches,
@@ -292,6 +303,25 @@ impl Target {
             _ => Ok(false),
         }
     }
+}
+
+/// Returns the life of the table of an upload; `None`: until it is dropped.
+///
+/// # Errors
+/// [`Error::Invalid`] for a life that is too short or too long, or of rows that are added.
+fn life_of(options: &UploadOptions) -> Result<Option<Duration>> {
+    let Some(seconds) = options.temporary_seconds else { return Ok(None) };
+    if !matches!(options.mode, UploadMode::Create | UploadMode::Replace) {
+        return Err(Error::Invalid(
+            "temporary_seconds: only an upload that creates or replaces a table sets its life; leave it out".into(),
+        ));
+    }
+    if !(1..=TEMPORARY_SECONDS_MAX).contains(&seconds) {
+        return Err(Error::Invalid(format!(
+            "temporary_seconds is {seconds}; write a number from 1 to {TEMPORARY_SECONDS_MAX}"
+        )));
+    }
+    Ok(Some(Duration::from_secs(seconds.into())))
 }
 
 /// Rows received so far, with their statistics.

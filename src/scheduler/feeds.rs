@@ -287,6 +287,13 @@ pub(super) fn place_feed(
 }
 
 impl Scheduler {
+    /// Returns the bytes of device memory that the build side of a join may take while rows arrive
+    /// for it, on the device with the most memory.
+    pub fn build_bytes_max(&self) -> u64 {
+        let engines = self.handle.shared.engines.iter();
+        engines.map(|engine| engine.memory().limit_bytes() / EVICTABLE_PART).max().unwrap_or(0)
+    }
+
     /// Adds rows to a join whose rows arrive ([`JobOptions::streamed`]). Waits until there is room
     /// for the next batch, or until the job has ended. A `note` comes back in the result after the
     /// rows of this batch and of those before it.

@@ -34,6 +34,7 @@ pub fn table(table: &Table) -> Value {
         "bytes": table.bytes,
         "batches": table.batches.len(),
         "created": time(table.created),
+        "expires": table.expires.map(time),
         "sorted_by": names(&table.sorted_by),
         "unique": table.unique.iter().map(names).collect::<Vec<_>>(),
     })

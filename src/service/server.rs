@@ -15,7 +15,7 @@ mod opening;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use arrow_flight::flight_service_server::FlightServiceServer;
 use tokio::net::TcpListener;
@@ -309,6 +309,9 @@ async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
         shared.transfers.sweep(&shared.scheduler);
         for (owner, id) in shared.uploads.forget_idle(Instant::now()) {
             tracing::info!(tenant = owner, upload = id, "no rows arrived for the upload, so it is dropped");
+        }
+        for table in shared.catalog.drop_expired(SystemTime::now()) {
+            tracing::info!(tenant = table.owner, table = table.name, "the time of a temporary table is over");
         }
         let readiness = shared.readiness();
         if readiness.is_ok() != was_ready {

@@ -17,7 +17,7 @@ use super::ingest::{Ack, UploadHandler, UploadSink};
 use super::shared::{Shared, Worker, shutting_down};
 use crate::catalog::{UploadOptions, UploadStream};
 use crate::human::asked;
-use crate::memory::Interrupt;
+use crate::memory::{Interrupt, human_bytes};
 use crate::{Context, Error, Result};
 
 /// Rough size of a name in upload options, with the text around it, in bytes.
@@ -69,12 +69,14 @@ impl UploadHandler for TableUploads {
             if shared.is_draining() && !options.upload.as_ref().is_some_and(is_under_way) {
                 return Err(shutting_down());
             }
+            let is_temporary = options.temporary_seconds.is_some();
             let stream = shared.uploads.open(caller.editor(), &name, schema, options);
-            Ok((stream.context(|| format!("uploading table {}", asked(&name)))?, name))
+            Ok((stream.context(|| format!("uploading table {}", asked(&name)))?, name, is_temporary))
         };
-        let (stream, name) = worker.work_on(names, begun).await?;
+        let (stream, name, is_temporary) = worker.work_on(names, begun).await?;
+        let bytes_max = if is_temporary { self.shared.scheduler.build_bytes_max() } else { u64::MAX };
         let (ack, shared) = (Ack::default(), self.shared.clone());
-        Ok(Box::new(TableSink { name, stream, ack, record, shared, worker }))
+        Ok(Box::new(TableSink { name, stream, bytes_max, ack, record, shared, worker }))
     }
 }
 
@@ -121,6 +123,8 @@ fn options(app_metadata: &[u8], header: Option<&OptionsHeader>) -> Result<Upload
 struct TableSink {
     name: String,
     stream: UploadStream,
+    /// Maximum bytes of the stream's rows.
+    bytes_max: u64,
     ack: Ack,
     record: CallRecord,
     shared: Arc<Shared>,
@@ -133,6 +137,14 @@ impl UploadSink for TableSink {
         let rows = batch.num_rows() as u64;
         self.stream.append_interruptible(batch, interrupt).context(|| format!("uploading table {:?}", self.name))?;
         self.ack = Ack { rows: self.stream.rows(), bytes: self.stream.bytes() };
+        if self.ack.bytes > self.bytes_max {
+            return Err(Error::Exhausted(format!(
+                "the rows of temporary table {:?} take more than {}, the part of a device's memory that a build side may take; \
+                 send fewer columns, upload a table that stays, or raise the server's --device-memory",
+                self.name,
+                human_bytes(self.bytes_max)
+            )));
+        }
         self.record.add_rows(rows);
         self.shared.metrics.received_rows.inc_by(rows);
         Ok(self.ack)

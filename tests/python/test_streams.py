@@ -352,6 +352,101 @@ def test_a_prepared_table_serves_streams_and_joins_at_once(tmp_path: Path) -> No
             clean(server, client)
 
 
+def temporary(client: dovetail.Client) -> list[str]:
+    return [table.name for table in client.tables() if table.name.startswith("stream_")]
+
+
+def test_both_sides_of_a_join_are_streamed(small_server: Server, seed: int) -> None:
+    checked = 0
+    with small_server.connect() as client:
+        for number in range(CASES // 2):
+            rng = np.random.default_rng([seed, 40, 5, number])
+            case = random_case(rng)
+            try:
+                rows = oracle.matching_rows(case, RESULT_ROWS_MAX)
+            except oracle.TooLarge:
+                continue
+            stream = "right" if rng.random() < 0.5 else "left"
+            first, second = (case.left, case.right) if stream == "right" else (case.right, case.left)
+            first_reader = pa.RecordBatchReader.from_batches(first.schema, cut(rng, first))
+            try:
+                joined = client.stream_join(
+                    first if rng.random() < 0.2 else first_reader,
+                    pa.RecordBatchReader.from_batches(second.schema, cut(rng, second)),
+                    on=case.pairs(),
+                    how=case.how,
+                    stream=stream,
+                    columns=case.columns,
+                    nulls_equal=case.nulls_equal,
+                )
+                assert temporary(client) == []
+                oracle.check(case, joined.read_all(), rows)
+            except dovetail.Exhausted as refused:
+                assert "--device-memory" in str(refused), refused
+                continue
+            checked += 1
+        clean(small_server, client)
+    assert checked > CASES // 4
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_streamed_table_may_have_no_rows_one_or_repeated_ones(client: dovetail.Client, how: str) -> None:
+    sent = pa.table({"k": pa.array([1, None, 3], pa.int64()), "w": ["x", "y", None], "r_row": [0, 1, 2]})
+    for keys in ([], [1], [1, 1, None, None, 7]):
+        build = pa.table(
+            {
+                "k": pa.array(keys, pa.int64()),
+                "t": pa.array([f"text {key}" for key in keys], pa.string()),
+                "l_row": pa.array(range(len(keys)), pa.int64()),
+            }
+        )
+        case = oracle.Case(build, sent, [("k", "k")], how)
+        oracle.check(case, client.stream_join(build, sent, on="k", how=how).read_all())
+    with client.open_stream({"k": [5], "t": ["five"]}, pa.schema({"k": pa.int64()}), on="k") as stream:
+        assert temporary(client) == []
+        assert stream.ask({"k": [5, 6]}).to_pydict() == {"k": [5], "t": ["five"]}
+    with pytest.raises(ValueError, match="keep_seconds"):
+        client.stream_join(build, sent, on="k", keep_seconds=60)
+
+
+def test_a_streamed_table_that_is_too_large_is_refused_before_its_end(tmp_path: Path) -> None:
+    with Server(tmp_path, devices="host:1", device_memory="16MiB", host_memory="256MiB") as server:
+        with server.connect() as client:
+            sent = 0
+
+            def endless() -> Iterator[pa.RecordBatch]:
+                nonlocal sent
+                while sent < 1000:
+                    sent += 1
+                    yield pa.record_batch({"k": np.arange(100_000) + sent * 100_000})
+
+            with pytest.raises(dovetail.Exhausted, match="8.0 MiB.*build side.*--device-memory"):
+                client.stream_join(endless(), numbers(3), on="k")
+            assert sent < 200, "all rows were sent before the refusal"
+            clean(server, client)
+
+            def broken() -> Iterator[pa.RecordBatch]:
+                yield pa.record_batch({"k": np.arange(100_000)})
+                raise RuntimeError("no more rows today")
+
+            with pytest.raises(RuntimeError, match="no more rows today"):
+                client.stream_join(broken(), numbers(3), on="k")
+            clean(server, client)
+            # A client that vanishes after its upload, before it opens the stream.
+            options = [(b"dovetail-upload-options", b'{"temporary_seconds": 1}')]
+            raw = flight.connect(server.uri)
+            writer, _ = raw.do_put(
+                flight.FlightDescriptor.for_path("left_behind"),
+                pa.schema({"k": pa.int64()}),
+                flight.FlightCallOptions(headers=options),
+            )
+            writer.write_batch(pa.record_batch({"k": np.arange(1000)}))
+            writer.close()
+            raw.close()
+            server.wait_for(lambda: len(client.tables()) == 0, "the end of the temporary table")
+            clean(server, client)
+
+
 def test_a_stream_that_is_refused_says_why(server: Server, client: dovetail.Client) -> None:
     client.put("kept", numbers(10))
     with pytest.raises(dovetail.NotFound, match="there is no table"):

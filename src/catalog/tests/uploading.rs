@@ -595,3 +595,29 @@ fn parallel_streams_from_many_threads_lose_no_row() {
     assert_eq!(keys(&table.batches), (0..400).collect::<Vec<_>>());
     assert!(table.statistics[0].unique_ascending);
 }
+
+#[test]
+fn a_temporary_table_is_dropped_when_its_time_is_over() {
+    let catalog = catalog();
+    let temporary = |mode, seconds| UploadOptions { temporary_seconds: Some(seconds), ..options(mode) };
+    let begin = |options| Upload::begin(&catalog, "t", schema(), options);
+    assert_refused(begin(temporary(UploadMode::Create, 0)).map(|_| ()), is!(Invalid), &["from 1 to 86400"]);
+    assert_refused(begin(temporary(UploadMode::Create, 86_401)).map(|_| ()), is!(Invalid), &["86401"]);
+    for mode in [UploadMode::Append, UploadMode::CreateIfMissing] {
+        assert_refused(begin(temporary(mode, 9)).map(|_| ()), is!(Invalid), &["temporary_seconds", "leave it out"]);
+    }
+    let used = catalog.arena().budget().used_bytes();
+    let made = upload_with(&catalog, temporary(UploadMode::Create, 60), &[batch([1, 2])]).unwrap();
+    let expires = made.expires.unwrap();
+    drop(made);
+    upload(&catalog, UploadMode::Append, &[batch([3])]).unwrap();
+    Upload::begin(&catalog, "other", schema(), options(UploadMode::Create)).unwrap().commit().unwrap();
+    assert_eq!(catalog.table("t").unwrap().expires, Some(expires));
+    let moment = Duration::from_millis(1);
+    assert!(catalog.drop_expired(expires - moment).is_empty());
+    let over: Vec<String> = catalog.drop_expired(expires).iter().map(|table| table.name.clone()).collect();
+    assert_eq!(over, ["t"]);
+    assert!(catalog.table("t").is_err() && catalog.table("other").is_ok());
+    catalog.drop_table("other", &Editor::from("")).unwrap();
+    assert_eq!(catalog.arena().budget().used_bytes(), used);
+}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, get_args
 
@@ -40,6 +41,9 @@ DEFAULT_URI = "grpc://127.0.0.1:8815"
 
 STREAMS_MAX = 64
 """Maximum number of connections of an upload, as for ``dovetail put --streams``."""
+
+_BUILD_SECONDS = 60
+"""Life of the temporary table of a stream. The client drops it sooner, as soon as the stream is open."""
 
 CONNECT_TIMEOUT = 10.0
 """Default time limit for connecting, in seconds: far longer than a server needs, and no longer than a person waits."""
@@ -393,7 +397,7 @@ class Client:
 
     def stream_join(
         self,
-        table: str,
+        table: Any,
         rows: Any,
         on: OnArgument | None = None,
         how: How = "inner",
@@ -411,12 +415,14 @@ class Client:
     ) -> pa.RecordBatchReader:
         """Joins a table with rows while they are sent, without keeping them on the server.
 
-        The table stays on a device. Each batch of rows is sent as soon as it is read, and its joined rows come back
-        while further rows are sent. The rows may be of any number. The server holds a client back that reads its
-        result more slowly than it sends. The order of the rows is undefined.
+        The table stays on a device. It may be rows, too, which are sent first and are gone with the stream. Each batch
+        of rows is sent as soon as it is read, and its joined rows come back while further rows are sent. The rows may
+        be of any number. The server holds a client back that reads its result more slowly than it sends. The order of
+        the rows is undefined.
 
         Args:
-            table: Name of the table.
+            table: Name of the table; or its rows, in the forms of :meth:`put`, paths as ``pathlib.Path``. They may
+                take half of the memory of a device, and sending them takes the right to upload.
             rows: Rows to join with it, in the forms of :meth:`put`: a RecordBatchReader or a generator of record
                 batches gives rows that are made meanwhile.
             on: Columns that must be equal, as in :meth:`join`.
@@ -430,7 +436,8 @@ class Client:
             devices: Name of the device.
             priority: Priority among the jobs of the tenant.
             batch_rows: Maximum rows per batch of the result.
-            keep_seconds: Time for which the table stays on its device after the last such stream.
+            keep_seconds: Time for which the table stays on its device after the last such stream. Only for the name of
+                a table.
 
         Returns:
             A reader of the result. Closing or dropping it ends the join.
@@ -438,6 +445,7 @@ class Client:
         Raises:
             NotFound: If there is no such table.
             InvalidRequest: For columns that do not exist or types that cannot be joined.
+            Exhausted: If the table takes too much of every device.
 
         Example:
             >>> import pyarrow as pa
@@ -452,26 +460,48 @@ class Client:
             >>> client.drop("customers")
             2
         """
-        command = _streamed(
-            table,
-            stream,
-            on,
-            how,
-            columns=columns,
-            left_on=left_on,
-            right_on=right_on,
-            nulls_equal=nulls_equal,
-            strategy=strategy,
-            devices=devices,
-            priority=priority,
-            batch_rows=batch_rows,
-            keep_seconds=keep_seconds,
-        )
-        return exchange(self._connections, command, arriving(rows, self._connections.message_limit))
+        with self._build_side(table, keep_seconds) as name:
+            command = _streamed(
+                name,
+                stream,
+                on,
+                how,
+                columns=columns,
+                left_on=left_on,
+                right_on=right_on,
+                nulls_equal=nulls_equal,
+                strategy=strategy,
+                devices=devices,
+                priority=priority,
+                batch_rows=batch_rows,
+                keep_seconds=keep_seconds,
+            )
+            return exchange(self._connections, command, arriving(rows, self._connections.message_limit))
+
+    @contextmanager
+    def _build_side(self, table: Any, keep_seconds: int | None) -> Iterator[str]:
+        """Name of the table of a stream. Rows become a temporary table, which the server keeps for an open stream."""
+        if isinstance(table, str):
+            yield _arguments.text("table", table, "the name of a table, or rows")
+            return
+        if keep_seconds:
+            raise ValueError(
+                "keep_seconds keeps a table for other streams, and rows have no name to find them by; put them"
+            )
+        rows = arriving(table, self._connections.message_limit)
+        name = f"stream_{uuid.uuid4().hex}"
+        options = {"mode": "create", "temporary_seconds": _BUILD_SECONDS}
+        upload(self._connections, name, rows, options, 1, reporter(None, name))
+        try:
+            yield name
+        finally:
+            # The server drops it later if this fails.
+            with suppress(Error):
+                self.drop(name)
 
     def open_stream(
         self,
-        table: str,
+        table: Any,
         schema: pa.Schema,
         on: OnArgument | None = None,
         how: How = "inner",
@@ -484,7 +514,7 @@ class Client:
         The table stays on a device, once for all streams that join it in the same way.
 
         Args:
-            table: Name of the table.
+            table: Name of the table, or its rows, as in :meth:`stream_join`.
             schema: Columns of the rows that will be sent.
             on: Columns that must be equal, as in :meth:`join`.
             how: Kind of the join. It may not keep rows of the table without a match.
@@ -506,7 +536,8 @@ class Client:
             2
         """
         _arguments.known("open_stream", options, STREAM_OPTIONS)
-        return JoinStream(self._connections, _streamed(table, stream, on, how, **options), schema)
+        with self._build_side(table, options.get("keep_seconds")) as name:
+            return JoinStream(self._connections, _streamed(name, stream, on, how, **options), schema)
 
     def prepare(
         self,
