@@ -88,7 +88,7 @@ fn a_join_of_tables_probes_the_build_side_that_a_stream_left() {
 
 #[test]
 fn a_join_whose_build_side_leaves_while_it_waits_runs_as_usual() {
-    let options = SchedulerOptions { jobs_per_device: 1, window_bytes: 1, ..SchedulerOptions::default() };
+    let options = SchedulerOptions { jobs_per_device: 1, window_bytes: 100, ..SchedulerOptions::default() };
     let (scheduler, budgets, catalog) = start_with(1, options);
     let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
     let number = prepare(&scheduler, &catalog, &spec, "");
