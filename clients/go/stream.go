@@ -85,9 +85,8 @@ func runStream(ctx context.Context, client flight.Client, lines arrow.RecordBatc
 	return nil
 }
 
-// ask sends rows, and reads the rows that they join with. The app_metadata goes with a batch without rows after them:
-// the writer repeats it in the messages of the schema and of new dictionaries, where the server refuses it. When all
-// rows before it are joined, the server sends it back, with a batch without rows.
+// ask sends rows, and reads the rows that they join with. The app_metadata goes with a batch without rows after them.
+// When all rows before it are joined, the server sends it back, with a batch without rows.
 func ask(writer *flight.Writer, reader *flight.Reader, rows arrow.RecordBatch, question []byte) (totals, error) {
 	var answer totals
 	end := rows.NewSlice(0, 0)

@@ -12,13 +12,16 @@
 //!
 //! A batch with `app_metadata` is answered: after the last of its rows, and of all rows sent before
 //! it, comes a batch without rows that has the same `app_metadata`. So a client can send a question
-//! and wait for its answer. Batches without it may be joined together.
+//! and wait for its answer. Batches without it may be joined together. Some libraries repeat the
+//! `app_metadata` of a batch in the messages of its schema and its dictionaries. That means nothing
+//! more.
 
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use arrow_flight::FlightDescriptor;
 use arrow_flight::flight_descriptor::DescriptorType;
+use bytes::Bytes;
 use futures::Stream;
 use tonic::body::Body;
 
@@ -56,7 +59,7 @@ pub async fn join(
     let bounds = asker.memory.bounds().clone();
     let worker = shared.worker(&asker.caller);
     let mut rows = Wire::with_pauses(request, arena, limits, shared.cpu_work.of(&asker.caller.tenant), bounds);
-    let (descriptor, schema) = begin(&mut rows).await?;
+    let Begun { descriptor, schema, note } = begin(&mut rows).await?;
     let (record, memory, of_feeder) = (asker.record.clone(), asker.memory.clone(), shared.clone());
     // If the call ends meanwhile, the feeder is dropped, which cancels its job.
     let submitted = worker.work(move |shared, interrupt| {
@@ -65,7 +68,7 @@ pub async fn join(
     });
     let feeder = submitted.await?;
     let result = get_data::of_job(shared, &worker, &feeder.job, record, &memory);
-    tokio::spawn(feeder.feed(rows));
+    tokio::spawn(feeder.feed(rows, note));
     result.await
 }
 
@@ -115,17 +118,26 @@ fn submit(
     get_info::submit_join(shared, asker, &in_words, JoinCommand { spec, options }, interrupt)
 }
 
-/// Reads messages up to the schema. Returns it with the descriptor.
-async fn begin(rows: &mut Wire) -> Result<(FlightDescriptor, SchemaRef)> {
+/// Content of the first messages of a call.
+struct Begun {
+    descriptor: FlightDescriptor,
+    schema: SchemaRef,
+    /// Note of the schema's message, which the first batch must repeat.
+    note: Option<Bytes>,
+}
+
+/// Reads messages up to the schema.
+async fn begin(rows: &mut Wire) -> Result<Begun> {
     let mut descriptor = None;
     while let Some(message) = rows.next().await? {
         descriptor = descriptor.or(message.descriptor);
-        if !message.app_metadata.is_empty() {
-            return Err(misplaced_note());
-        }
+        let note = Some(message.app_metadata).filter(|note| !note.is_empty());
         if let Content::Schema(schema) = message.content {
             let missing = || Error::Invalid("the first message has no flight descriptor, which has the command".into());
-            return Ok((descriptor.ok_or_else(missing)?, schema));
+            return Ok(Begun { descriptor: descriptor.ok_or_else(missing)?, schema, note });
+        }
+        if note.is_some() {
+            return Err(misplaced_note());
         }
     }
     Err(Error::Invalid("the call ended before the schema of its rows arrived".into()))
@@ -133,8 +145,8 @@ async fn begin(rows: &mut Wire) -> Result<(FlightDescriptor, SchemaRef)> {
 
 fn misplaced_note() -> Error {
     Error::Invalid(
-        "a message without a batch has app_metadata, which comes back after the rows of a batch; send it with a batch, which \
-         may be empty"
+        "a message without a batch has app_metadata, which comes back after the rows of a batch, and the next batch does not \
+         repeat it; send it with a batch, which may be empty"
             .into(),
     )
 }
@@ -147,11 +159,12 @@ struct Feeder {
 }
 
 impl Feeder {
-    /// Gives all rows to the job, until the client ends them or the job ends.
-    async fn feed(mut self, mut rows: Wire) {
+    /// Gives all rows to the job, until the client ends them or the job ends. `note` is that of the
+    /// schema's message.
+    async fn feed(mut self, mut rows: Wire, note: Option<Bytes>) {
         let job = self.job.clone();
         let fed = tokio::select! {
-            fed = self.feed_all(&mut rows) => fed,
+            fed = self.feed_all(&mut rows, note) => fed,
             () = job.ended() => Ok(()),
         };
         self.has_ended = true;
@@ -160,17 +173,23 @@ impl Feeder {
         }
     }
 
-    async fn feed_all(&self, rows: &mut Wire) -> Result<()> {
+    async fn feed_all(&self, rows: &mut Wire, mut announced: Option<Bytes>) -> Result<()> {
         while let Some(message) = rows.next().await? {
             let note = Some(message.app_metadata).filter(|note| !note.is_empty());
+            if announced.is_some() && announced != note {
+                return Err(misplaced_note());
+            }
             match message.content {
                 Content::Batch(batch) => {
+                    announced = None;
                     self.shared.metrics.received_rows.inc_by(batch.num_rows() as u64);
                     self.shared.scheduler.feed(&self.job, batch, note).await?;
                 }
+                Content::Dictionary => announced = note,
                 _ => note.map_or(Ok(()), |_| Err(misplaced_note()))?,
             }
         }
+        announced.map_or(Ok(()), |_| Err(misplaced_note()))?;
         self.shared.scheduler.end_rows(&self.job)
     }
 

@@ -280,6 +280,22 @@ async fn a_client_that_goes_away_or_sends_garbage_leaves_nothing() {
     let mut described = sent.clone();
     described[0].app_metadata = "7".into();
     refused(exchange(&mut client, described).await, Code::InvalidArgument, "app_metadata");
+    // A message of a dictionary, before its batch.
+    let command = join("names", "facts", r#", "stream": "right", "columns": ["k", "word"]"#);
+    let sent = messages(&command, &[facts(&mut StdRng::seed_from_u64(7), 100, 100, "word")]).await;
+    assert_eq!(sent.len(), 3);
+    let mut of_dictionary = sent.clone();
+    of_dictionary[1].app_metadata = "7".into();
+    refused(exchange(&mut client, of_dictionary.clone()).await, Code::InvalidArgument, "app_metadata");
+    of_dictionary.truncate(2);
+    refused(exchange(&mut client, of_dictionary).await, Code::InvalidArgument, "app_metadata");
+    // The schema and the dictionary may repeat what their batch has.
+    let mut repeated = sent.clone();
+    repeated[..3].iter_mut().for_each(|message| message.app_metadata = "7".into());
+    let answers = client.do_exchange(stream::iter(repeated)).await.unwrap().into_inner();
+    let answers: Vec<FlightData> = answers.try_collect().await.unwrap();
+    assert_eq!(answers.iter().filter(|message| message.app_metadata == "7").count(), 1);
+    drop(answers);
     expect_nothing_left(&server, used).await;
 }
 

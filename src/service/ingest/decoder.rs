@@ -54,7 +54,9 @@ pub enum Content {
     Schema(SchemaRef),
     /// Rows, whose buffers are stored in the arena at multiples of 64 bytes.
     Batch(RecordBatch),
-    /// No content for the consumer: a dictionary, or metadata alone.
+    /// A dictionary, which the batches that follow refer to. The consumer needs none of it.
+    Dictionary,
+    /// Metadata alone.
     Nothing,
 }
 
@@ -408,7 +410,7 @@ impl StreamDecoder {
                 let _bitmaps = reserve_bitmaps(&plan.columns, arena).context(attempt)?;
                 let values = array(&plan.columns[0], &buffers, &mut self.dictionaries, arena).context(attempt)?;
                 self.dictionaries.insert(id, values, is_delta).context(attempt)?;
-                Ok(Content::Nothing)
+                Ok(Content::Dictionary)
             }
         }
     }

@@ -109,7 +109,7 @@ fn decode_messages(messages: Vec<FlightData>, arena: &Arena) -> Result<Vec<Recor
 fn batches(received: Vec<Received>) -> Vec<RecordBatch> {
     let batch = |message: Received| match message.content {
         Content::Batch(batch) => Some(batch),
-        Content::Schema(_) | Content::Nothing => None,
+        Content::Schema(_) | Content::Dictionary | Content::Nothing => None,
     };
     received.into_iter().filter_map(batch).collect()
 }
