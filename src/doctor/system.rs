@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::memory::{ControlGroup, control_groups, machine_memory_bytes, memory_free, memory_limit};
-use crate::topology::{NumaNode, NumaNodes, number_list};
+use crate::topology::{NumaNode, NumaNodes, lane_rate, number_list};
 
 /// PCI vendor of NVIDIA.
 const NVIDIA: &str = "0x10de";
@@ -152,19 +152,6 @@ fn gpus(root: &Path) -> Vec<PciGpu> {
     names(root, devices).into_iter().filter(is_gpu).map(gpu).collect()
 }
 
-/// Returns the bytes per second of a PCI Express lane in one direction: of `32.0 GT/s PCIe`.
-fn lane_rate(speed: &str) -> Option<f64> {
-    let transfers: f64 = speed.split_whitespace().next()?.parse().ok()?;
-    // Generations 1 and 2 send 10 bits for 8, 3 to 5 send 130 for 128, and 6 sends 256 bytes for
-    // 242.
-    let share = match transfers {
-        t if t < 8.0 => 8.0 / 10.0,
-        t if t < 64.0 => 128.0 / 130.0,
-        _ => 242.0 / 256.0,
-    };
-    Some(transfers * 1e9 * share / 8.0)
-}
-
 /// Counts the slices of all GPUs: `capabilities/gpu0/mig/gi3/access`.
 fn gpu_slices(root: &Path) -> usize {
     let folder = "proc/driver/nvidia/capabilities";
@@ -235,13 +222,6 @@ mod tests {
             ("proc/driver/nvidia/capabilities/mig/config", ""),
         ];
         assert_eq!(System::read(tree(&[DGX, &slices].concat()).path()).gpu_slices, 3);
-    }
-
-    #[test]
-    fn a_lane_moves_less_than_its_transfers() {
-        assert!((lane_rate("32.0 GT/s PCIe").unwrap() * 16.0 - 63.0e9).abs() < 0.1e9);
-        assert!((lane_rate("2.5 GT/s PCIe").unwrap() - 0.25e9).abs() < 1.0);
-        assert_eq!(lane_rate("Unknown"), None);
     }
 
     #[test]

@@ -8,9 +8,9 @@ use std::time::SystemTime;
 use super::Engine;
 use super::devices::DeviceSettings;
 use super::gang_rates::{Links, set_link_rates};
-use crate::device::{DeviceId, DeviceInfo};
+use crate::device::{DeviceId, DeviceInfo, DeviceKind};
 use crate::planner::{DeviceModel, GangRates, Rates, RatesFile, SavedRates};
-use crate::topology::{Hop, SharedLinks, Topology};
+use crate::topology::{DeviceNode, Hop, NodeKind, SharedLinks, Topology};
 
 /// Rates that the planner uses for a device, and their origin.
 #[derive(Clone, Debug)]
@@ -42,6 +42,18 @@ impl DeviceRates {
     #[must_use]
     pub fn linked_by(self, links: Arc<SharedLinks>) -> Self {
         Self { shared: Some(links), ..self }
+    }
+
+    /// Returns the measured bytes per second from host memory to the device, and back; `None` if
+    /// they were not measured.
+    pub fn of_host_memory(&self) -> Option<[f64; 2]> {
+        self.measured.is_some().then_some([self.values.copy_in, self.values.copy_out])
+    }
+
+    /// Returns the topology whose links bound the rates of sets of devices; `None` if it describes
+    /// no links.
+    pub fn topology(&self) -> Option<&Topology> {
+        Some(self.shared.as_ref()?.topology())
     }
 
     /// Returns the measured bytes per second from one device to another of its kind while all write
@@ -97,7 +109,7 @@ pub fn set_rates(settings: &DeviceSettings, topology: &Topology, devices: &mut [
     }
     is_new |= set_link_rates(file.as_mut(), settings.recalibrate, topology, devices);
     if !topology.links.is_empty() {
-        let links = Arc::new(SharedLinks::new(topology.clone()));
+        let links = Arc::new(SharedLinks::new(with_measured_host_rates(topology, devices)));
         for device in devices.iter_mut() {
             device.set_rates(device.rates().clone().linked_by(links.clone()));
         }
@@ -107,6 +119,19 @@ pub fn set_rates(settings: &DeviceSettings, topology: &Topology, devices: &mut [
     {
         tracing::warn!(%error, "the rates cannot be saved, so the next start measures them again; name another --rates-file, or none");
     }
+}
+
+/// Returns the topology with the measured rates of GPUs in place of described ones.
+fn with_measured_host_rates(topology: &Topology, devices: &[Box<dyn Engine>]) -> Topology {
+    let of_host = |node: &DeviceNode| {
+        let device = devices.iter().find(|device| device.id().to_string() == node.name)?;
+        device.rates().of_host_memory()
+    };
+    let gpus: Vec<&dyn Engine> =
+        devices.iter().map(|device| &**device).filter(|device| device.id().kind == DeviceKind::Cuda).collect();
+    let ids = gpus.iter().map(|gpu| gpu.id());
+    let of_all = gpus.first().and_then(|gpu| Some(gpu.rates().links.as_ref()?.of_set(ids)?.host_memory));
+    topology.with_measured_host_rates(&of_host, of_all)
 }
 
 pub(super) fn model_of(device: &dyn Engine, topology: &Topology) -> DeviceModel {
@@ -146,10 +171,10 @@ pub(super) fn cache_folder(cache_home: Option<OsString>, home: Option<OsString>)
     cache_home.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))
 }
 
-/// Returns the rates of the links between a device and host memory, in both directions; empty if no
-/// links are emulated.
+/// Returns the emulated rates of the links between a device and host memory, in both directions.
+/// Empty if there are none, and for a GPU.
 fn link_rates(topology: &Topology, device: &str) -> Vec<f64> {
-    let node = topology.devices.iter().find(|node| node.name == device);
+    let node = topology.device(device).filter(|node| node.kind == NodeKind::Host);
     let Some(route) = node.and_then(|node| topology.host_route(node)) else { return Vec::new() };
     let rates_of = |hop: &Hop| {
         let link = &topology.links[hop.link];

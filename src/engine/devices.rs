@@ -8,14 +8,14 @@ use std::time::Duration;
 use super::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngine, tmpfs};
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{
-    Device, DeviceId, DeviceKind, GpuPlace, TestOptions, VISIBLE_GPUS, gpu_count, gpu_identities,
+    Device, DeviceId, DeviceKind, GpuIdentity, GpuPlace, TestOptions, VISIBLE_GPUS, gpu_count, gpu_identities,
     visible_to_process_of, why_no_gpu,
 };
-use crate::human::{counted, file_failure};
+use crate::human::{counted, counted_as, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
 };
-use crate::topology::{DeviceNode, Hop, Link, NodeKind, NumaNodes, Topology};
+use crate::topology::{DeviceNode, Hop, Link, NodeKind, NumaNodes, PciPath, Topology};
 use crate::{Context, Error, Result};
 
 /// Maximum number of slices of the CPU: each has threads of its own.
@@ -195,21 +195,41 @@ pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
     of_machine(Topology::of(&asked.into_iter().map(count_of).collect::<Result<Vec<_>>>()?))
 }
 
-/// Names each GPU of the topology by its UUID, and finds the NUMA node of each.
+/// Describes the GPUs of the topology as the machine does, if it has any.
 fn of_machine(mut topology: Topology) -> Result<Topology> {
     if topology.devices.iter().any(|node| node.kind == NodeKind::Cuda) {
-        let gpus = gpu_identities()?;
-        let of = |node: &DeviceNode| gpus.get(usize::from(node.index));
-        for node in topology.devices.iter_mut().filter(|node| node.kind == NodeKind::Cuda) {
-            node.uuid = of(node).and_then(|gpu| gpu.uuid.clone());
-        }
-        let root = Path::new("/");
-        topology.place_on_nodes(&NumaNodes::read(root), |node| {
-            let gpu = of(node)?;
-            gpu.numa_node.or_else(|| NumaNodes::of_pci_device(root, &gpu.pci_address))
-        });
+        describe_gpus(&mut topology, Path::new("/"), &gpu_identities()?);
+        tracing::info!("{}", origin_of_links(&topology));
     }
     Ok(topology)
+}
+
+/// Names each GPU of the topology by its UUID, and finds its NUMA node and its PCIe links in the
+/// files under `root`.
+fn describe_gpus(topology: &mut Topology, root: &Path, gpus: &[GpuIdentity]) {
+    let of = |node: &DeviceNode| gpus.get(usize::from(node.index));
+    for node in topology.devices.iter_mut().filter(|node| node.kind == NodeKind::Cuda) {
+        node.uuid = of(node).and_then(|gpu| gpu.uuid.clone());
+    }
+    topology.place_on_nodes(&NumaNodes::read(root), |node| {
+        let gpu = of(node)?;
+        gpu.numa_node.or_else(|| NumaNodes::of_pci_device(root, &gpu.pci_address))
+    });
+    topology.add_pcie_links(|node| PciPath::read(root, &of(node)?.pci_address));
+}
+
+/// Describes which links of the GPUs the machine shows. A line of the log.
+fn origin_of_links(topology: &Topology) -> String {
+    let gpus = || topology.devices.iter().filter(|node| node.kind == NodeKind::Cuda);
+    let linked = gpus().filter(|node| topology.host_link(node).is_some()).count() as u64;
+    if linked == 0 {
+        return "the machine does not show the PCIe links of its GPUs: their rates are measured".into();
+    }
+    let shared = match topology.switches.len() as u64 {
+        0 => "no two of them share a switch".into(),
+        switches => format!("{} with several of them", counted_as(switches, "PCIe switch", "PCIe switches")),
+    };
+    format!("sysfs shows the PCIe links of {linked} of {}, {shared}", counted(gpus().count() as u64, "GPU"))
 }
 
 /// Returns the GPUs that CUDA shows to the process of a GPU. `None`: those that it shows to the
@@ -486,7 +506,7 @@ fn has_own_process(settings: &DeviceSettings, topology: &Topology, kind: NodeKin
     match settings.device_processes.as_str() {
         "auto" => Ok(kind == NodeKind::Cuda && gpus > 1),
         "off" => Ok(false),
-        "on" if topology.links.is_empty() => Ok(true),
+        "on" if !topology.emulates_links() => Ok(true),
         "on" => Err(Error::Invalid(
             "--device-processes on: the topology file emulates links, which need all devices in one process; leave out the links, or \
              write off"
@@ -627,6 +647,7 @@ mod tests {
     use crate::device::CancelFlag;
     use crate::planner::{GangRates, Rates, Target};
     use crate::service::Settings;
+    use crate::topology::{SharedLinks, pci_tree};
 
     #[derive(Parser)]
     struct CommandLine {
@@ -636,6 +657,51 @@ mod tests {
 
     fn arena() -> Arena {
         Arena::new(Budget::new("host memory", "--host-memory", 1 << 30))
+    }
+
+    #[test]
+    fn gpus_of_a_machine_share_the_links_that_its_files_show() {
+        let paths = &pci_tree::DGX_A100[2..6];
+        let root = pci_tree::tree(paths, "16.0 GT/s PCIe\n", "16\n");
+        for (node, cpus) in [("node0", "0-1\n"), ("node1", "2-3\n")] {
+            let folder = root.path().join("sys/devices/system/node").join(node);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("cpulist"), cpus).unwrap();
+        }
+        let gpu = |at: usize| GpuIdentity {
+            uuid: Some(format!("GPU-{at}")),
+            pci_address: paths[at].rsplit('/').next().unwrap().into(),
+            numa_node: Some(at as u32 / 2),
+        };
+        let gpus: Vec<GpuIdentity> = (0..4).map(gpu).collect();
+        let mut topology = Topology::cuda(4);
+        describe_gpus(&mut topology, root.path(), &gpus);
+        assert_eq!(topology.devices[3].uuid.as_deref(), Some("GPU-3"));
+        let ends: Vec<String> = topology.links.iter().map(|link| link.between.join(" ")).collect();
+        assert_eq!(ends, ["cpu0 pcie0", "pcie0 cuda:0", "pcie0 cuda:1", "cpu1 pcie1", "pcie1 cuda:2", "pcie1 cuda:3"]);
+        let expected = "sysfs shows the PCIe links of 4 of 4 GPUs, 2 PCIe switches with several of them";
+        assert_eq!(origin_of_links(&topology), expected);
+        let mut hidden = Topology::cuda(4);
+        describe_gpus(&mut hidden, Path::new("/nowhere"), &gpus);
+        assert!(hidden.links.is_empty() && origin_of_links(&hidden).contains("does not show"));
+
+        // Links that the machine has need no emulation, which would need one process.
+        let on = CommandLine::parse_from(["dovetail", "--device-processes=on"]).settings.of_devices();
+        assert_eq!(has_own_process(&on, &topology, NodeKind::Cuda), Ok(true));
+        assert!(has_own_process(&on, &Topology::fixture("dgx-a100"), NodeKind::Host).is_err());
+
+        // A pair behind one switch shares its link. One GPU has the rate that was measured.
+        let measured = Rates { copy_in: 24e9, copy_out: 24e9, ..Rates::host(1) };
+        let links = SharedLinks::new(topology.with_measured_host_rates(&|_| Some([24e9; 2]), None));
+        let rates = DeviceRates::measured_now(measured).linked_by(Arc::new(links));
+        let of = |gpus: &[u16]| {
+            let ids: Vec<DeviceId> = gpus.iter().map(|&index| DeviceId { kind: DeviceKind::Cuda, index }).collect();
+            let (each, all) = rates.of_set(&ids);
+            (each.copy_in, all.host_memory)
+        };
+        assert_eq!(of(&[0]), (24e9, 48e9));
+        assert_eq!(of(&[0, 1]), (12e9, 48e9));
+        assert_eq!(of(&[0, 2]), (24e9, 96e9));
     }
 
     #[test]

@@ -183,23 +183,21 @@ fn device(device: &dyn Engine, lost: Option<String>) -> Value {
     })
 }
 
-/// Returns the topology, with the models and memory of the devices that were opened, and with links
-/// as measured where none are described.
+/// Returns the topology, with the models and memory of the devices that were opened. Its links have
+/// measured rates. Where none are described, it has links as measured.
 pub fn topology(shared: &Shared) -> Topology {
     let engine = |node: &DeviceNode| {
         let is_it = |engine: &&Arc<dyn Engine>| engine.id().to_string() == node.name;
         shared.devices.iter().find(is_it).map(|engine| &**engine)
     };
-    let of_host = |node: &DeviceNode| {
-        let rates = engine(node)?.rates();
-        rates.measured.is_some().then_some([rates.values.copy_in, rates.values.copy_out])
-    };
+    let of_host = |node: &DeviceNode| engine(node)?.rates().of_host_memory();
     let of_pair = |from: &DeviceNode, to: &DeviceNode| {
         let (from, to) = (engine(from)?, engine(to)?);
         let is_direct = matches!(peer_access(from, to), Ok(Some(PeerAccess::Direct)));
         from.rates().of_pair(from.id(), to.id()).filter(|_| is_direct)
     };
-    let mut topology = shared.topology.with_measured_links(&of_host, &of_pair);
+    let described = shared.devices.iter().find_map(|device| device.rates().topology()).unwrap_or(&shared.topology);
+    let mut topology = described.with_measured_links(&of_host, &of_pair);
     for node in &mut topology.devices {
         let Some(engine) = engine(node) else { continue };
         node.memory_bytes = Some(engine.memory().limit_bytes());

@@ -145,9 +145,11 @@ impl Reader<'_> {
         let sockets = file.socket.iter().map(|socket| self.socket(socket)).collect::<Result<Vec<_>>>()?;
         let devices = file.device.iter().map(|device| self.device(device, &sockets)).collect::<Result<_>>()?;
         let node_names: Vec<&str> = names.iter().map(|name| name.get_ref().as_str()).collect();
-        let links = file.link.iter().map(|link| self.link(link, &node_names)).collect::<Result<_>>()?;
+        let links: Vec<Link> = file.link.iter().map(|link| self.link(link, &node_names)).collect::<Result<_>>()?;
         let switch = |switch: &FileSwitch| Switch { name: switch.name.get_ref().clone(), kind: switch.kind.clone() };
-        Ok(Topology { name: file.name, sockets, switches: file.switch.iter().map(switch).collect(), devices, links })
+        let links_from = if links.is_empty() { Vec::new() } else { vec!["topology file".into()] };
+        let switches = file.switch.iter().map(switch).collect();
+        Ok(Topology { name: file.name, sockets, switches, devices, links, links_from })
     }
 
     fn socket(&self, socket: &FileSocket) -> Result<Socket> {

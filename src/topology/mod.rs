@@ -13,14 +13,17 @@
 //! A topology is read from a TOML file ([`Topology::parse`] documents the form), or made for the
 //! CPU and the GPUs of the machine ([`Topology::of`]). It only describes. The code that opens
 //! devices gives them the memory, threads and link rates of the topology. So host devices can
-//! behave like the GPUs of another machine. [`Topology::with_measured_links`] adds what is known of
-//! the links of a machine's own GPUs, and [`Topology::to_svg`] draws a topology.
+//! behave like the GPUs of another machine. [`Topology::add_pcie_links`] adds the links and
+//! switches of a machine's own GPUs. Measured rates take the place of described ones
+//! ([`Topology::with_measured_host_rates`]), and show the links that the machine hides
+//! ([`Topology::with_measured_links`]). [`Topology::to_svg`] draws a topology.
 //!
 //! This room knows nothing of devices, joins or tables.
 
 mod file;
 mod measured;
 mod numa;
+mod pcie;
 mod render;
 mod route;
 mod svg;
@@ -31,6 +34,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use numa::{NumaNode, NumaNodes, number_list};
+pub use pcie::{PciPath, lane_rate};
 pub use route::Route;
 pub use together::{SharedLinks, Together};
 
@@ -44,6 +48,10 @@ pub struct Topology {
     pub switches: Vec<Switch>,
     pub devices: Vec<DeviceNode>,
     pub links: Vec<Link>,
+    /// Origins of the links: `topology file`, or `sysfs` and `measured rates`. Empty if there are
+    /// none.
+    #[serde(default)]
+    pub links_from: Vec<String>,
 }
 
 /// A CPU with the memory attached to it.
@@ -187,6 +195,20 @@ impl Topology {
         names.iter().all(|name| is_known(name)) && self.links.iter().all(has_ends)
     }
 
+    /// True if there are links of host devices, which the devices emulate. Links of GPUs are those
+    /// of the machine.
+    pub fn emulates_links(&self) -> bool {
+        let is_emulated = |name: &String| self.device(name).is_some_and(|device| device.kind == NodeKind::Host);
+        self.links.iter().flat_map(|link| &link.between).any(is_emulated)
+    }
+
+    /// Adds an origin of links, once.
+    fn add_origin(&mut self, origin: &str) {
+        if !self.links_from.iter().any(|known| known == origin) {
+            self.links_from.push(origin.into());
+        }
+    }
+
     /// Returns the device with the given name.
     pub fn device(&self, name: &str) -> Option<&DeviceNode> {
         self.devices.iter().find(|device| device.name == name)
@@ -246,6 +268,9 @@ impl fmt::Display for NodeKind {
         })
     }
 }
+
+#[cfg(test)]
+pub(crate) use pcie::tests as pci_tree;
 
 #[cfg(test)]
 impl Topology {

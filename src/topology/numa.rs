@@ -35,7 +35,8 @@ pub fn number_list(list: &str) -> BTreeSet<u32> {
     list.split(',').filter_map(range).flatten().collect()
 }
 
-fn text(root: &Path, path: &str) -> Option<String> {
+/// Returns the text of a file under `root`. `None` if it cannot be read.
+pub(super) fn text(root: &Path, path: &str) -> Option<String> {
     Some(std::fs::read_to_string(root.join(path)).ok()?.trim().to_owned())
 }
 

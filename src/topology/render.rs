@@ -37,7 +37,10 @@ impl fmt::Display for Topology {
             }
         }
         if !self.links.is_empty() {
-            writeln!(f, "links")?;
+            match &*self.links_from {
+                [] => writeln!(f, "links")?,
+                origins => writeln!(f, "links, from {}", origins.join(", "))?,
+            }
             let width = self.links.iter().map(|link| ends(link).chars().count()).max().unwrap_or(0);
             for link in &self.links {
                 writeln!(f, "   {:width$}  {}", ends(link), link_rates(link))?;
@@ -139,6 +142,7 @@ mod tests {
             from memory    75.0    75.0    75.0    75.0       -\n   \
             from host:0       -    75.0    64.0    64.0    75.0\n";
         assert!(text.contains(expected), "{text}");
+        assert!(text.contains("links, from topology file\n"), "{text}");
         assert!(!Topology::host(2).to_string().contains("rates"), "no links are described");
     }
 }
