@@ -50,6 +50,10 @@ mod gpu_uuid;
 pub mod host;
 mod info;
 mod loss;
+// NVML needs no kernels, so a build without them has it too.
+#[allow(unsafe_code)]
+#[path = "cuda/nvml.rs"]
+mod nvml;
 mod open;
 mod options;
 mod pattern;
@@ -73,6 +77,7 @@ pub use copies::Copies;
 pub use gpu_uuid::{VISIBLE_GPUS, is_slice, unknown_visible_gpu, visible_to_process_of};
 pub use info::{Capabilities, ComputeCapability, DeviceFacts, DeviceInfo, Tuning};
 pub use loss::set_process_of_one_device;
+pub use nvml::nvml_gpus;
 pub use open::{
     GpuIdentity, GpuPlace, GpuSeen, gpu_count, gpu_identities, gpus_seen, open_device, open_device_at, open_gpu,
     parse_device, why_no_gpu,

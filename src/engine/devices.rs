@@ -9,13 +9,13 @@ use super::{ChildEngine, Engine, InProcess, Opening, SharedSlabs, SupervisedEngi
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{
     Device, DeviceId, DeviceKind, GpuIdentity, GpuPlace, TestOptions, VISIBLE_GPUS, gpu_count, gpu_identities,
-    visible_to_process_of, why_no_gpu,
+    nvml_gpus, visible_to_process_of, why_no_gpu,
 };
 use crate::human::{counted, counted_as, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
 };
-use crate::topology::{DeviceNode, Hop, Link, NodeKind, NumaNodes, PciPath, Topology};
+use crate::topology::{DeviceNode, Hop, Link, NodeKind, NumaNodes, NvmlGpu, PciPath, Topology};
 use crate::{Context, Error, Result};
 
 /// Maximum number of slices of the CPU: each has threads of its own.
@@ -198,15 +198,18 @@ pub fn topology(settings: &DeviceSettings) -> Result<Topology> {
 /// Describes the GPUs of the topology as the machine does, if it has any.
 fn of_machine(mut topology: Topology) -> Result<Topology> {
     if topology.devices.iter().any(|node| node.kind == NodeKind::Cuda) {
-        describe_gpus(&mut topology, Path::new("/"), &gpu_identities()?);
-        tracing::info!("{}", origin_of_links(&topology));
+        let gpus = gpu_identities()?;
+        // One GPU has no pair.
+        let nvml = if gpus.len() > 1 { nvml_gpus() } else { Ok(Vec::new()) };
+        describe_gpus(&mut topology, Path::new("/"), &gpus, nvml.as_deref().unwrap_or_default());
+        tracing::info!("{}{}", origin_of_links(&topology), origin_of_nvlinks(&topology, nvml));
     }
     Ok(topology)
 }
 
 /// Names each GPU of the topology by its UUID, and finds its NUMA node and its PCIe links in the
-/// files under `root`.
-fn describe_gpus(topology: &mut Topology, root: &Path, gpus: &[GpuIdentity]) {
+/// files under `root`. Adds the NVLinks that NVML shows.
+fn describe_gpus(topology: &mut Topology, root: &Path, gpus: &[GpuIdentity], nvml: &[NvmlGpu]) {
     let of = |node: &DeviceNode| gpus.get(usize::from(node.index));
     for node in topology.devices.iter_mut().filter(|node| node.kind == NodeKind::Cuda) {
         node.uuid = of(node).and_then(|gpu| gpu.uuid.clone());
@@ -216,6 +219,22 @@ fn describe_gpus(topology: &mut Topology, root: &Path, gpus: &[GpuIdentity]) {
         gpu.numa_node.or_else(|| NumaNodes::of_pci_device(root, &gpu.pci_address))
     });
     topology.add_pcie_links(|node| PciPath::read(root, &of(node)?.pci_address));
+    topology.add_nvlinks(nvml);
+}
+
+/// Describes which NVLinks NVML shows, as a further clause. Empty if there is one GPU.
+fn origin_of_nvlinks(topology: &Topology, nvml: Result<Vec<NvmlGpu>>) -> String {
+    let nvml = match nvml {
+        Ok(gpus) if gpus.is_empty() => return String::new(),
+        Ok(gpus) => gpus,
+        Err(error) => return format!("; NVML cannot be asked for NVLinks: {}", error.message()),
+    };
+    let active: usize = nvml.iter().map(|gpu| gpu.links.len()).sum();
+    match topology.links_from.iter().any(|origin| origin == "NVML") {
+        true => "; NVML shows their NVLinks".into(),
+        false if active > 0 => "; NVML hides what their NVLinks lead to".into(),
+        false => "; NVML shows no NVLink".into(),
+    }
 }
 
 /// Describes which links of the GPUs the machine shows. A line of the log.
@@ -225,7 +244,8 @@ fn origin_of_links(topology: &Topology) -> String {
     if linked == 0 {
         return "the machine does not show the PCIe links of its GPUs: their rates are measured".into();
     }
-    let shared = match topology.switches.len() as u64 {
+    let switches = topology.switches.iter().filter(|switch| switch.kind.starts_with("PCIe")).count();
+    let shared = match switches as u64 {
         0 => "no two of them share a switch".into(),
         switches => format!("{} with several of them", counted_as(switches, "PCIe switch", "PCIe switches")),
     };
@@ -647,7 +667,7 @@ mod tests {
     use crate::device::CancelFlag;
     use crate::planner::{GangRates, Rates, Target};
     use crate::service::Settings;
-    use crate::topology::{SharedLinks, pci_tree};
+    use crate::topology::{NvmlRemote, SharedLinks, nvml_answers, pci_tree};
 
     #[derive(Parser)]
     struct CommandLine {
@@ -675,15 +695,29 @@ mod tests {
         };
         let gpus: Vec<GpuIdentity> = (0..4).map(gpu).collect();
         let mut topology = Topology::cuda(4);
-        describe_gpus(&mut topology, root.path(), &gpus);
+        describe_gpus(&mut topology, root.path(), &gpus, &[]);
         assert_eq!(topology.devices[3].uuid.as_deref(), Some("GPU-3"));
         let ends: Vec<String> = topology.links.iter().map(|link| link.between.join(" ")).collect();
         assert_eq!(ends, ["cpu0 pcie0", "pcie0 cuda:0", "pcie0 cuda:1", "cpu1 pcie1", "pcie1 cuda:2", "pcie1 cuda:3"]);
         let expected = "sysfs shows the PCIe links of 4 of 4 GPUs, 2 PCIe switches with several of them";
         assert_eq!(origin_of_links(&topology), expected);
         let mut hidden = Topology::cuda(4);
-        describe_gpus(&mut hidden, Path::new("/nowhere"), &gpus);
+        describe_gpus(&mut hidden, Path::new("/nowhere"), &gpus, &[]);
         assert!(hidden.links.is_empty() && origin_of_links(&hidden).contains("does not show"));
+
+        let seen = |remote: NvmlRemote| nvml_answers::seen(4, |_| nvml_answers::links(12, 4, remote.clone()));
+        for (remote, links_from, told) in [
+            (NvmlRemote::Switch, &["sysfs", "NVML"][..], "; NVML shows their NVLinks"),
+            (NvmlRemote::Unknown, &["sysfs"][..], "; NVML hides what their NVLinks lead to"),
+        ] {
+            let mut topology = Topology::cuda(4);
+            describe_gpus(&mut topology, root.path(), &gpus, &seen(remote.clone()));
+            assert_eq!(topology.links_from, links_from);
+            assert_eq!(origin_of_nvlinks(&topology, Ok(seen(remote))), told);
+            assert_eq!(origin_of_links(&topology), expected);
+        }
+        let without = Err(Error::Unavailable("no library".into()));
+        assert_eq!(origin_of_nvlinks(&topology, without), "; NVML cannot be asked for NVLinks: no library");
 
         // Links that the machine has need no emulation, which would need one process.
         let on = CommandLine::parse_from(["dovetail", "--device-processes=on"]).settings.of_devices();

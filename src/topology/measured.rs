@@ -106,9 +106,10 @@ impl Topology {
         self.devices.iter().filter(|device| device.kind == NodeKind::Cuda).collect()
     }
 
-    /// Adds links with measured rates, for people, where no links of GPUs are described. `of_host`
-    /// returns bytes per second from host memory to a GPU, and back; `of_pair` those from one GPU
-    /// to another that it reaches without host memory.
+    /// Adds links with measured rates, for people, where no links of GPUs are described, and gives
+    /// measured rates to described NVLinks. `of_host` returns bytes per second from host memory to
+    /// a GPU, and back; `of_pair` those from one GPU to another that it reaches without host
+    /// memory.
     pub fn with_measured_links(
         &self,
         of_host: &dyn Fn(&DeviceNode) -> Option<[f64; 2]>,
@@ -116,6 +117,7 @@ impl Topology {
     ) -> Self {
         let mut shown = self.clone();
         let gpus = self.gpus();
+        shown.set_nvlink_rates(of_pair);
         for gpu in gpus.iter().filter(|gpu| self.host_link(gpu).is_none()) {
             if let (Some([to_gpu, from_gpu]), Some(socket)) = (of_host(gpu), self.socket_of(gpu)) {
                 shown.links.push(measured("host link", [&socket.name, &gpu.name], [to_gpu, from_gpu]));
@@ -123,6 +125,7 @@ impl Topology {
         }
         let pairs = gpus.iter().enumerate().flat_map(|(at, a)| gpus[at + 1..].iter().map(move |b| (*a, *b)));
         let pairs: Vec<Link> = pairs
+            .filter(|(a, b)| !self.are_joined(&a.name, &b.name))
             .filter_map(|(a, b)| {
                 let rates = [of_pair(a, b)?, of_pair(b, a)?];
                 let kind = if rates[0].min(rates[1]) >= NVLINK_RATE_MIN { "NVLink" } else { "peer link" };
@@ -136,11 +139,41 @@ impl Topology {
                 shown.links.extend(links);
             }
         }
-        if shown.links.len() > self.links.len() {
+        if shown.links != self.links {
             shown.add_origin(ORIGIN);
         }
         shown
     }
+
+    /// Sets the rates of NVLinks that NVML describes: those of a pair, or the means of a GPU with
+    /// all others of its switch.
+    fn set_nvlink_rates(&mut self, of_pair: &dyn Fn(&DeviceNode, &DeviceNode) -> Option<f64>) {
+        let described = self.clone();
+        let gpus = described.gpus();
+        let gpu_of = |end: &String| gpus.iter().copied().find(|gpu| gpu.name == *end);
+        for link in &mut self.links {
+            // Links of PCIe have the GPU as their second end.
+            let Some(gpu) = gpu_of(&link.between[0]) else { continue };
+            let others: Vec<&DeviceNode> = match gpu_of(&link.between[1]) {
+                Some(peer) => vec![peer],
+                None => {
+                    let on_switch = described.links.iter().filter(|other| other.between[1] == link.between[1]);
+                    on_switch.filter_map(|other| gpu_of(&other.between[0])).filter(|other| *other != gpu).collect()
+                }
+            };
+            let forward = mean(others.iter().filter_map(|other| of_pair(gpu, other)));
+            let backward = mean(others.iter().filter_map(|other| of_pair(other, gpu)));
+            if let (Some(forward), Some(backward)) = (forward, backward) {
+                (link.forward_rate, link.backward_rate) = (forward, backward);
+                link.kind += MEASURED;
+            }
+        }
+    }
+}
+
+fn mean(rates: impl Iterator<Item = f64>) -> Option<f64> {
+    let rates: Vec<f64> = rates.collect();
+    (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
 }
 
 fn measured(kind: &str, [first, second]: [&String; 2], [forward_rate, backward_rate]: [f64; 2]) -> Link {
@@ -177,7 +210,9 @@ fn switch_of(gpus: &[&DeviceNode], pairs: &[Link]) -> Option<(Switch, Vec<Link>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::NvmlRemote;
     use crate::topology::SharedLinks;
+    use crate::topology::nvlink::tests::{described, links, seen, to_gpu};
     use crate::topology::pcie::tests::{DGX_A100, tree};
 
     fn shown(gpus: u16, of_pair: &dyn Fn(u16, u16) -> Option<f64>) -> Topology {
@@ -261,6 +296,28 @@ mod tests {
         assert_eq!((of_kind("PCIe"), of_kind("NVLink, measured"), of_kind("host link")), (12, 8, 0));
         assert_eq!(found.route("cuda:1", "cuda:6").unwrap().rate, 260e9);
         assert!(found.is_whole() && found.to_svg().contains("nvlink"));
+    }
+
+    #[test]
+    fn described_nvlinks_take_the_rates_of_their_pairs() {
+        let switched = described(4, &seen(4, |_| links(18, 6, NvmlRemote::Switch)));
+        let of_pair = |a: &DeviceNode, b: &DeviceNode| Some(380e9 + f64::from(a.index) + f64::from(10 * b.index));
+        let found = switched.with_measured_links(&|_| None, &of_pair);
+        assert_eq!((found.switches.len(), found.links.len()), (1, 4), "no link is shown twice");
+        let first = &found.links[0];
+        assert_eq!((first.forward_rate, first.backward_rate), (380e9 + 20.0, 380e9 + 2.0));
+        assert_eq!(first.kind, "NVLink 4, 18 links, measured");
+        assert_eq!(found.links_from, ["NVML", "measured rates"]);
+
+        // The two pairs reach each other without a bridge.
+        let bridged = described(4, &seen(4, |gpu| links(12, 6, to_gpu(gpu ^ 1))));
+        let of_pair = |a: &DeviceNode, b: &DeviceNode| Some(if a.index / 2 == b.index / 2 { 271e9 } else { 20e9 });
+        let found = bridged.with_measured_links(&|_| None, &of_pair);
+        let kinds = |kind: &str| found.links.iter().filter(|link| link.kind == kind).count();
+        assert_eq!((kinds("NVLink 4, 12 links, measured"), kinds("peer link, measured"), found.links.len()), (2, 4, 6));
+        assert_eq!(found.links[0].forward_rate, 271e9);
+        // Pairs without peer access have no measured rate, and keep what NVML says.
+        assert_eq!(bridged.with_measured_links(&|_| None, &|_, _| None), bridged);
     }
 
     #[test]

@@ -13,16 +13,18 @@
 //! A topology is read from a TOML file ([`Topology::parse`] documents the form), or made for the
 //! CPU and the GPUs of the machine ([`Topology::of`]). It only describes. The code that opens
 //! devices gives them the memory, threads and link rates of the topology. So host devices can
-//! behave like the GPUs of another machine. [`Topology::add_pcie_links`] adds the links and
-//! switches of a machine's own GPUs. Measured rates take the place of described ones
-//! ([`Topology::with_measured_host_rates`]), and show the links that the machine hides
-//! ([`Topology::with_measured_links`]). [`Topology::to_svg`] draws a topology.
+//! behave like the GPUs of another machine. [`Topology::add_pcie_links`] and
+//! [`Topology::add_nvlinks`] add the links and switches of a machine's own GPUs. Measured rates
+//! take the place of described ones ([`Topology::with_measured_host_rates`]), and show the links
+//! that the machine hides ([`Topology::with_measured_links`]). [`Topology::to_svg`] draws a
+//! topology.
 //!
 //! This room knows nothing of devices, joins or tables.
 
 mod file;
 mod measured;
 mod numa;
+mod nvlink;
 mod pcie;
 mod render;
 mod route;
@@ -34,6 +36,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use numa::{NumaNode, NumaNodes, number_list};
+pub use nvlink::{NvmlGpu, NvmlLink, NvmlRemote};
 pub use pcie::{PciPath, lane_rate};
 pub use route::Route;
 pub use together::{SharedLinks, Together};
@@ -48,8 +51,8 @@ pub struct Topology {
     pub switches: Vec<Switch>,
     pub devices: Vec<DeviceNode>,
     pub links: Vec<Link>,
-    /// Origins of the links: `topology file`, or `sysfs` and `measured rates`. Empty if there are
-    /// none.
+    /// Origins of the links: `topology file`, or `sysfs`, `NVML` and `measured rates`. Empty if
+    /// there are none.
     #[serde(default)]
     pub links_from: Vec<String>,
 }
@@ -269,6 +272,8 @@ impl fmt::Display for NodeKind {
     }
 }
 
+#[cfg(test)]
+pub(crate) use nvlink::tests as nvml_answers;
 #[cfg(test)]
 pub(crate) use pcie::tests as pci_tree;
 

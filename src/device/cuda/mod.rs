@@ -23,6 +23,7 @@
 //!   select.rs           rows that satisfy a condition, and flags of matched rows
 //!   gather.rs           from positions to rows
 //!   gather_bytes.rs     text at positions
+//!   nvml.rs             NVLinks, as the driver's library for management shows them
 //!   fault.rs            deliberate failures, for tests
 //!   observe.rs          observers of launches, copies and fills: none, the log, a profiler,
 //!                       a timeline, or sums of times
