@@ -77,7 +77,10 @@ impl Task {
     /// [`Internal`](Error::Internal), because callers know their rows.
     pub(super) fn check_rows(&self, own: &Arc<Table>, table: &Arc<Table>) -> Result<()> {
         let relies = |facts: &KeyFacts| facts.range.is_some() || facts.bytes_max.is_some();
-        if Arc::ptr_eq(own, table) || table.rows == 0 || !(self.key_facts.iter().any(relies) || self.dense_range.is_some()) {
+        if Arc::ptr_eq(own, table)
+            || table.rows == 0
+            || !(self.key_facts.iter().any(relies) || self.dense_range.is_some())
+        {
             return Ok(());
         }
         Err(Error::Internal(format!(

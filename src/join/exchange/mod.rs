@@ -335,7 +335,8 @@ impl<'a> Exchange<'a> {
                 }
                 kept.lock().push(chunk);
             }
-            Ok(())
+            // Another thread may send the chunks. The bounds are known before the rows have moved.
+            cx.device.synchronize(cx.stream)
         };
         self.on_threads(self.senders(), 0, &read, &|_, _| Ok(()))?;
         let rows = self.rank.histogram(&histogram.into_inner(), &|| self.check())?;
