@@ -4,7 +4,7 @@
 //! `proto/dovetail.proto` describes the answers that have more than a few fields. The standard
 //! Flight actions carry their protobuf messages.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ use arrow_flight::{
     Action, ActionType, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, RenewFlightEndpointRequest,
 };
 use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, future};
 use http::HeaderValue;
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
@@ -95,19 +97,21 @@ const SERVED_WHILE_DRAINING: [&str; 12] = [
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Answer of an action: results, and a cookie to set.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Answer {
     pub results: Vec<Bytes>,
+    /// Further results, each made when the client has room for it.
+    pub more: Option<BoxStream<'static, Result<Bytes>>>,
     pub cookie: Option<HeaderValue>,
 }
 
 impl Answer {
     fn json(value: &Value) -> Self {
-        Self { results: vec![value.to_string().into()], cookie: None }
+        Self { results: vec![value.to_string().into()], ..Self::default() }
     }
 
     fn message(message: &impl Message) -> Self {
-        Self { results: vec![message.encode_to_vec().into()], cookie: None }
+        Self { results: vec![message.encode_to_vec().into()], ..Self::default() }
     }
 }
 
@@ -142,7 +146,7 @@ pub async fn run(shared: &Arc<Shared>, asker: &Asker, action: Action) -> Result<
         "drop_table" => drop_table(shared, asker, body(&action)?).await,
         "list_jobs" => {
             no_body(&action)?;
-            list_jobs(shared, asker).await
+            list_jobs(shared, asker)
         }
         "job" => job(shared, asker, body(&action)?).await,
         "cancel_job" => cancel_job(shared, asker, body(&action)?),
@@ -295,15 +299,22 @@ async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Resu
     shared.worker(&asker.caller).work_on(arrays, let_go).await
 }
 
-async fn list_jobs(shared: &Arc<Shared>, asker: &Asker) -> Result<Answer> {
-    // A job may be in both lists for a moment; the map keeps it once.
+/// Lists jobs. The list holds their numbers only, so it fits however many there are, and a client
+/// that does not read it keeps no job.
+fn list_jobs(shared: &Arc<Shared>, asker: &Asker) -> Result<Answer> {
+    // A job may be in both lists for a moment; the set keeps it once.
     let all = shared.scheduler.history().into_iter().chain(shared.scheduler.jobs());
-    let mine = all.filter(|job| asker.caller.may_touch(&job.owner));
-    let mine: BTreeMap<JobId, Arc<Job>> = mine.map(|job| (job.id, job)).collect();
-    let described = |job: &Arc<Job>| describe::job(job).to_string().into();
-    let worker = shared.worker(&asker.caller);
-    let results = worker.work_on(mine.len(), move |_| Ok(mine.values().map(described).collect())).await?;
-    Ok(Answer { results, cookie: None })
+    let mine: BTreeSet<JobId> = all.filter(|job| asker.caller.may_touch(&job.owner)).map(|job| job.id).collect();
+    asker.memory.hold((mine.len() * size_of::<JobId>()) as u64, "the list of jobs")?;
+    let (shared, bounds) = (shared.clone(), asker.memory.bounds().clone());
+    let described = move |id: JobId| {
+        // A job that has been forgotten since is left out.
+        let job = shared.scheduler.job(id).ok()?;
+        let described: Bytes = describe::job(&job).to_string().into();
+        Some(bounds.reserve(described.len() as u64, "the answer").map(|_held| described))
+    };
+    let more = stream::iter(mine).filter_map(move |id| future::ready(described(id))).boxed();
+    Ok(Answer { more: Some(more), ..Answer::default() })
 }
 
 fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
@@ -339,7 +350,7 @@ fn prepared_of(shared: &Shared, asker: &Asker) -> impl Iterator<Item = PreparedB
 
 fn list_prepared(shared: &Shared, asker: &Asker) -> Answer {
     let results = prepared_of(shared, asker).map(|build| describe::prepared(&build).to_string().into()).collect();
-    Answer { results, cookie: None }
+    Answer { results, ..Answer::default() }
 }
 
 fn release_prepared(shared: &Shared, asker: &Asker, body: &PreparedBody) -> Result<Answer> {

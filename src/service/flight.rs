@@ -110,8 +110,10 @@ impl FlightService for Flight {
         let asker = self.asker(&request)?;
         let answer = actions::run(&self.shared, &asker, request.into_inner()).await?;
         asker.memory.hold(answer.results.iter().map(|result| result.len() as u64).sum(), "the answer")?;
-        let results = answer.results.into_iter().map(|body| Ok(arrow_flight::Result { body }));
-        let mut response = Response::new(stream::iter(results).boxed());
+        let made = stream::iter(answer.results.into_iter().map(Ok))
+            .chain(answer.more.unwrap_or_else(|| stream::empty().boxed()));
+        let results = made.map(|result| Ok(arrow_flight::Result { body: result? }));
+        let mut response = Response::new(results.boxed());
         if let Some(cookie) = answer.cookie {
             response.metadata_mut().as_mut().insert(http::header::SET_COOKIE, cookie);
         }
