@@ -129,17 +129,14 @@ class Arrivals:
         self.client.drop("arrived")
 
     def joined_on(self, devices: list[str], is_counted: bool) -> dict[str, object]:
+        join = {"left": "kept", "right": "arrived", "on": [{"left": "k", "right": "k"}], "devices": devices}
         start = time.perf_counter()
-        if is_counted:
-            job = self.client.submit("kept", "arrived", on="k", devices=devices, count=True)
-        else:
-            job = self.client.submit("kept", "arrived", on="k", devices=devices)
-        job.wait()
-        seconds = time.perf_counter() - start
-        status = job.status()
-        assert status.rows == self.rows, (status.rows, self.rows)
-        ranks = job.explain().data.get("ranks") or []
-        job.cancel()
+        with self.client.command({"join": {**join, "count": is_counted}}) as result:
+            result.job.wait()
+            seconds = time.perf_counter() - start
+            rows = result.table()["count"][0].as_py() if is_counted else result.job.status().rows
+            assert rows == self.rows, (rows, self.rows)
+            ranks = result.job.status().raw.get("ranks") or []
         taken = {rank["device"]: rank["probe_rows"] / self.rows for rank in ranks}
         return {"on": " ".join(devices), "seconds": seconds, "shares": taken}
 
