@@ -13,6 +13,7 @@ use super::child_jobs::{ChildJobs, JobCall};
 use super::messages::{FromChild, ToChild, Work};
 use super::restored::TableBuffers;
 use super::{Grant, Prepared};
+use crate::catalog::Table;
 use crate::join::{BatchSink, Monitor, Rank, RowSource, Task, or_stop, take_build};
 use crate::memory::{Budget, ReservedPool};
 use crate::{Error, Result};
@@ -46,7 +47,9 @@ impl ChildJoin {
     ) -> Result<Self> {
         jobs.check().inspect_err(|lost| build.stop(lost))?;
         let rows = or_stop(build, || take_build(&task, build, monitor.cancel()))?;
-        let tables = TableBuffers::new(vec![rows.clone(), task.build.table.clone(), task.probe.table.clone()]);
+        let further = task.then.iter().flat_map(|then| &then.joins).flat_map(tables_of);
+        let tables = [rows.clone()].into_iter().chain(tables_of(&task)).chain(further).collect();
+        let tables = TableBuffers::new(tables);
         let schema = task.schema.clone();
         let task = task.map_tables(|table| jobs.table(&table))?;
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
@@ -100,6 +103,10 @@ impl Drop for ChildJoin {
         self.tables = TableBuffers::new(Vec::new());
         self.jobs.link.forget_gone_tables();
     }
+}
+
+fn tables_of(task: &Task) -> [Arc<Table>; 2] {
+    [task.build.table.clone(), task.probe.table.clone()]
 }
 
 /// Sink of a call that gives no rows.

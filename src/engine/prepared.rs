@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::device::Device;
-use crate::join::{BatchSink, Monitor, PreparedJoin, RowSource, Task};
+use crate::join::{BatchSink, Chain, Monitor, PreparedJoin, RowSource, TableRows, Task, Then};
 use crate::memory::{Arena, Budget, ReservedPool};
 
 /// Join that an engine has prepared. Dropping it frees its device memory.
@@ -37,14 +37,46 @@ pub trait Prepared: Send + Sync {
 
 /// Prepared join with the device of this process that prepared it.
 pub(super) struct LocalJoin {
-    join: PreparedJoin,
+    join: Join,
     device: Arc<dyn Device>,
     /// Device memory of the join and of all its calls.
     memory: Budget,
 }
 
+/// Join, or several joins that the same rows probe.
+enum Join {
+    One(Box<PreparedJoin>),
+    Chain(Box<Chain>),
+}
+
+impl Join {
+    /// Prepares the join of a task, or all joins of a chain. `build` has the build side of the
+    /// first.
+    fn prepare(
+        task: Task,
+        build: &dyn RowSource,
+        device: &dyn Device,
+        arena: &Arena,
+        monitor: &Monitor,
+    ) -> Result<Self> {
+        let prepare =
+            |task: Task, build: &dyn RowSource| PreparedJoin::prepare(Arc::new(task), build, device, arena, monitor);
+        let Some(Then { first_schema, joins, columns }) = task.then else {
+            return Ok(Self::One(Box::new(prepare(task, build)?)));
+        };
+        let (schema, first) = (task.schema, Task { schema: first_schema, then: None, ..task });
+        let mut prepared = vec![Arc::new(prepare(first, build)?)];
+        for task in joins {
+            let build = TableRows::new(task.build.table.clone());
+            prepared.push(Arc::new(prepare(task, &build)?));
+        }
+        Ok(Self::Chain(Box::new(Chain::new(prepared, schema, columns, device)?)))
+    }
+}
+
 impl LocalJoin {
-    /// Prepares a join in a part of the device's memory, or in all of it (`None`).
+    /// Prepares a join, or the joins of a chain, in a part of the device's memory, or in all of it
+    /// (`None`).
     ///
     /// # Errors
     /// The errors of [`PreparedJoin::prepare`] and [`Device::for_job`].
@@ -58,7 +90,7 @@ impl LocalJoin {
     ) -> Result<Self> {
         let memory = memory.unwrap_or_else(|| device.memory().clone());
         let view = view(&**device, &memory, build)?;
-        let join = PreparedJoin::prepare(Arc::new(task), build, &*view, arena, monitor)?;
+        let join = Join::prepare(task, build, &*view, arena, monitor)?;
         Ok(Self { join, device: device.clone(), memory })
     }
 
@@ -70,12 +102,20 @@ impl LocalJoin {
         sink: &dyn BatchSink,
         monitor: &Monitor,
     ) -> Result<()> {
-        self.join.probe(rows, &*view(&*self.device, &self.memory, rows)?, arena, sink, monitor)
+        let view = view(&*self.device, &self.memory, rows)?;
+        match &self.join {
+            Join::One(join) => join.probe(rows, &*view, arena, sink, monitor),
+            Join::Chain(chain) => chain.probe(rows, &*view, arena, sink, monitor),
+        }
     }
 
     /// Finishes as [`PreparedJoin::finish`] does.
     pub(super) fn finish(&self, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        self.join.finish(&*self.device.for_job(self.memory.clone())?, arena, sink, monitor)
+        match &self.join {
+            Join::One(join) => join.finish(&*self.device.for_job(self.memory.clone())?, arena, sink, monitor),
+            // No join of a chain keeps build rows.
+            Join::Chain(_) => Ok(()),
+        }
     }
 }
 

@@ -102,7 +102,7 @@ pub use run::{run, run_rank};
 pub use source::{IncomingBatches, RowSource, TableRows, or_stop};
 pub use strategy::Strategy;
 pub(crate) use task::OVERLAPPED_CHUNK_ROWS_MIN;
-pub use task::{Expected, JoinKey, OutputColumn, OutputSource, StageSeconds, Task, TaskSide};
+pub use task::{Expected, JoinKey, OutputColumn, OutputSource, StageSeconds, Task, TaskSide, Then};
 
 use crate::Result;
 use crate::memory::Interrupt;

@@ -154,8 +154,7 @@ impl JoinSemantics {
         outcome.and(settled)
     }
 
-    /// True if the join keeps probe rows without a row of the build side: a semi or anti join of
-    /// the probe side.
+    /// True if the result has rows of the probe side alone: a semi or anti join of that side.
     pub(super) fn only_keeps_probe(&self) -> bool {
         self.only == Some(Role::Probe)
     }

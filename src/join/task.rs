@@ -29,7 +29,10 @@ pub struct Task<T = Arc<Table>> {
     /// True if the result is the number of rows instead of the rows: one row with one column of 64
     /// bits.
     pub counts_rows: bool,
+    /// Columns of the result.
     pub schema: SchemaRef,
+    /// Further joins of the same rows, if this is the first of a [`Chain`](super::Chain).
+    pub then: Option<Then<T>>,
     pub composition: Composition,
     /// Smallest and largest build key, if the keys are worth an array of that extent. The keys must
     /// be one column of raw, unsigned integers. Only for rows that stay in table order.
@@ -41,6 +44,16 @@ pub struct Task<T = Arc<Table>> {
     /// launching work small.
     pub chunk_rows_min: Option<u64>,
     pub expected: Expected,
+}
+
+/// Joins that follow the first of a chain.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Then<T = Arc<Table>> {
+    /// Columns of the first join alone. The first task has those of the chain's result.
+    pub first_schema: SchemaRef,
+    pub joins: Vec<Task<T>>,
+    /// Join of each column of the result, and the column's number in the result of that join.
+    pub columns: Vec<(usize, usize)>,
 }
 
 /// Fewest rows of a chunk if several streams work on chunks and the task sets no number. Fewer rows
@@ -67,6 +80,10 @@ impl Task {
         side.device_text.clear();
         let (name, schema) = (side.table.name.clone(), side.table.schema.clone());
         side.table = Arc::new(Table::unknown(name, schema, Vec::new()));
+        if let Some(then) = &mut self.then {
+            let joins = std::mem::take(&mut then.joins).into_iter();
+            then.joins = joins.map(|task| task.with_unknown_rows(role)).collect();
+        }
         self
     }
 
@@ -102,15 +119,26 @@ impl<T> Task<T> {
     /// # Errors
     /// The errors of `map`.
     pub(crate) fn map_tables<U>(self, mut map: impl FnMut(T) -> Result<U>) -> Result<Task<U>> {
+        self.map_all_tables(&mut map)
+    }
+
+    fn map_all_tables<U>(self, map: &mut dyn FnMut(T) -> Result<U>) -> Result<Task<U>> {
         Ok(Task {
-            build: self.build.map_table(&mut map)?,
-            probe: self.probe.map_table(&mut map)?,
+            build: self.build.map_table(map)?,
+            probe: self.probe.map_table(map)?,
             how: self.how,
             keys: self.keys,
             key_facts: self.key_facts,
             output: self.output,
             counts_rows: self.counts_rows,
             schema: self.schema,
+            then: match self.then {
+                None => None,
+                Some(Then { first_schema, joins, columns }) => {
+                    let joins = joins.into_iter().map(|task| task.map_all_tables(map)).collect::<Result<_>>()?;
+                    Some(Then { first_schema, joins, columns })
+                }
+            },
             composition: self.composition,
             dense_range: self.dense_range,
             batch_rows: self.batch_rows,
@@ -138,7 +166,7 @@ pub struct TaskSide<T = Arc<Table>> {
 }
 
 impl<T> TaskSide<T> {
-    fn map_table<U>(self, map: &mut impl FnMut(T) -> Result<U>) -> Result<TaskSide<U>> {
+    fn map_table<U>(self, map: &mut dyn FnMut(T) -> Result<U>) -> Result<TaskSide<U>> {
         Ok(TaskSide {
             table: map(self.table)?,
             side: self.side,

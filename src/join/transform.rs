@@ -405,7 +405,8 @@ impl TransformedSide {
         }
     }
 
-    /// Returns rows of a table in the order of their keys. `to_rows` has each key's row number.
+    /// Returns rows of a table with keys. `to_rows` has the row number of each key. `None`: all
+    /// rows have a key, in table order.
     pub(super) fn of_keys(rows: Rows, keys: SideKeys, to_rows: Option<Positions>) -> Self {
         Self {
             rows,

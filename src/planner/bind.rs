@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
+use super::chain::{BoundThen, bind_chain};
 use super::value_sizes::ValueSizes;
 use super::{Input, JoinSpec};
 use crate::catalog::{Catalog, Table};
@@ -31,6 +32,8 @@ pub struct BoundJoin {
     /// True if the result becomes a table, and may live long. Binding leaves it false, and the
     /// caller that stores the result sets it.
     pub result_is_stored: bool,
+    /// Further joins of the same rows, if this is the first of a chain.
+    pub then: Option<BoundThen>,
 }
 
 impl BoundJoin {
@@ -81,6 +84,9 @@ pub fn bind(spec: &JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
 /// # Errors
 /// The errors of [`bind`] and of the interrupt.
 pub fn bind_interruptible(spec: &JoinSpec, catalog: &Catalog, interrupt: &Interrupt) -> Result<BoundJoin> {
+    if !spec.then.is_empty() {
+        return bind_chain(spec, catalog, interrupt);
+    }
     let left = rows_of(&spec.left, catalog).context(|| "the left side of the join")?;
     let right = rows_of(&spec.right, catalog).context(|| "the right side of the join")?;
     let (left_named, right_named) = (Named::columns_of(&left), Named::columns_of(&right));
@@ -98,7 +104,8 @@ pub fn bind_interruptible(spec: &JoinSpec, catalog: &Catalog, interrupt: &Interr
         }
     };
     let JoinSpec { how, count, batch_rows, .. } = *spec;
-    Ok(BoundJoin { left, right, how, keys, output, counts_rows: count, schema, batch_rows, result_is_stored: false })
+    let (counts_rows, result_is_stored, then) = (count, false, None);
+    Ok(BoundJoin { left, right, how, keys, output, counts_rows, schema, batch_rows, result_is_stored, then })
 }
 
 /// Returns the rows of an input.
@@ -110,18 +117,27 @@ fn rows_of(input: &Input, catalog: &Catalog) -> Result<Arc<Table>> {
 }
 
 /// A table with an index of its columns by name, because a join may name thousands of columns.
-struct Named<'a> {
+pub(super) struct Named<'a> {
     table: &'a Table,
     columns: HashMap<&'a str, usize>,
 }
 
 impl<'a> Named<'a> {
-    fn columns_of(table: &'a Table) -> Self {
+    pub(super) fn columns_of(table: &'a Table) -> Self {
         let fields = table.schema.fields().iter().enumerate();
         Self { table, columns: fields.map(|(index, field)| (field.name().as_str(), index)).collect() }
     }
 
-    fn find(&self, column: &str) -> Option<usize> {
+    pub(super) fn table(&self) -> &'a Table {
+        self.table
+    }
+
+    /// Returns the names of all columns, in no order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.columns.keys().copied()
+    }
+
+    pub(super) fn find(&self, column: &str) -> Option<usize> {
         self.columns.get(column).copied()
     }
 
@@ -394,7 +410,7 @@ fn parts_of(name: &str) -> (&str, usize) {
     (base, (name.len() - base.len()) / SUFFIX.len())
 }
 
-fn output_schema(
+pub(super) fn output_schema(
     how: JoinKind,
     left: &Table,
     right: &Table,

@@ -18,6 +18,7 @@
 
 mod bind;
 mod calibrate;
+mod chain;
 mod cost;
 mod deviation;
 mod divide;
@@ -40,6 +41,7 @@ mod value_sizes;
 
 pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};
+pub use chain::BoundThen;
 pub use cost::{Demand, MemoryNeed, PredictedPhase, Resource};
 pub use deviation::Measured;
 pub(crate) use divide::needs_several_devices;
@@ -54,7 +56,7 @@ pub use overrides::PlanOverrides;
 pub use plan::{Alternative, Plan, plan, plan_on, plan_with_overrides, propose};
 pub use rates::Rates;
 pub use saved_rates::{DeviceModel, RatesFile, SavedLinkRates, SavedRates};
-pub use spec::{Input, JoinSpec, KeyPair};
+pub use spec::{Input, JoinSpec, KeyPair, ThenSpec};
 pub use target::Target;
 
 pub use crate::join::{

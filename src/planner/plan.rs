@@ -51,6 +51,8 @@ pub struct Plan {
     /// The other strategies on each side, and why they lost. Those that fit come first, sorted by
     /// time.
     pub alternatives: Vec<Alternative>,
+    /// Plans of the further joins of a chain.
+    pub then: Vec<Plan>,
 }
 
 /// A strategy on a build side that was not chosen.
@@ -146,8 +148,64 @@ pub fn propose(
     target: &Target,
     interrupt: &Interrupt,
 ) -> Result<(Plan, Option<Error>)> {
+    if join.then.is_some() {
+        return propose_chain(join, overrides, target, interrupt);
+    }
     let estimates = Estimates::of(&join, interrupt)?;
     propose_estimated(join, estimates, overrides, target, interrupt)
+}
+
+/// Proposes a plan for the first join of a chain, with plans of the others. Its memory, its bytes
+/// and its time are those of the whole chain.
+fn propose_chain(
+    mut join: BoundJoin,
+    overrides: &PlanOverrides,
+    target: &Target,
+    interrupt: &Interrupt,
+) -> Result<(Plan, Option<Error>)> {
+    if let Some(strategy) = overrides.strategy.filter(|&strategy| strategy != Strategy::Hash) {
+        return Err(Error::Unsupported(format!(
+            "joins with \"then\" have strategy {}, and {strategy} was asked for; leave \"strategy\" out",
+            Strategy::Hash
+        )));
+    }
+    let overrides = PlanOverrides { strategy: Some(Strategy::Hash), ..*overrides };
+    let joins = join.then.as_mut().map(|then| std::mem::take(&mut then.joins)).unwrap_or_default();
+    let then = join.then.take();
+    let (mut plan, mut refusal) = propose(join, &overrides, target, interrupt)?;
+    plan.join.then = then;
+    for join in joins {
+        let (further, refused) = propose(join, &overrides, target, interrupt)?;
+        refusal = refusal.or(refused);
+        let (all, own) = (&mut plan.memory, further.memory);
+        all.minimum_bytes += own.minimum_bytes;
+        all.whole_bytes += own.whole_bytes;
+        all.resident_bytes += own.resident_bytes;
+        plan.seconds += further.seconds;
+        plan.row_bytes += further.row_bytes;
+        plan.result_bytes += (further.row_bytes * plan.estimates.rows) as u64;
+        plan.host_scratch_bytes += further.host_scratch_bytes;
+        plan.then.push(further);
+    }
+    let probed = |plan: &Plan| format!("{:?} ({})", plan.join.table(plan.composition.build_side).name, plan.join.how);
+    let tables: Vec<String> = std::iter::once(&plan).chain(&plan.then).map(probed).collect();
+    plan.reason = format!(
+        "joins of the same rows with several tables have this strategy; predicted to take {}; the rows probe {}, in the order \
+         that they show to be best",
+        human::seconds(plan.seconds),
+        tables.join(", ")
+    );
+    if plan.memory.minimum_bytes > target.memory_bytes && refusal.is_none() {
+        refusal = Some(Error::Exhausted(format!(
+            "the tables of these joins need at least {} of device memory together, and {} has {}; raise {}, or join fewer tables or \
+             columns",
+            human_bytes(plan.memory.minimum_bytes),
+            target.name,
+            human_bytes(target.memory_bytes),
+            target.memory_setting
+        )));
+    }
+    Ok((plan, refusal))
 }
 
 /// Proposes a plan for a join with the given estimates.
@@ -214,6 +272,7 @@ pub(super) fn propose_estimated(
         undivided,
         kept_build: None,
         alternatives,
+        then: Vec::new(),
         estimates,
         join,
     };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::catalog::Table;
-use crate::join::JoinKind;
+use crate::join::{JoinKind, Side};
 
 /// A requested join. Names are not checked yet: [`bind`](super::bind()) checks them.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +23,19 @@ pub struct JoinSpec {
     pub nulls_equal: bool,
     /// Maximum rows per batch of the result. `None`: messages of 1 to 4 MB.
     pub batch_rows: Option<usize>,
+    /// Further tables that the same rows are joined with. Only for rows that arrive.
+    pub then: Vec<ThenSpec>,
+}
+
+/// A further join of a chain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ThenSpec {
+    pub table: Input,
+    /// Name of the table among the columns of the result. `None`: its own.
+    pub label: Option<String>,
+    /// At least one, with the sides of the first join.
+    pub on: Vec<KeyPair>,
+    pub how: JoinKind,
 }
 
 impl JoinSpec {
@@ -37,7 +50,13 @@ impl JoinSpec {
             count: false,
             nulls_equal: false,
             batch_rows: None,
+            then: Vec::new(),
         }
+    }
+
+    /// Returns the name of a side.
+    pub fn table_name(&self, side: Side) -> &str {
+        if side == Side::Left { self.left.name() } else { self.right.name() }
     }
 }
 

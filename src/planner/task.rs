@@ -7,7 +7,7 @@ use crate::Result;
 use crate::catalog::Value;
 use crate::columns::Role;
 use crate::device::{Phase, Which};
-use crate::join::{Expected, Side, StageSeconds, Task, TaskSide};
+use crate::join::{Expected, Side, StageSeconds, Task, TaskSide, Then};
 
 impl Plan {
     /// Returns the task of this plan, as the `join` room runs it.
@@ -26,6 +26,14 @@ impl Plan {
             output: join.output.clone(),
             counts_rows: join.counts_rows,
             schema: join.schema.clone(),
+            then: match &join.then {
+                None => None,
+                Some(then) => Some(Then {
+                    first_schema: then.first_schema.clone(),
+                    joins: self.then.iter().map(Self::task).collect::<Result<_>>()?,
+                    columns: then.columns.clone(),
+                }),
+            },
             composition: self.composition.clone(),
             dense_range: self.dense_range(),
             batch_rows: join.batch_rows,

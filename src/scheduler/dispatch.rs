@@ -88,7 +88,7 @@ impl Shared {
         }
         self.fit_batches(&mut admitted, &options, &owner);
         let (resident, kept) = match options.streamed {
-            Some(side) => (Some((side, self.resident(&admitted.plan().join, side, &options, &owner)?)), None),
+            Some(side) => (Some((side, self.resident(admitted.plan(), side, &options, &owner)?)), None),
             None => (None, self.place_on_kept(&mut admitted, &options, &owner, self.terms(&planning))?),
         };
         let places = std::mem::take(&mut admitted.places);
@@ -127,7 +127,7 @@ impl Shared {
             bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
             arena: Some(self.catalog.arena().drawing_on(host_memory.clone()).interrupted_by(interrupt.clone())),
             charge: Some(charge),
-            tables: planned.tables().map(Arc::downgrade).to_vec(),
+            tables: planned.tables().into_iter().chain(planned.further_tables()).map(Arc::downgrade).collect(),
             interrupt,
             when_wanted: Some(BackpressureLimits::when(is_device_wanted.clone())),
             eviction: is_evictable

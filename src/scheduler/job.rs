@@ -16,7 +16,7 @@ use super::state::Shared;
 use super::trace::TracedJob;
 use crate::catalog::{ChargeHold, NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
-use crate::join::{Monitor, PhaseRecord, RankReport};
+use crate::join::{Monitor, PhaseRecord, RankReport, Side};
 use crate::memory::ReservedPool;
 use crate::planner::{BoundJoin, ExplainedSet, Explanation, Measured, Plan};
 use crate::{Error, Result};
@@ -187,7 +187,7 @@ pub(super) struct JobPlans {
 
 impl JobPlans {
     pub(super) fn of(admitted: Admitted) -> Self {
-        let tables = Tables::of(&admitted.plan().join);
+        let tables = Tables::of(admitted.plan());
         let rowless = tables.without_rows();
         let Admitted { plans, fastest, sets, .. } = admitted;
         let plans = plans.into_iter().map(|plan| Arc::new(rowless.planned(plan)));
@@ -202,6 +202,11 @@ impl JobPlans {
     pub(super) fn tables(&self) -> [&Arc<Table>; 2] {
         [&self.tables.left, &self.tables.right]
     }
+
+    /// Returns the tables of the further joins of a chain.
+    pub(super) fn further_tables(&self) -> &[Arc<Table>] {
+        &self.tables.further
+    }
 }
 
 /// Tables that a job joins.
@@ -209,22 +214,32 @@ impl JobPlans {
 pub(super) struct Tables {
     left: Arc<Table>,
     right: Arc<Table>,
+    /// Build sides of the further joins of a chain.
+    further: Vec<Arc<Table>>,
 }
 
 impl Tables {
-    fn of(join: &BoundJoin) -> Self {
-        Self { left: join.left.clone(), right: join.right.clone() }
+    fn of(plan: &Plan) -> Self {
+        let build_side = |plan: &Plan| plan.join.table(plan.composition.build_side).clone();
+        let BoundJoin { left, right, .. } = &plan.join;
+        Self { left: left.clone(), right: right.clone(), further: plan.then.iter().map(build_side).collect() }
     }
 
     /// Returns tables with the same schemas, statistics and sizes, and no rows.
     fn without_rows(&self) -> Self {
-        Self { left: without_rows(&self.left), right: without_rows(&self.right) }
+        let further = self.further.iter().map(|table| without_rows(table)).collect();
+        Self { left: without_rows(&self.left), right: without_rows(&self.right), further }
     }
 
     /// Returns the plan with these tables.
     fn planned(&self, plan: Plan) -> Plan {
-        let Self { left, right } = self.clone();
-        Plan { join: BoundJoin { left, right, ..plan.join }, ..plan }
+        let Self { left, right, further } = self.clone();
+        let mut plan = Plan { join: BoundJoin { left, right, ..plan.join }, ..plan };
+        for (then, table) in plan.then.iter_mut().zip(further) {
+            let side = then.composition.build_side;
+            *(if side == Side::Left { &mut then.join.left } else { &mut then.join.right }) = table;
+        }
+        plan
     }
 }
 
@@ -245,7 +260,8 @@ impl Job {
         shared: Weak<Shared>,
     ) -> Self {
         let plan = planned.plan().clone();
-        let table_holds = planned.tables().into_iter().flat_map(|table| table.hold(&owner)).collect();
+        let tables = planned.tables().into_iter().chain(planned.further_tables());
+        let table_holds = tables.flat_map(|table| table.hold(&owner)).collect();
         let JobPlans { plans, sets, tables, .. } = planned;
         let life = Life {
             state: JobState::Queued,

@@ -104,7 +104,7 @@ impl Shared {
         if is_usual || join.counts_rows || self.state.lock().residents.is_empty() {
             return None;
         }
-        let wanted = [Side::Left, Side::Right].map(|streamed| Shape::new(join, streamed, options));
+        let wanted = [Side::Left, Side::Right].map(|streamed| Shape::new(join, &[], streamed, options));
         let state = self.state.lock();
         let found = state.residents.iter().filter(|resident| resident.owner == owner).find_map(|resident| {
             let shape = resident.shape.as_ref()?;

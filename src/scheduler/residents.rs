@@ -37,7 +37,7 @@ use crate::catalog::Table;
 use crate::device::DeviceId;
 use crate::engine::Prepared;
 use crate::join::Side;
-use crate::planner::{BoundJoin, JoinKey, JoinKind, OutputColumn, Strategy};
+use crate::planner::{BoundJoin, JoinKey, JoinKind, OutputColumn, Plan, Strategy};
 use crate::{Error, Result};
 
 /// Maximum number of build sides that a tenant keeps.
@@ -87,6 +87,7 @@ pub struct PreparedBuild {
     pub number: u64,
     /// Tenant whose stream made it.
     pub owner: String,
+    /// Name of the table, or the names of all tables of a chain.
     pub table: String,
     pub how: JoinKind,
     /// `None` if another job took its memory.
@@ -113,13 +114,39 @@ pub(super) struct Shape {
     batch_rows: Option<usize>,
     strategy: Option<Strategy>,
     devices: DeviceRequest,
+    /// Further joins of a chain, with the same arriving rows.
+    then: Vec<FurtherJoin>,
+}
+
+/// Further join of a chain, as two jobs must have it in common.
+struct FurtherJoin {
+    table: Weak<Table>,
+    name: String,
+    how: JoinKind,
+    keys: Vec<JoinKey>,
+    output: Vec<OutputColumn>,
+}
+
+impl FurtherJoin {
+    fn is_like(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.table, &other.table)
+            && (self.how, &self.keys, &self.output) == (other.how, &other.keys, &other.output)
+    }
 }
 
 impl Shape {
     /// Describes a join with the rows of its tables. The rows of the `streamed` side are probed.
-    pub(super) fn new(join: &BoundJoin, streamed: Side, options: &JobOptions) -> Self {
+    /// `then` has the plans of the further joins of a chain.
+    pub(super) fn new(join: &BoundJoin, then: &[Plan], streamed: Side, options: &JobOptions) -> Self {
         let table = join.table(streamed.other());
+        let further = |plan: &Plan| {
+            let BoundJoin { how, keys, output, .. } = &plan.join;
+            let table = plan.join.table(streamed.other());
+            let (name, table) = (table.name.clone(), Arc::downgrade(table));
+            FurtherJoin { table, name, how: *how, keys: keys.clone(), output: output.clone() }
+        };
         Self {
+            then: then.iter().map(further).collect(),
             table: Arc::downgrade(table),
             name: table.name.clone(),
             streamed,
@@ -153,6 +180,19 @@ impl Shape {
             && self.output == other.output
             && self.schema.fields() == other.schema.fields()
             && self.arriving.fields() == other.arriving.fields()
+            && self.then.len() == other.then.len()
+            && self.then.iter().zip(&other.then).all(|(one, other)| one.is_like(other))
+    }
+
+    /// Returns all tables, each with its name.
+    fn tables(&self) -> impl Iterator<Item = (&str, &Weak<Table>)> {
+        let further = self.then.iter().map(|join| (join.name.as_str(), &join.table));
+        std::iter::once((self.name.as_str(), &self.table)).chain(further)
+    }
+
+    /// Returns the names of all tables.
+    fn names(&self) -> String {
+        self.tables().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -300,13 +340,13 @@ impl Shared {
     /// Returns the resident of a join whose rows arrive: that of earlier jobs, or a new one.
     pub(super) fn resident(
         &self,
-        join: &BoundJoin,
+        plan: &Plan,
         streamed: Side,
         options: &JobOptions,
         owner: &str,
     ) -> Result<ResidentUse> {
         let keep = Duration::from_secs(options.keep_seconds.into());
-        let is_shared = is_evictable(join, streamed);
+        let is_shared = is_evictable(&plan.join, streamed);
         if !is_shared && !keep.is_zero() {
             return Err(Error::Unsupported(
                 "\"keep_seconds\" keeps the build side for other streams, and this kind of join marks rows of its table; \
@@ -314,7 +354,7 @@ impl Shared {
                     .into(),
             ));
         }
-        let shape = is_shared.then(|| Shape::new(join, streamed, options));
+        let shape = is_shared.then(|| Shape::new(&plan.join, &plan.then, streamed, options));
         let mut state = self.state.lock();
         state.residents.retain(|resident| !resident.held.lock().is_gone);
         let is_like = |resident: &&Arc<Resident>| match (&resident.shape, &shape) {
@@ -340,11 +380,11 @@ impl Shared {
     pub(super) fn let_go_of_unused(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         let now = self.clock.now();
         for resident in &state.residents {
-            let is_table = |shape: &Shape| {
-                let table = self.catalog.table(&shape.name);
-                table.is_ok_and(|table| std::ptr::eq(Arc::as_ptr(&table), shape.table.as_ptr()))
+            let is_table = |(name, known): (&str, &Weak<Table>)| {
+                let table = self.catalog.table(name);
+                table.is_ok_and(|table| std::ptr::eq(Arc::as_ptr(&table), known.as_ptr()))
             };
-            let must_go = !resident.shape.as_ref().is_some_and(is_table);
+            let must_go = !resident.shape.as_ref().is_some_and(|shape| shape.tables().all(is_table));
             leftovers.extend(resident.let_go(now, must_go).map(Leftovers::of_build));
         }
         state.residents.retain(|resident| !resident.held.lock().is_gone);
@@ -455,7 +495,7 @@ impl Scheduler {
             Some(PreparedBuild {
                 number: resident.number,
                 owner: resident.owner.clone(),
-                table: shape.name.clone(),
+                table: shape.names(),
                 how: shape.how,
                 device,
                 bytes,

@@ -19,7 +19,7 @@ use super::proto;
 use crate::catalog::IntoMode;
 use crate::human::asked;
 use crate::memory::human_bytes;
-use crate::planner::{JoinKind, JoinSpec, KeyPair, Side};
+use crate::planner::{JoinKind, JoinSpec, KeyPair, Side, ThenSpec};
 use crate::scheduler::{DeviceRequest, JobOptions};
 use crate::{Context, Error, Result};
 
@@ -32,6 +32,11 @@ const EXAMPLE: &str =
     r#"{"join": {"left": "orders", "right": "lineitem", "on": [{"left": "o_orderkey", "right": "l_orderkey"}]}}"#;
 
 const ON_EXAMPLE: &str = r#"{"left": "o_orderkey", "right": "l_orderkey"}"#;
+
+const THEN_EXAMPLE: &str = r#"{"table": "part", "on": [{"left": "p_partkey", "right": "l_partkey"}]}"#;
+
+/// Maximum number of joins of a chain. Each takes device memory for its row numbers.
+const CHAIN_JOINS_MAX: usize = 16;
 
 /// Valid priorities of a job.
 const PRIORITIES: RangeInclusive<i32> = -100..=100;
@@ -80,6 +85,7 @@ impl fmt::Display for JoinCommand {
         let Self { spec, options } = self;
         let what = if spec.count { "count" } else { "join" };
         write!(f, "{what} {} {}", spec.left.name(), spec.right.name())?;
+        spec.then.iter().try_for_each(|then| write!(f, " {}", then.table.name()))?;
         options.into.iter().try_for_each(|table| write!(f, " into {table}"))
     }
 }
@@ -250,7 +256,8 @@ struct Fields {
 }
 
 static COMMAND: Fields = Fields { name: "dovetail.v1.Command", tag_max: 1, inside: &[(1, &JOIN)] };
-static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 16, inside: &[(3, &KEY_PAIR)] };
+static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 18, inside: &[(3, &KEY_PAIR), (18, &THEN)] };
+static THEN: Fields = Fields { name: "dovetail.v1.Then", tag_max: 4, inside: &[(2, &KEY_PAIR)] };
 static KEY_PAIR: Fields = Fields { name: "dovetail.v1.KeyPair", tag_max: 3, inside: &[] };
 
 /// Refuses fields that are unknown. The protobuf decoder skips them; here they are the caller's
@@ -288,7 +295,23 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
             return Err(Error::Invalid(format!("\"{field}\" is missing: the name of the {field} table")));
         }
     }
-    for pair in &join.on {
+    if !join.then.is_empty() && join.stream.is_none() {
+        return Err(Error::Invalid(
+            "\"then\" joins rows that arrive with further tables, and the command has no \"stream\"; keep the result of one \
+             join as a table with \"into\", and join that"
+                .into(),
+        ));
+    }
+    if join.then.len() >= CHAIN_JOINS_MAX {
+        return Err(Error::Invalid(format!(
+            "\"then\" makes {} joins, and the limit is {CHAIN_JOINS_MAX}",
+            join.then.len() + 1
+        )));
+    }
+    if join.then.iter().any(|then| then.table.is_empty()) {
+        return Err(Error::Invalid(format!("a join of \"then\" lacks \"table\"; it looks like {THEN_EXAMPLE}")));
+    }
+    for pair in join.on.iter().chain(join.then.iter().flat_map(|then| &then.on)) {
         for (side, column) in [("left", &pair.left), ("right", &pair.right)] {
             if column.is_empty() {
                 return Err(Error::Invalid(format!(
@@ -297,8 +320,12 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
             }
         }
     }
-    let mut pairs = HashSet::new();
-    if let Some(pair) = join.on.iter().find(|pair| !pairs.insert((&pair.left, &pair.right))) {
+    let twice = |on: &[proto::KeyPair]| {
+        let mut pairs = HashSet::new();
+        on.iter().find(|pair| !pairs.insert((pair.left.clone(), pair.right.clone()))).cloned()
+    };
+    if let Some(pair) = std::iter::once(&join.on).chain(join.then.iter().map(|then| &then.on)).find_map(|on| twice(on))
+    {
         return Err(Error::Invalid(format!(
             "\"on\" has the pair of {:?} and {:?} twice; list each pair once",
             pair.left, pair.right
@@ -362,7 +389,15 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
         ));
     }
     let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
+    let then = |then: proto::Then| -> Result<ThenSpec> {
+        let how = proto::JoinKind::try_from(then.how)
+            .map_err(|_| Error::Invalid(format!("\"how\" is number {}, which is no kind of join", then.how)))?;
+        let (table, on) = (then.table.into(), then.on.into_iter().map(pair).collect());
+        Ok(ThenSpec { table, label: then.label, on, how: join_kind(how) })
+    };
+    let then = join.then.into_iter().map(then).collect::<Result<_>>()?;
     let spec = JoinSpec {
+        then,
         left: join.left.into(),
         right: join.right.into(),
         on: join.on.into_iter().map(pair).collect(),
@@ -480,6 +515,31 @@ mod tests {
         assert_eq!(from_json.options.devices, DeviceRequest::Named(vec!["host:0".into()]));
         assert_eq!((from_json.spec.batch_rows, from_json.options.retain_seconds), (Some(10), Some(0)));
         assert_eq!((from_json.options.into.as_deref(), from_json.options.into_mode), (Some("c"), IntoMode::Replace));
+    }
+
+    #[test]
+    fn further_joins_of_a_stream_decode_equally() {
+        let then = r#"{"table": "c", "on": [{"left": "z", "right": "y"}], "how": "right_semi", "label": "d"}"#;
+        let with = |then: &str, stream: &str| {
+            format!(
+                r#"{{"join": {{"left": "a", "right": "b", "on": [{{"left": "x", "right": "x"}}], {stream} "then": [{then}]}}}}"#
+            )
+        };
+        let stream = r#""stream": "right", "keep_seconds": 9,"#;
+        let json = with(then, stream);
+        let from_json = decode(json.as_bytes()).unwrap();
+        let message: proto::Command = serde_json::from_str(&json).unwrap();
+        assert_eq!(decode(&any("dovetail.v1.Command", message.encode_to_vec())).unwrap(), from_json);
+        let (table, label, on) = ("c".into(), Some("d".into()), vec![KeyPair::new("z", "y")]);
+        assert_eq!(from_json.spec.then, [ThenSpec { table, label, on, how: JoinKind::RightSemi }]);
+        assert!(refusal(with(then, "").as_bytes()).contains("no \"stream\""));
+        assert!(refusal(with(r#"{"on": []}"#, stream).as_bytes()).contains("lacks \"table\""));
+        assert!(
+            refusal(with(r#"{"table": "c", "on": [{"left": "z"}]}"#, stream).as_bytes()).contains("lacks \"right\"")
+        );
+        let twice = r#"{"table": "c", "on": [{"left": "z", "right": "y"}, {"left": "z", "right": "y"}]}"#;
+        assert!(refusal(with(twice, stream).as_bytes()).contains("twice"));
+        assert!(refusal(with(&[then; 16].join(", "), stream).as_bytes()).contains("17 joins"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ Example:
     (3, 3)
 """
 
-from ._command import On
+from ._command import On, Then
 from ._jobs import Jobs, JobStatus
 from ._result import Explanation, FetchProgress, Job, Result
 from .client import (
@@ -77,6 +77,7 @@ __all__ = [
     "Strategy",
     "TableInfo",
     "Tables",
+    "Then",
     "Topology",
     "Unauthenticated",
     "Unavailable",

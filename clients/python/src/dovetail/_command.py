@@ -45,6 +45,63 @@ OnArgument: TypeAlias = "str | On | Mapping[str, str] | Sequence[str | tuple[str
 :class:`On` may stand for a name or pair."""
 
 
+@dataclass(frozen=True)
+class Then:
+    """Further table that the rows of a stream are joined with.
+
+    Attributes:
+        table: Name of the table.
+        on: Columns that must be equal, as in :meth:`~dovetail.Client.join`, with the sides of the first join.
+        how: Kind of the join, with the sides of the first join. It may not keep rows of the table without a match.
+        label: Name of the table among the columns of the result. ``None``: its own name.
+
+    Example:
+        >>> import dovetail
+        >>> client.put("customers", {"id": [1, 2], "name": ["ann", "bob"]})
+        2
+        >>> client.put("parts", {"id": [7, 8], "part": ["nut", "bolt"]})
+        2
+        >>> sales = {"customer": [1, 2, 3], "sold": [7, 8, 7]}
+        >>> then = [dovetail.Then("parts", on={"id": "sold"})]
+        >>> joined = client.stream_join("customers", sales, on={"id": "customer"}, then=then)
+        >>> joined.read_all().sort_by("name").to_pydict()
+        {'customer': [1, 2], 'sold': [7, 8], 'name': ['ann', 'bob'], 'part': ['nut', 'bolt']}
+        >>> client.drop("customers"), client.drop("parts")
+        (2, 2)
+    """
+
+    table: str
+    on: OnArgument
+    how: str = "inner"
+    label: str | None = None
+
+
+def further_joins(then: Iterable[Then]) -> list[dict[str, Any]]:
+    """The further joins of a stream, as the wire wants them.
+
+    >>> further_joins([Then("parts", on={"id": "part"})])
+    [{'table': 'parts', 'on': [{'left': 'id', 'right': 'part'}], 'how': 'inner'}]
+    >>> further_joins(["parts"])
+    Traceback (most recent call last):
+    TypeError: then holds 'parts' (str); it takes a list of dovetail.Then: [Then("parts", on={"id": "part"})]
+    """
+    takes = 'it takes a list of dovetail.Then: [Then("parts", on={"id": "part"})]'
+    if isinstance(then, (str, bytes, Mapping)) or not isinstance(then, Iterable):
+        raise TypeError(f"then is {then!r} ({type(then).__name__}); {takes}")
+    joins = []
+    for join in then:
+        if not isinstance(join, Then):
+            raise TypeError(f"then holds {join!r} ({type(join).__name__}); {takes}")
+        said = {
+            "table": _arguments.text("Then.table", join.table, "the name of a table"),
+            "on": key_pairs(join.on),
+            "how": _arguments.text("Then.how", join.how, "a kind of join"),
+            "label": _arguments.optional_text("Then.label", join.label, "the name of an input"),
+        }
+        joins.append({name: value for name, value in said.items() if value is not None})
+    return joins
+
+
 def key_pairs(on: OnArgument) -> list[dict[str, Any]]:
     """The key pairs of a join, as the wire wants them.
 

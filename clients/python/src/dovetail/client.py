@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from . import _arguments
-from ._command import OPTIONS, IntoMode, OnArgument, encode, join_command
+from ._command import OPTIONS, IntoMode, OnArgument, Then, encode, further_joins, join_command
 from ._connection import Connections, Pem
 from ._csv import CsvOptions
 from ._exchange import JoinStream, exchange
@@ -412,6 +413,7 @@ class Client:
         priority: int | None = None,
         batch_rows: int | None = None,
         keep_seconds: int | None = None,
+        then: Sequence[Then] | None = None,
     ) -> pa.RecordBatchReader:
         """Joins a table with rows while they are sent, without keeping them on the server.
 
@@ -438,6 +440,9 @@ class Client:
             batch_rows: Maximum rows per batch of the result.
             keep_seconds: Time for which the table stays on its device after the last such stream. Only for the name of
                 a table.
+            then: Further tables that the same rows are joined with, in one pass. The server chooses the order of the
+                joins. ``columns`` then names a column of several inputs as ``"parts.name"``. By default, the result has
+                the columns of the rows, then those columns of each table that are no keys.
 
         Returns:
             A reader of the result. Closing or dropping it ends the join.
@@ -475,6 +480,7 @@ class Client:
                 priority=priority,
                 batch_rows=batch_rows,
                 keep_seconds=keep_seconds,
+                then=then,
             )
             return exchange(self._connections, command, arriving(rows, self._connections.message_limit))
 
@@ -755,19 +761,31 @@ STREAM_OPTIONS = (
     "priority",
     "batch_rows",
     "keep_seconds",
+    "then",
 )
 
 
 def _streamed(
-    table: str, stream: str, on: OnArgument | None, how: str, keep_seconds: int | None = None, **options: Any
+    table: str,
+    stream: str,
+    on: OnArgument | None,
+    how: str,
+    keep_seconds: int | None = None,
+    then: Sequence[Then] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """The command of a join of a table with rows that arrive on the side `stream`."""
     _arguments.text("table", table, "the name of a table")
     side = _arguments.one_of("stream", stream, ("left", "right"))
-    label = "stream" if table != "stream" else "rows"
+    joins = [] if then is None else further_joins(then)
+    named = {table, *(join.get("label", join["table"]) for join in joins)}
+    labels = itertools.chain(("stream", "rows"), (f"rows_{number}" for number in itertools.count()))
+    label = next(label for label in labels if label not in named)
     command = join_command(*((table, label) if side == "right" else (label, table)), on, how, **options)
     command["join"]["stream"] = side
     if keep_seconds is not None:
         takes = "a number of seconds, at most a day"
         command["join"]["keep_seconds"] = _arguments.whole("keep_seconds", keep_seconds, least=0, takes=takes)
+    if joins:
+        command["join"]["then"] = joins
     return command
