@@ -579,8 +579,8 @@ mod tests {
     fn unknown_fields_are_refused_in_both_forms() {
         assert!(refusal(br#"{"join": {"left": "a", "right": "b", "hwo": "left"}}"#).contains("hwo"));
         assert!(refusal(br#"{"jion": {}}"#).contains("jion"));
-        // Field 16 of a join, which does not exist, as a varint.
-        assert!(refusal(&any("dovetail.v1.Join", vec![17 << 3 | 0x80, 1, 1])).contains("field number 17"));
+        // Field 19 of a join, which does not exist, as a varint.
+        assert!(refusal(&any("dovetail.v1.Join", vec![19 << 3 | 0x80, 1, 1])).contains("field number 19"));
         // A key pair (field 3) that contains an unknown field 4.
         assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 2, 4 << 3, 1])).contains("field number 4"));
         // A key pair that claims more bytes than there are.

@@ -247,7 +247,9 @@ fn the_join_that_keeps_the_fewest_rows_comes_first_as_rows_change() {
             let value =
                 |column: usize| facts.column(column).as_any().downcast_ref::<Int32Array>().unwrap().value(row as usize);
             if value(0) < 1000 && value(1) < 10 {
-                (v, w, n) = ([v, vec![row]].concat(), [w, vec![value(0)]].concat(), [n, vec![value(1)]].concat());
+                v.push(row);
+                w.push(value(0));
+                n.push(value(1));
             }
         }
         assert_eq!(v.len(), ROWS as usize * kept / 10_000);
