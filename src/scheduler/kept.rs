@@ -106,13 +106,12 @@ impl Shared {
         }
         let wanted = [Side::Left, Side::Right].map(|streamed| Shape::new(join, &[], streamed, options));
         let state = self.state.lock();
-        let found = state.residents.iter().filter(|resident| resident.owner == owner).find_map(|resident| {
+        state.residents.iter().filter(|resident| resident.owner == owner).find_map(|resident| {
             let shape = resident.shape.as_ref()?;
             let built = resident.built().filter(|built| state.devices[built.device].lost.is_none())?;
             let serves = wanted.iter().any(|wanted| shape.serves(wanted));
             serves.then(|| Found { resident: resident.clone(), built, streamed: shape.streamed })
-        });
-        found
+        })
     }
 
     /// Plans the join on the device of a resident. `None` if the planner would not build on that
