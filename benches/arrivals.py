@@ -11,6 +11,9 @@ the result has one column more. Results are checked by their number of rows and 
 * chunks: the rows arrive in batches of several sizes. Beside it, for the same batches, a join of tables for each batch,
   which is uploaded, joined and read alone, so that the build side is indexed anew for each.
 * skew: the keys of the rows follow Zipf's law with several exponents.
+* chains: rows of a star probe one to four dimensions, of the sizes and with the shares of query 3.1 of the Star Schema
+  Benchmark (a fifth of the customers and of the suppliers, six of seven years), and then all parts. In one pass, and
+  beside it with a stream for each join, where the joined rows of one are the rows of the next.
 * helped: joins of tables that are only counted, or read, on a GPU, on the CPU, and on both (`"devices": ["cuda:0",
   "host:0"]`). The line has the share of the rows that each took. Needs a GPU and a host device.
 """
@@ -119,6 +122,50 @@ class Arrivals:
             seconds = median([self.streamed_seconds(batch, self.rows) for _ in range(self.options.runs)])
             self.write("skew", rows=self.rows, zipf=exponent, rows_per_second=self.rows / seconds)
 
+    def chains(self) -> None:
+        scale = max(1, self.rows // 6_000_000)
+        sizes = {"customer": 30_000 * scale, "supplier": 2_000 * scale, "date": 2_556, "part": 200_000 * scale}
+        kept = {"customer": 1 / 5, "supplier": 1 / 5, "date": 6 / 7, "part": 1.0}
+        random = np.random.default_rng(3)
+        for name, size in sizes.items():
+            keys = random.permutation(size)[: round(size * kept[name])].astype(np.int32)
+            self.client.put(name, {f"{name}_key": keys, name: keys.astype(np.int64)}, mode="replace")
+        rows = min(BATCH_ROWS, self.rows)
+        keys = {f"lo_{name}": random.integers(0, size, rows, dtype=np.int32) for name, size in sizes.items()}
+        batch = pa.record_batch({**keys, "revenue": random.integers(0, 1 << 20, rows)})
+        of_all = {name: set(self.client.get(name)[f"{name}_key"].to_pylist()) for name in sizes}
+        count = self.rows // rows
+        for joins in range(1, len(sizes) + 1):
+            names = list(sizes)[:joins]
+            matched = np.ones(rows, dtype=bool)
+            for name in names:
+                matched &= np.isin(keys[f"lo_{name}"], np.fromiter(of_all[name], dtype=np.int32))
+            expected = (count * int(matched.sum()), count * int(batch["revenue"].to_numpy()[matched].sum()))
+            for in_one in (True, False):
+                times = [self.star_seconds(names, batch, count, in_one, expected) for _ in range(self.options.runs)]
+                self.write("chains", rows=self.rows, joins=joins, in_one=in_one, seconds=median(times))
+        for name in sizes:
+            self.client.drop(name)
+
+    def star_seconds(
+        self, names: list[str], batch: pa.RecordBatch, count: int, in_one: bool, expected: tuple[int, int]
+    ) -> float:
+        on = [{f"{name}_key": f"lo_{name}"} for name in names]
+        start = time.perf_counter()
+        reader = pa.RecordBatchReader.from_batches(batch.schema, (batch for _ in range(count)))
+        if in_one:
+            then = [dovetail.Then(name, on=pair) for name, pair in zip(names[1:], on[1:], strict=True)]
+            reader = self.client.stream_join(names[0], reader, on=on[0], then=then, devices=self.device)
+        else:
+            for name, pair in zip(names, on, strict=True):
+                reader = self.client.stream_join(name, reader, on=pair, devices=self.device)
+        found, revenue = 0, 0
+        for part in reader:
+            found += part.num_rows
+            revenue += pc.sum(part["revenue"]).as_py() or 0
+        assert (found, revenue) == expected, (found, revenue, expected)
+        return time.perf_counter() - start
+
     def helped(self) -> None:
         batch = drawn(self.keys, min(BATCH_ROWS, self.rows))
         self.client.put("arrived", self.repeated(batch, self.rows), mode="replace")
@@ -151,7 +198,7 @@ def main() -> None:
     parser.add_argument("--batches-log2", type=int, default=11, help="and of the most batches of a stream of `chunks`")
     parser.add_argument("--zipf", type=float, nargs="+", default=[0, 0.5, 1, 1.5])
     parser.add_argument("--runs", type=int, default=3)
-    cases = ["pipelined", "chunks", "skew", "helped"]
+    cases = ["pipelined", "chunks", "skew", "chains", "helped"]
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases[:-1])
     options = parser.parse_args()
     with (
