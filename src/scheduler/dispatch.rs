@@ -271,6 +271,10 @@ impl Shared {
             let waits_for_devices = matches!(scheduled.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
             scheduled.place.devices.iter().for_each(|device| is_wanted[device] |= waits_for_devices);
             let job = state.live[&scheduled.id].clone();
+            if Self::leave_stale_place(state, &job, &scheduled) {
+                again = true;
+                continue;
+            }
             Self::give_up_turn(state, &job, &scheduled);
             let device = self.engines[scheduled.place.devices.leader()].id();
             let waiting_for = match scheduled.wait {

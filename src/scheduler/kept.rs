@@ -160,6 +160,20 @@ impl Shared {
         waits
     }
 
+    /// Removes the prepared place of a waiting job if the build side is no longer on that device.
+    /// Returns true then. The build side may leave while the job is being submitted, or while it
+    /// is put back, when [`leave_unbuilt`](Self::leave_unbuilt) does not see it in the queue.
+    pub(super) fn leave_stale_place(state: &mut State, job: &Job, scheduled: &ScheduledStart) -> bool {
+        let Some(kept) = job.kept.as_ref().filter(|_| scheduled.place.is_prepared) else { return false };
+        if kept.resident().built().is_some_and(|built| built.device == scheduled.place.devices.leader()) {
+            return false;
+        }
+        kept.resident().end_turn(job.id);
+        state.queue.remove_prepared_places(job.id);
+        state.queue.set_awaits_turn(job.id, false);
+        true
+    }
+
     /// Probes the build side of a resident with the other table of the join.
     pub(super) fn probe_kept(&self, kept: &ResidentUse, work: &Plan, job: &Job, monitor: &Monitor) -> Result<()> {
         let streamed = kept.resident().shape.as_ref().map(|shape| shape.streamed);

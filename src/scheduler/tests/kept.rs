@@ -86,8 +86,26 @@ fn a_join_of_tables_probes_the_build_side_that_a_stream_left() {
     assert_eq!(budgets[0].used_bytes(), 0);
 }
 
+/// Takes the build side of the only resident away from its device. Jobs that wait are told, unless
+/// the job is just being submitted or put back.
+fn take_away(scheduler: &Scheduler, tells_jobs: bool) {
+    let shared = &scheduler.handle.shared;
+    let mut state = shared.state.lock();
+    let resident = state.residents[0].clone();
+    let leftovers = tells_jobs.then(|| state::Shared::unbuild(&mut state, &resident));
+    let built = resident.take_built();
+    drop(state);
+    drop((leftovers, built));
+}
+
 #[test]
 fn a_join_whose_build_side_leaves_while_it_waits_runs_as_usual() {
+    for tells_jobs in [true, false] {
+        joins_run_as_usual_after_the_build_side_has_left(tells_jobs);
+    }
+}
+
+fn joins_run_as_usual_after_the_build_side_has_left(tells_jobs: bool) {
     let options = SchedulerOptions { jobs_per_device: 1, window_bytes: 100, ..SchedulerOptions::default() };
     let (scheduler, budgets, catalog) = start_with(1, options);
     let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
@@ -100,14 +118,7 @@ fn a_join_whose_build_side_leaves_while_it_waits_runs_as_usual() {
     let jobs = [submitted(), submitted()];
     assert_eq!(jobs[0].planned().kept_build.map(|kept| kept.number), Some(number));
     assert!(jobs.iter().all(|job| job.state() == JobState::Queued));
-    {
-        let shared = &scheduler.handle.shared;
-        let mut state = shared.state.lock();
-        let resident = state.residents[0].clone();
-        let leftovers = state::Shared::unbuild(&mut state, &resident);
-        drop(state);
-        drop(leftovers);
-    }
+    take_away(&scheduler, tells_jobs);
     assert_eq!(scheduler.prepared()[0].device, None);
     scheduler.cancel(blocking.id).unwrap();
     assert!(jobs.iter().all(|job| probed(&scheduler, job).is_none()));
