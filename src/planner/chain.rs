@@ -167,14 +167,13 @@ fn find(parts: &[Part<'_>], column: &str) -> Result<Chosen> {
             )));
         }
     }
-    for (at, part) in parts.iter().enumerate() {
-        // The inputs of the first join are its sides, too.
-        let side = (at < 2).then(|| part.side.to_string());
-        for label in std::iter::once(part.label).chain(side.as_deref()) {
-            let name = column.strip_prefix(label).and_then(|rest| rest.strip_prefix('.'));
-            if let Some((name, index)) = name.and_then(|name| Some((name, part.named.find(name)?))) {
-                return chosen(at, index, name);
-            }
+    let labels = parts.iter().map(|part| part.label.to_string());
+    // The inputs of the first join are its sides, too, unless another input has that name.
+    let sides = parts.iter().take(2).map(|part| part.side.to_string());
+    for (label, (at, part)) in labels.chain(sides).zip(parts.iter().enumerate().cycle()) {
+        let name = column.strip_prefix(&label).and_then(|rest| rest.strip_prefix('.'));
+        if let Some((name, index)) = name.and_then(|name| Some((name, part.named.find(name)?))) {
+            return chosen(at, index, name);
         }
     }
     let known: BTreeSet<&str> = parts.iter().flat_map(|part| part.named.names()).collect();
