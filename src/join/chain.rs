@@ -50,6 +50,9 @@ use crate::device::{Device, Phase, Positions};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
+/// Least number of pairs that a join of a chain expands at once.
+const PAIRS_MIN: usize = 256;
+
 /// Several prepared joins of one device that the same rows probe.
 pub struct Chain {
     joins: Vec<Arc<PreparedJoin>>,
@@ -193,6 +196,7 @@ impl Chain {
             built: self.joins.iter().map(|join| join.built.current()).collect(),
             facts: None,
             probe_batch_rows: fitting_probe_batch_rows(cx.device, 0, streams),
+            streams,
             sink,
             passed: vec![Passed::default(); self.joins.len()],
         };
@@ -265,6 +269,7 @@ struct ChainChunk<'a> {
     /// Rows of the chunk with the columns that were copied in so far.
     facts: Option<TransformedSide>,
     probe_batch_rows: usize,
+    streams: usize,
     sink: &'a dyn BatchSink,
     passed: Vec<Passed>,
 }
@@ -340,7 +345,7 @@ impl ChainChunk<'_> {
             }
             let unmatched = semantics.unmatched();
             let total = matches.pair_count(unmatched);
-            let at_once = expanded_pairs(device, self.chain.sizes.gather_rows);
+            let at_once = expanded_pairs(device, self.chain.sizes.gather_rows).min(self.pairs_that_fit(order));
             for start in (0..total).step_by(at_once) {
                 let range = start..total.min(start + at_once as u64);
                 let bytes = 12 * (range.end - range.start);
@@ -352,6 +357,20 @@ impl ChainChunk<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the pairs that a join may expand at once. The joins after it expand theirs while
+    /// these are there, so each takes an equal part of half of the free memory.
+    fn pairs_that_fit(&self, order: &[usize]) -> usize {
+        let chain = self.chain;
+        let key_bytes = |&join: &usize| {
+            let layout = &chain.joins[join].layout;
+            4 * layout.width().bytes() + layout.value_row_bytes(Role::Probe)
+        };
+        // Pairs as they are made, the row numbers of all sides, and keys of the next join.
+        let pair_bytes = 32 + 8 * (1 + chain.joins.len()) + order.iter().map(key_bytes).max().unwrap_or(0);
+        let parts = 2 * order.len() * self.streams.max(1);
+        (self.cx.device.memory().free_bytes() as usize / parts / pair_bytes).max(PAIRS_MIN)
     }
 
     fn facts(&self) -> &TransformedSide {
