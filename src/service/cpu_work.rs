@@ -7,10 +7,10 @@
 //!    └─ given up (client gone, deadline passed, server ends) ─► the work stops at its next check
 //! ```
 //!
-//! There are as many slots as processors. The calls of one tenant take all but one of them at the
-//! same time, and wait for each other before they wait in the common line. So another tenant's
-//! small join is planned beside any number of explanations. Streams of rows of all tenants leave a
-//! slot to other calls, too. The threads that serve connections only
+//! There are as many slots as processors. Streams of rows take all but one of them at the same
+//! time, so a small join is planned beside any number of uploads. The other calls of one tenant
+//! take all but one, too, and wait for each other before they wait in the common line. So another
+//! tenant's small join is planned beside any number of explanations. The threads that serve connections only
 //! wait for the answer. So those threads stay available for other calls, for deadlines and for the
 //! end of the server, whatever the work is.
 
@@ -38,7 +38,7 @@ pub struct CpuWork {
     slots: Arc<Semaphore>,
     /// Slots that streams of rows may take.
     stream_slots: Arc<Semaphore>,
-    /// Slots that calls of a tenant may take, by tenant. Tenants without calls are left out.
+    /// Slots that calls of a tenant may take, without streams. Tenants without calls are left out.
     slots_of_tenants: Arc<Mutex<HashMap<String, Weak<Semaphore>>>>,
     /// Slots of this clone's tenant; `None` for work of the server itself.
     own_slots: Option<Arc<Semaphore>>,
@@ -106,10 +106,11 @@ impl CpuWork {
         T: Send + 'static,
         W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
     {
-        self.run_in_slot(&[&self.slots], work).await
+        let kinds: Vec<&Arc<Semaphore>> = self.own_slots.iter().chain([&self.slots]).collect();
+        self.run_in_slot(&kinds, work).await
     }
 
-    /// Runs work that has a slot of its tenant's, and one of each kind.
+    /// Runs work that has a slot of each kind.
     ///
     /// A task of its own waits for them. A client that reads no more of its answer keeps its call
     /// from being polled. If that call were in the line for a slot, it would be given one, and
@@ -122,7 +123,7 @@ impl CpuWork {
         let _counted = Counted::new(&self.calls);
         let mut call = Call::default();
         let (interrupt, interrupted) = (call.interrupt(), self.interrupted.clone());
-        let slots: Vec<Arc<Semaphore>> = self.own_slots.iter().chain(kinds.iter().copied()).cloned().collect();
+        let slots: Vec<Arc<Semaphore>> = kinds.iter().copied().cloned().collect();
         let working = tokio::spawn(async move {
             let mut taken = Vec::with_capacity(slots.len());
             for kind in slots {
@@ -334,6 +335,14 @@ mod tests {
         calls.iter().for_each(tokio::task::JoinHandle::abort);
         eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
         assert_eq!(work.of("one").run(|_| Ok(9)).await, Ok(9));
+        // Its streams take none of the slots for its other calls.
+        let (one, streaming) = (work.of("one"), work.of("one"));
+        let stopped = tokio::spawn(async move { streaming.run_on(usize::MAX, until_interrupted).await });
+        eventually(|| work.slots_taken() == 1).await;
+        assert_eq!(one.run(|_| Ok(10)).await, Ok(10));
+        stopped.abort();
+        eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
+        drop(one);
         work.of("new");
         let tenants: Vec<String> = work.slots_of_tenants.lock().keys().cloned().collect();
         assert_eq!(tenants, ["new"], "the others have no calls");
