@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import dovetail
@@ -220,3 +221,28 @@ def test_rows_of_a_chain_come_before_the_rows_end(client: dovetail.Client) -> No
         rest = pa.Table.from_batches(list(joined), joined.schema)
     assert rest["name_parts"].to_pylist() == ["bolt"]
     drop_star(client)
+
+
+def test_many_joins_that_repeat_rows_share_little_memory(start: Callable[..., Server]) -> None:
+    with start(devices="host:1", device_memory="64MiB", host_memory="512MiB").connect() as client:
+        joins = 10
+        for at in range(joins):
+            client.put(f"t{at}", {"k": [*range(100)] * 2, f"v{at}": [*range(200)]})
+        then = [Then(f"t{at}", on="k") for at in range(1, joins)]
+        joined = client.stream_join("t0", {"k": [*range(100)]}, on="k", then=then).read_all()
+        assert joined.num_rows == 100 * 2**joins
+        assert all(int(pc.sum(joined[f"v{at}"]).as_py()) == 19900 * 2 ** (joins - 1) for at in range(joins))
+
+
+def test_a_label_comes_before_a_side(start: Callable[..., Server]) -> None:
+    with start(devices="host:1").connect() as client:
+        client.put("d", {"k": [1], "w": [10]})
+        client.put("e", {"k": [1], "w": [20], "x": [30]})
+        rows = {"k": [1]}
+        for then, column, value in [
+            ([Then("e", on="k", label="left")], "left.w", 20),
+            ([Then("e", on="k")], "left.w", 10),
+            ([Then("e", on="k", label="left")], "d.w", 10),
+        ]:
+            joined = client.stream_join("d", rows, on="k", then=then, columns=[column]).read_all()
+            assert joined.column(0).to_pylist() == [value], column
