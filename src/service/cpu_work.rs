@@ -10,9 +10,9 @@
 //! There are as many slots as processors. Streams of rows take all but one of them at the same
 //! time, so a small join is planned beside any number of uploads. The other calls of one tenant
 //! take all but one, too, and wait for each other before they wait in the common line. So another
-//! tenant's small join is planned beside any number of explanations. The threads that serve connections only
-//! wait for the answer. So those threads stay available for other calls, for deadlines and for the
-//! end of the server, whatever the work is.
+//! tenant's small join is planned beside any number of explanations. The threads that serve
+//! connections only wait for the answer. So those threads stay available for other calls, for
+//! deadlines and for the end of the server, whatever the work is.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
