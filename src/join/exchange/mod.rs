@@ -333,16 +333,18 @@ impl<'a> Exchange<'a> {
                 for (rows, bounds) in histogram.iter_mut().zip(chunk.bounds()?.windows(2)) {
                     *rows += (bounds[1] - bounds[0]) as u64;
                 }
-                kept.lock().push(chunk);
+                // Another thread may send the chunk. Its bounds are known before its rows have moved.
+                let moved = cx.device.record_event(cx.stream)?;
+                kept.lock().push((chunk, moved));
             }
-            // Another thread may send the chunks. The bounds are known before the rows have moved.
-            cx.device.synchronize(cx.stream)
+            Ok(())
         };
         self.on_threads(self.senders(), 0, &read, &|_, _| Ok(()))?;
         let rows = self.rank.histogram(&histogram.into_inner(), &|| self.check())?;
         let owners = Owners::of(&rows, self.board.ranks());
         let pieces = self.collect_build(|cx, keep| {
-            while let Some(chunk) = { kept.lock().pop() } {
+            while let Some((chunk, moved)) = { kept.lock().pop() } {
+                cx.device.wait_event(&moved, cx.stream)?;
                 self.send_chunk(cx, &self.build, &owners, &chunk)?.into_iter().for_each(keep);
             }
             Ok(())
