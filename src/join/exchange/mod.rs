@@ -333,7 +333,7 @@ impl<'a> Exchange<'a> {
                 for (rows, bounds) in histogram.iter_mut().zip(chunk.bounds()?.windows(2)) {
                     *rows += (bounds[1] - bounds[0]) as u64;
                 }
-                // Another thread may send the chunk. Its bounds are known before its rows have moved.
+                // Another thread may send the chunk. Its rows move after its bounds are known.
                 let moved = cx.device.record_event(cx.stream)?;
                 kept.lock().push((chunk, moved));
             }
