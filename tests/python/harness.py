@@ -71,11 +71,18 @@ class Server:
     """A server process on free ports.
 
     Settings are those of ``dovetail serve``: ``Server(folder, devices="host:2")``; ``True`` is a
-    flag without a value. ``open_files`` is the limit of open files of the process.
+    flag without a value. ``open_files`` is the limit of open files of the process, ``processors``
+    that of its processors: more of them take more device memory.
     """
 
     def __init__(
-        self, folder: Path, *, env: dict[str, str] | None = None, open_files: int | None = None, **settings: object
+        self,
+        folder: Path,
+        *,
+        env: dict[str, str] | None = None,
+        open_files: int | None = None,
+        processors: int | None = None,
+        **settings: object,
     ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +103,9 @@ class Server:
         kept = "DOVETAIL_TEST_GPUS_OF_ONE"
         clean = {name: value for name, value in os.environ.items() if name == kept or not name.startswith("DOVETAIL_")}
         limits = ["prlimit", f"--nofile={open_files}"] if open_files else []
+        if processors:
+            available = sorted(os.sched_getaffinity(0))[:processors]
+            limits += ["taskset", "--cpu-list", ",".join(map(str, available))]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [*limits, str(binary()), "serve", *flags, "--ready-file", str(ready)],

@@ -213,7 +213,7 @@ def test_metadata_comes_back_after_the_rows_of_its_batch(server: Server, client:
 
 def test_streams_of_one_join_share_its_build_side(tmp_path: Path) -> None:
     """Twelve of these build sides would need more memory than the device has."""
-    with Server(tmp_path, devices="host:1", device_memory="48MiB", host_memory="1GiB") as server:
+    with Server(tmp_path, processors=2, devices="host:1", device_memory="48MiB", host_memory="1GiB") as server:
         with server.connect() as client, ExitStack() as stack:
             client.put("kept", numbers(100_000))
             schema = pa.schema({"k": pa.int64()})
@@ -315,7 +315,7 @@ def test_joins_of_tables_probe_a_prepared_table(tmp_path: Path, seed: int) -> No
 
 
 def test_a_prepared_table_serves_streams_and_joins_at_once(tmp_path: Path) -> None:
-    with Server(tmp_path, devices="host:1", device_memory="48MiB", host_memory="1GiB") as server:
+    with Server(tmp_path, processors=2, devices="host:1", device_memory="48MiB", host_memory="1GiB") as server:
         with server.connect() as client:
             client.put("kept", numbers(100_000))
             client.put("facts", {"k": np.arange(0, 200_000, 2), "w": np.arange(100_000)})
