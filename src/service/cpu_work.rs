@@ -67,8 +67,12 @@ impl CpuWork {
         }
     }
 
-    /// Returns a clone for calls of a tenant.
+    /// Returns a clone for calls of a tenant. Callers without a name share a server with no others,
+    /// and may take all slots.
     pub fn of(&self, tenant: &str) -> Self {
+        if tenant.is_empty() {
+            return self.clone();
+        }
         let mut of_tenants = self.slots_of_tenants.lock();
         let known = of_tenants.get(tenant).and_then(Weak::upgrade);
         let own_slots = known.unwrap_or_else(|| {
@@ -335,6 +339,15 @@ mod tests {
         calls.iter().for_each(tokio::task::JoinHandle::abort);
         eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
         assert_eq!(work.of("one").run(|_| Ok(9)).await, Ok(9));
+        let unnamed: Vec<_> = (0..2)
+            .map(|_| {
+                let unnamed = work.of("");
+                tokio::spawn(async move { unnamed.run(until_interrupted).await })
+            })
+            .collect();
+        eventually(|| work.slots_taken() == 2).await;
+        unnamed.iter().for_each(tokio::task::JoinHandle::abort);
+        eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
         // Its streams take none of the slots for its other calls.
         let (one, streaming) = (work.of("one"), work.of("one"));
         let stopped = tokio::spawn(async move { streaming.run_on(usize::MAX, until_interrupted).await });
