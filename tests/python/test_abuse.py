@@ -142,7 +142,7 @@ def test_each_abuse_alone_holds_bounded_memory(server: Server, abuse: Callable[[
 def test_a_list_of_many_jobs_fits_in_little_memory_of_calls(start: Start) -> None:
     with start(devices="host:1", call_memory="1MiB").connect() as client:
         client.put("t", {"k": [1]})
-        jobs = [client.submit("t", "t", on="k").id for _ in range(150)]
+        jobs = [client.submit("t", "t", on="k").id for _ in range(300)]
         listed = client.jobs()
         assert [job.id for job in listed] == jobs
         assert sum(len(json.dumps(job.raw)) for job in listed) > 2**18, "a connection has a quarter of the memory"
