@@ -299,8 +299,8 @@ async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Resu
     shared.worker(&asker.caller).work_on(arrays, let_go).await
 }
 
-/// Lists jobs. The list holds their numbers only, so it fits however many there are, and a client
-/// that does not read it keeps no job.
+/// Lists jobs. The list holds their numbers only, and each job is described when the client has
+/// room for it, so a client that does not read the list keeps no job.
 fn list_jobs(shared: &Arc<Shared>, asker: &Asker) -> Result<Answer> {
     // A job may be in both lists for a moment; the set keeps it once.
     let all = shared.scheduler.history().into_iter().chain(shared.scheduler.jobs());
