@@ -11,6 +11,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -255,14 +256,20 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("gangs")
 
 
+def lines_of_benchmark(name: str, folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Runs a benchmark, and returns the lines that it writes to the folder."""
+    script = [sys.executable, str(ROOT / "benches" / f"{name}.py"), *arguments]
+    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(folder)}
+    ran = subprocess.run(script, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
 def test_gangs_measures_every_way_to_divide_a_join(tmp_path: Path) -> None:
-    script = [sys.executable, str(ROOT / "benches" / "gangs.py"), "--devices", "host:2", "--host-memory", "256MiB"]
+    options = ["--devices", "host:2", "--host-memory", "256MiB"]
     workloads = ["narrow", "wide", "text", "zipf-0.5", "zipf-1.0", "zipf-1.5", "match-0.5", "hmg-a"]
     size = ["--workloads", *workloads, "--sizes", "10:14", "--factors", "1e-5", "--runs", "1", "--no-floors"]
-    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
-    ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in (tmp_path / "gangs.jsonl").read_text().splitlines()]
+    lines = lines_of_benchmark("gangs", tmp_path, *options, *size)
     by_choice = [line for line in lines if line["is_chosen"]]
     assert len(by_choice) == 2 * len(workloads) and all(line["best_seconds"] > 0 for line in by_choice)
     asked = [line for line in lines if not line["is_chosen"]]
@@ -297,13 +304,10 @@ def test_keys_of_hmg_workloads_are_distinct_and_spread_over_the_range_of_their_t
 
 
 def test_clients_of_gangs_and_of_small_joins_are_measured_alone_and_together(tmp_path: Path) -> None:
-    script = [sys.executable, str(ROOT / "benches" / "gang_clients.py"), "--devices", "host:2"]
+    options = ["--devices", "host:2"]
     size = ["--host-memory", "256MiB", "--gang-rows-log2", "12", "--small-rows-log2", "6", "--seconds", "0.2"]
     clients = ["--gang-clients", "1", "--small-clients", "1"]
-    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
-    ran = subprocess.run([*script, *size, *clients], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in (tmp_path / "gang_clients.jsonl").read_text().splitlines()]
+    lines = lines_of_benchmark("gang_clients", tmp_path, *options, *size, *clients)
     assert [line["case"] for line in lines] == ["gangs alone", "small alone", "both"]
     assert [{"gang", "small"} & line.keys() for line in lines] == [{"gang"}, {"small"}, {"gang", "small"}]
     for of_kind in (line[kind] for line in lines for kind in ("gang", "small") if kind in line):
@@ -311,12 +315,9 @@ def test_clients_of_gangs_and_of_small_joins_are_measured_alone_and_together(tmp
 
 
 def test_sets_of_devices_are_compared_with_the_choice_of_the_server(tmp_path: Path) -> None:
-    script = [sys.executable, str(ROOT / "benches" / "sets.py"), "--devices", "host:2", "--draw", "2", "--repeat", "1"]
+    options = ["--devices", "host:2", "--draw", "2", "--repeat", "1"]
     size = ["--host-memory", "256MiB", "--build-log2", "6", "9"]
-    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
-    ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in (tmp_path / "sets.jsonl").read_text().splitlines()]
+    lines = lines_of_benchmark("sets", tmp_path, *options, *size)
     assert len(lines) == 2
     for line in lines:
         assert line["seconds"].keys() | line["refused"].keys() == {"1", "2 broadcast", "2 hash"}
@@ -325,15 +326,10 @@ def test_sets_of_devices_are_compared_with_the_choice_of_the_server(tmp_path: Pa
 
 
 def test_many_clients_are_compared_with_one_after_the_other(tmp_path: Path) -> None:
-    script = [sys.executable, str(ROOT / "benches" / "load.py"), "--devices", "host:2", "--seconds", "0.2"]
+    options = ["--devices", "host:2", "--seconds", "0.2"]
     size = ["--host-memory", "256MiB", "--sizes", "4:6", "8:9", "--clients", "1", "2", "--repeat", "1"]
     trace = tmp_path / "trace.jsonl"
-    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
-    ran = subprocess.run(
-        [*script, *size, "--job-trace", str(trace)], env=env, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
+    lines = lines_of_benchmark("load", tmp_path, *options, *size, "--job-trace", str(trace))
     assert [line["clients"] for line in lines] == [1, 2]
     joins = sum(kind["joins"] for line in lines for kind in line["kinds"].values())
     assert all(line["times_alone"] > 0 and line["kinds"] for line in lines)
@@ -363,12 +359,9 @@ def test_versions_measures_a_join_in_memory_of_each_state(tmp_path: Path) -> Non
 
 
 def test_fresh_memory_measures_memory_that_is_not_there_prepared_and_used(tmp_path: Path) -> None:
-    script = [sys.executable, str(ROOT / "benches" / "fresh_memory.py"), "--host-memory", "256MiB"]
+    options = ["--host-memory", "256MiB"]
     size = ["--build", "1000", "--probe", "2000", "--runs", "2", "--prefault", "none", "128MiB"]
-    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
-    ran = subprocess.run([*script, *size], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in (tmp_path / "fresh_memory.jsonl").read_text().splitlines()]
+    lines = lines_of_benchmark("fresh_memory", tmp_path, *options, *size)
     # There may be no time for joins while so little memory is prepared.
     preparing = [line for line in lines if line["memory"] == "preparing"]
     assert all(line["prefault"] == "128MiB" and line["engine_seconds"] for line in preparing)
@@ -401,7 +394,7 @@ def test_the_keys_of_gangs_follow_zipf_s_law_and_text_keys_stay_distinct(gangs: 
 
 
 def test_rows_that_arrive_are_compared_with_tables(tmp_path: Path) -> None:
-    script = [sys.executable, str(ROOT / "benches" / "arrivals.py"), "--host-memory", "512MiB", "--runs", "1"]
+    options = ["--host-memory", "512MiB", "--runs", "1"]
     sizes = [
         "--build-log2",
         "10",
@@ -415,10 +408,7 @@ def test_rows_that_arrive_are_compared_with_tables(tmp_path: Path) -> None:
         "0",
         "1",
     ]
-    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
-    ran = subprocess.run([*script, *sizes], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in (tmp_path / "arrivals.jsonl").read_text().splitlines()]
+    lines = lines_of_benchmark("arrivals", tmp_path, *options, *sizes)
     assert [line["case"] for line in lines] == ["pipelined", "chunks", "skew", "skew", *["chains"] * 8]
     pipelined, chunks, *skew = lines[:4]
     assert [(line["joins"], line["in_one"]) for line in lines[4:]] == [
@@ -431,7 +421,7 @@ def test_rows_that_arrive_are_compared_with_tables(tmp_path: Path) -> None:
 
 
 def test_streams_are_measured(tmp_path: Path) -> None:
-    script = [sys.executable, str(ROOT / "benches" / "streams.py"), "--seconds", "0.1", "--questions", "1", "1000"]
+    options = ["--seconds", "0.1", "--questions", "1", "1000"]
     sizes = [
         "--build-log2",
         "10",
@@ -445,10 +435,7 @@ def test_streams_are_measured(tmp_path: Path) -> None:
         "--host-memory",
         "512MiB",
     ]
-    env = {**os.environ, "DOVETAIL_BIN": str(binary()), "DOVETAIL_RESULTS": str(tmp_path)}
-    ran = subprocess.run([*script, *sizes], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in (tmp_path / "streams.jsonl").read_text().splitlines()]
+    lines = lines_of_benchmark("streams", tmp_path, *options, *sizes)
     assert [(line["case"], line["clients"]) for line in lines] == [
         *[("questions", 1)] * 2, *[("questions", 2)] * 2, ("rate", 1), ("rate", 2),
     ]  # fmt: skip
