@@ -17,7 +17,7 @@ use crate::planner::{JoinSpec, KeyPair, PlanOverrides, Rates, Strategy, Target, 
 use crate::testing::seed;
 use crate::turns::{Turns, sleep};
 
-/// Rows of each side: several chunks, of which the last is small.
+/// Rows of each side: several chunks, and the last is small.
 const BUILD_ROWS: i32 = 1100;
 const PROBE_ROWS: i32 = 1300;
 
