@@ -23,6 +23,7 @@ use super::device_set::DeviceSet;
 use super::job::Job;
 use super::job_options::JobOptions;
 use super::placing::{Place, ScheduledStart, Wait};
+use super::queue::Queue;
 use super::residents::{Built, Resident, ResidentUse, Shape};
 use super::state::{Shared, State};
 use crate::join::{Monitor, Side, TableRows};
@@ -168,10 +169,15 @@ impl Shared {
         if kept.resident().built().is_some_and(|built| built.device == scheduled.place.devices.leader()) {
             return false;
         }
-        kept.resident().end_turn(job.id);
-        state.queue.remove_prepared_places(job.id);
-        state.queue.set_awaits_turn(job.id, false);
+        Self::leave_prepared_place(&mut state.queue, job, kept.resident());
         true
+    }
+
+    /// Lets a waiting job run as usual, because the build side is not on the device of its prepared
+    /// place.
+    fn leave_prepared_place(queue: &mut Queue, job: &Job, resident: &Resident) {
+        resident.end_turn(job.id);
+        queue.remove_prepared_places(job.id);
     }
 
     /// Probes the build side of a resident with the other table of the join.
@@ -191,8 +197,7 @@ impl Shared {
         for job in state.live.values() {
             let uses = job.kept.as_ref().is_some_and(|kept| std::ptr::eq(Arc::as_ptr(kept.resident()), resident));
             if uses && state.queue.contains(job.id) {
-                resident.end_turn(job.id);
-                state.queue.remove_prepared_places(job.id);
+                Self::leave_prepared_place(&mut state.queue, job, resident);
             }
         }
     }

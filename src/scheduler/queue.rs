@@ -193,10 +193,12 @@ impl Queue {
         }
     }
 
-    /// Removes the places of a job where its build side was prepared, if the job waits.
+    /// Removes the places of a job where its build side was prepared, if the job waits. Without
+    /// such a place, it waits for no turn.
     pub(super) fn remove_prepared_places(&mut self, id: JobId) {
         if let Some(job) = self.waiting.get_mut(&id) {
             job.places.retain(|place| !place.is_prepared);
+            job.awaits_turn = false;
         }
     }
 
