@@ -284,7 +284,7 @@ impl Shared {
                     again = true;
                     continue;
                 }
-                None => match self.start(state, &job, &scheduled, now) {
+                None => match self.start(state, &job, &scheduled, now, leftovers) {
                     Ok(()) => continue,
                     // Another thread took the memory a moment ago.
                     Err(error) => error.message().to_string(),
@@ -410,7 +410,14 @@ impl Shared {
     ///
     /// # Errors
     /// Returns [`Error::Exhausted`] if less host memory is free. The job then waits on.
-    fn start(&self, state: &mut State, job: &Arc<Job>, scheduled: &ScheduledStart, now: Duration) -> Result<()> {
+    fn start(
+        &self,
+        state: &mut State,
+        job: &Arc<Job>,
+        scheduled: &ScheduledStart,
+        now: Duration,
+        leftovers: &mut Vec<Leftovers>,
+    ) -> Result<()> {
         let (devices, seconds) = (&scheduled.place.devices, scheduled.place.seconds);
         let device = devices.leader();
         let kept = job.kept.as_ref().map(ResidentUse::resident);
@@ -426,7 +433,10 @@ impl Shared {
             let held = held_behind(&self.holders(state));
             Error::Exhausted(format!("{needed} of host memory for its result, and {free} are free{held}"))
         })?;
-        let Some(entry) = state.queue.start(scheduled.id, scheduled.place.device_seconds()) else { return Ok(()) };
+        let Some(mut entry) = state.queue.start(scheduled.id, scheduled.place.device_seconds()) else { return Ok(()) };
+        if !scheduled.place.is_prepared {
+            leftovers.extend(Self::leave_kept(job, &mut entry, now));
+        }
         job.host_memory.open(reserved);
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
         devices.iter().for_each(|device| state.devices[device].count_time(now));
@@ -451,9 +461,6 @@ impl Shared {
             if beside > 0 {
                 life.device_reason += &format!("; it is short, and started next to {beside} more");
             }
-        }
-        if let Some(resident) = kept.filter(|_| !scheduled.place.is_prepared) {
-            resident.end_turn(job.id);
         }
         let shared_bytes = scheduled.place.shared_bytes;
         for member in devices.iter() {

@@ -22,10 +22,10 @@ use super::device_class::DeviceClass;
 use super::device_set::DeviceSet;
 use super::job::Job;
 use super::job_options::JobOptions;
-use super::placing::{Place, ScheduledStart, Wait};
+use super::placing::{Place, ScheduledStart, Wait, Waiting};
 use super::queue::Queue;
 use super::residents::{Built, Resident, ResidentUse, Shape};
-use super::state::{Shared, State};
+use super::state::{Leftovers, Shared, State};
 use crate::join::{Monitor, Side, TableRows};
 use crate::planner::{self, BoundJoin, KeptBuild, Plan};
 use crate::{Error, Result};
@@ -178,6 +178,14 @@ impl Shared {
     fn leave_prepared_place(queue: &mut Queue, job: &Job, resident: &Resident) {
         resident.end_turn(job.id);
         queue.remove_prepared_places(job.id);
+    }
+
+    /// Ends the use of a resident by a job that starts elsewhere. `entry` keeps no place there, in
+    /// case the job is put back. Returns what is not kept after the last job.
+    pub(super) fn leave_kept(job: &Job, entry: &mut Waiting, now: Duration) -> Option<Leftovers> {
+        let kept = job.kept.as_ref()?;
+        entry.places.retain(|place| !place.is_prepared);
+        kept.end(job.id, now).map(Leftovers::of_build)
     }
 
     /// Probes the build side of a resident with the other table of the join.

@@ -1,11 +1,13 @@
 //! Tests of joins of two tables whose build side is on a device already.
 
+use std::time::Instant;
+
 use super::real::start_with;
 use super::*;
 use crate::device::Phase;
 use crate::join::Side;
 
-/// Submits a join of the table `r` with rows that arrive and have the columns of `s`.
+/// Submits a join of the left table with rows that arrive and have the columns of the right one.
 fn submit_stream(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owner: &str) -> Arc<Job> {
     let options = JobOptions {
         streamed: Some(Side::Right),
@@ -13,12 +15,13 @@ fn submit_stream(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owne
         retain_seconds: Some(0),
         ..JobOptions::default()
     };
-    let arriving = Table::to_arrive("stream", table("s").schema, 1 << 20, 44);
+    let schema = catalog.table(spec.table_name(Side::Right)).unwrap().schema.clone();
+    let arriving = Table::to_arrive("stream", schema, 1 << 20, 44);
     let spec = JoinSpec { right: Arc::new(arriving).into(), ..spec.clone() };
     submit(scheduler, catalog, &spec, options, owner).unwrap()
 }
 
-/// Prepares the table `r` for the joins of `spec` of a tenant. Returns its number.
+/// Prepares the left table for the joins of `spec` of a tenant. Returns its number.
 fn prepare(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owner: &str) -> u64 {
     let job = submit_stream(scheduler, catalog, spec, owner);
     scheduler.end_rows(&job).unwrap();
@@ -86,6 +89,15 @@ fn a_join_of_tables_probes_the_build_side_that_a_stream_left() {
     assert_eq!(budgets[0].used_bytes(), 0);
 }
 
+/// Creates two tables. Returns a join that gives each of their rows ten times. So the result shares
+/// no columns with them, and waits for its reader.
+fn with_many_rows(catalog: &Catalog) -> JoinSpec {
+    for name in ["m", "n"] {
+        catalog.create(table_with(name, (0..100).map(|row| row % 10))).unwrap();
+    }
+    JoinSpec { batch_rows: Some(10), ..JoinSpec::inner("m", "n", vec![KeyPair::new("k", "k")]) }
+}
+
 /// Takes the build side of the only resident away from its device. Jobs that wait are told, unless
 /// the job is just being submitted or put back.
 fn take_away(scheduler: &Scheduler, tells_jobs: bool) {
@@ -112,8 +124,7 @@ fn joins_run_as_usual_after_the_build_side_has_left(tells_jobs: bool) {
     let number = prepare(&scheduler, &catalog, &spec, "");
     // A result that no client reads keeps the device.
     let unread = JobOptions { retain_seconds: Some(0), ..JobOptions::default() };
-    let several = JoinSpec { batch_rows: Some(10), how: JoinKind::Left, ..spec.clone() };
-    let blocking = submit(&scheduler, &catalog, &several, unread, "").unwrap();
+    let blocking = submit(&scheduler, &catalog, &with_many_rows(&catalog), unread, "").unwrap();
     let submitted = || submit(&scheduler, &catalog, &spec, JobOptions::default(), "").unwrap();
     let jobs = [submitted(), submitted()];
     assert_eq!(jobs[0].planned().kept_build.map(|kept| kept.number), Some(number));
@@ -124,6 +135,44 @@ fn joins_run_as_usual_after_the_build_side_has_left(tells_jobs: bool) {
     assert!(jobs.iter().all(|job| probed(&scheduler, job).is_none()));
     scheduler.release_prepared(number).unwrap();
     assert_eq!((scheduler.prepared().len(), budgets[0].used_bytes()), (0, 0));
+}
+
+/// Waits until a job runs. It does not end before its result is read.
+fn wait_until_it_runs(job: &Job) {
+    let end = Instant::now() + PATIENCE;
+    while job.state() == JobState::Queued {
+        assert!(Instant::now() < end, "it did not start");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(job.state(), JobState::Running);
+}
+
+#[test]
+fn a_join_that_starts_elsewhere_leaves_the_build_side() {
+    let options = SchedulerOptions { jobs_per_device: 1, window_bytes: 100, ..SchedulerOptions::default() };
+    let (scheduler, budgets, catalog) = start_with(2, options);
+    let spec = with_many_rows(&catalog);
+    let number = prepare(&scheduler, &catalog, &spec, "");
+    let device = scheduler.prepared()[0].device.unwrap();
+    // Results that no client reads keep their devices.
+    let unread = || JobOptions { retain_seconds: Some(0), ..JobOptions::default() };
+    let there = JobOptions { devices: DeviceRequest::Named(vec![device.to_string()]), ..unread() };
+    let blocking = submit(&scheduler, &catalog, &JoinSpec { how: JoinKind::Left, ..spec.clone() }, there, "").unwrap();
+    wait_until_it_runs(&blocking);
+    let job = submit(&scheduler, &catalog, &spec, unread(), "").unwrap();
+    wait_until_it_runs(&job);
+    assert!(job.status().devices.iter().all(|&other| other != device), "{:?}", job.status().devices);
+    let prepared = &scheduler.prepared()[0];
+    assert_eq!((prepared.streams, prepared.device), (0, Some(device)));
+    assert!(prepared.expires.is_some());
+    scheduler.cancel(blocking.id).unwrap();
+    scheduler.release_prepared(number).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while budgets[usize::from(device.index)].used_bytes() > 0 {
+        assert!(Instant::now() < end, "the build side stays until the end of the other job");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(job.state(), JobState::Running);
 }
 
 #[test]
