@@ -15,7 +15,7 @@
 //! was prepared to share them. So such a join runs as usual. So does a join that counts rows.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::admission::{Admitted, Proposed, Terms, host_need};
 use super::device_class::DeviceClass;
@@ -24,7 +24,7 @@ use super::job::Job;
 use super::job_options::JobOptions;
 use super::placing::{Place, ScheduledStart, Wait, Waiting};
 use super::queue::Queue;
-use super::residents::{Built, Resident, ResidentUse, Shape};
+use super::residents::{Resident, ResidentUse, Shape};
 use super::state::{Leftovers, Shared, State};
 use crate::join::{Monitor, Side, TableRows};
 use crate::planner::{self, BoundJoin, KeptBuild, Plan};
@@ -33,7 +33,8 @@ use crate::{Error, Result};
 /// Resident that a join may probe.
 struct Found {
     resident: Arc<Resident>,
-    built: Built,
+    device: usize,
+    since: SystemTime,
     streamed: Side,
 }
 
@@ -59,7 +60,7 @@ impl Shared {
         }
         let number = admitted.plans.len();
         admitted.places.push(Place {
-            devices: DeviceSet::new([found.built.device]),
+            devices: DeviceSet::new([found.device]),
             plan: number,
             seconds: plan.seconds,
             memory_bytes: 0,
@@ -102,17 +103,30 @@ impl Shared {
     /// Finds a resident of the tenant that is on a device in service, and that the join may probe.
     fn find_kept(&self, join: &BoundJoin, options: &JobOptions, owner: &str) -> Option<Found> {
         let is_usual = options.streamed.is_some() || options.into.is_some() || options.distribution.is_some();
-        if is_usual || join.counts_rows || self.state.lock().residents.is_empty() {
+        if is_usual || join.counts_rows {
             return None;
         }
+        let candidates = self.kept_of(owner);
+        if candidates.is_empty() {
+            return None;
+        }
+        // Joins may have thousands of columns, so they are compared without the lock.
         let wanted = [Side::Left, Side::Right].map(|streamed| Shape::new(join, &[], streamed, options));
-        let state = self.state.lock();
-        state.residents.iter().filter(|resident| resident.owner == owner).find_map(|resident| {
-            let shape = resident.shape.as_ref()?;
-            let built = resident.built().filter(|built| state.devices[built.device].lost.is_none())?;
-            let serves = wanted.iter().any(|wanted| shape.serves(wanted));
-            serves.then(|| Found { resident: resident.clone(), built, streamed: shape.streamed })
+        candidates.into_iter().find(|found| {
+            let shape = found.resident.shape.as_ref();
+            shape.is_some_and(|shape| wanted.iter().any(|wanted| shape.serves(wanted)))
         })
+    }
+
+    /// Returns the residents of a tenant that are on a device in service, and that others may use.
+    fn kept_of(&self, owner: &str) -> Vec<Found> {
+        let state = self.state.lock();
+        let found = |resident: &Arc<Resident>| {
+            let streamed = resident.shape.as_ref()?.streamed;
+            let built = resident.built().filter(|built| state.devices[built.device].lost.is_none())?;
+            Some(Found { resident: resident.clone(), device: built.device, since: built.since, streamed })
+        };
+        state.residents.iter().filter(|resident| resident.owner == owner).filter_map(found).collect()
     }
 
     /// Plans the join on the device of a resident. `None` if the planner would not build on that
@@ -126,8 +140,8 @@ impl Shared {
     ) -> Result<Option<Plan>> {
         let of_stream = JobOptions { streamed: Some(found.streamed), ..options.clone() };
         let overrides = of_stream.overrides();
-        let classes = DeviceClass::group(vec![DeviceSet::new([found.built.device])], &self.engines, join);
-        let kept = KeptBuild { number: found.resident.number, since: found.built.since };
+        let classes = DeviceClass::group(vec![DeviceSet::new([found.device])], &self.engines, join);
+        let kept = KeptBuild { number: found.resident.number, since: found.since };
         match planner::propose(join.clone(), &overrides, classes[0].0.target(), terms.interrupt) {
             Ok((plan, _)) => Ok(Some(plan.on_kept_build(kept))),
             Err(Error::Invalid(_) | Error::Unsupported(_)) => Ok(None),
