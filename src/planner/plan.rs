@@ -155,8 +155,8 @@ pub fn propose(
     propose_estimated(join, estimates, overrides, target, interrupt)
 }
 
-/// Proposes a plan for the first join of a chain, with plans of the others. Its memory, its bytes
-/// and its time are those of the whole chain.
+/// Proposes a plan for the first join of a chain, with plans of the others. Its memory, its time,
+/// and the rows and bytes of its result are those of the whole chain.
 fn propose_chain(
     mut join: BoundJoin,
     overrides: &PlanOverrides,
@@ -174,6 +174,7 @@ fn propose_chain(
     let then = join.then.take();
     let (mut plan, mut refusal) = propose(join, &overrides, target, interrupt)?;
     plan.join.then = then;
+    let rows = (plan.join.table(plan.side(Role::Probe)).rows as f64).max(1.0);
     for join in joins {
         let (further, refused) = propose(join, &overrides, target, interrupt)?;
         refusal = refusal.or(refused);
@@ -182,11 +183,13 @@ fn propose_chain(
         all.whole_bytes += own.whole_bytes;
         all.resident_bytes += own.resident_bytes;
         plan.seconds += further.seconds;
+        // Each join repeats or drops the rows that the joins before it give.
+        plan.estimates.rows *= further.estimates.rows / rows;
         plan.row_bytes += further.row_bytes;
-        plan.result_bytes += (further.row_bytes * plan.estimates.rows) as u64;
         plan.host_scratch_bytes += further.host_scratch_bytes;
         plan.then.push(further);
     }
+    plan.result_bytes = result_bytes(&plan.join, plan.estimates.rows, plan.row_bytes);
     let probed = |plan: &Plan| format!("{:?} ({})", plan.join.table(plan.composition.build_side).name, plan.join.how);
     let tables: Vec<String> = std::iter::once(&plan).chain(&plan.then).map(probed).collect();
     plan.reason = format!(
@@ -246,8 +249,7 @@ pub(super) fn propose_estimated(
     };
     let undivided = divide::undivided(&question, &chosen.costed.composition)?;
     let row_bytes = result_row_bytes(&join);
-    let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
-    let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
+    let result_bytes = result_bytes(&join, estimates.rows, row_bytes);
     let target = match chosen.costed.composition.distribution {
         Distribution::Alone => Target { ranks: 1, helping_hosts: 0, ..target.clone() },
         _ => target.clone(),
@@ -277,6 +279,11 @@ pub(super) fn propose_estimated(
         join,
     };
     Ok((plan, refusal))
+}
+
+fn result_bytes(join: &BoundJoin, rows: f64, row_bytes: f64) -> u64 {
+    let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
+    (rows * (row_bytes + bitmaps)) as u64
 }
 
 /// Orders plans that fit by time, before all others. Orders the others by memory, then time.

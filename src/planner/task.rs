@@ -43,7 +43,8 @@ impl Plan {
                 matches_first: self.phases.iter().any(|phase| phase.phase == Phase::Match),
                 pairs_per_row: self.estimates.pairs
                     / self.estimates.keyed(self.composition.build_side.other()).max(1.0),
-                row_bytes: self.row_bytes,
+                // Those of the first join of a chain alone. The other tasks have their own.
+                row_bytes: self.row_bytes - self.then.iter().map(|then| then.row_bytes).sum::<f64>(),
                 stage_seconds: self.stage_seconds(),
             },
         })

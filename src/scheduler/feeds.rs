@@ -131,6 +131,11 @@ impl Feed {
     pub(super) fn new(side: Side, plan: &Plan, places: Vec<Place>, build: ResidentUse) -> Self {
         let table = plan.join.table(side);
         let rows = TURN_ROWS as f64;
+        // A turn gives no rows that are kept for the end.
+        let result_rows = match plan.join.how.build_rows_kept(side.other()) {
+            None => plan.estimates.rows,
+            Some(_) => plan.estimates.pairs,
+        };
         Self {
             side,
             schema: table.schema.clone(),
@@ -141,7 +146,7 @@ impl Feed {
             places,
             in_turn: Mutex::default(),
             row_seconds: plan.seconds / rows,
-            row_bytes: plan.row_bytes * (plan.estimates.pairs / rows).max(1.0),
+            row_bytes: plan.row_bytes * (result_rows / rows).max(1.0),
         }
     }
 

@@ -403,3 +403,26 @@ fn heavy_keys_are_explained_by_their_values() {
     assert_eq!(explanation.right.heavy_keys, []);
     assert!(explanation.to_string().contains("heavy keys: \"77\" on "), "{explanation}");
 }
+
+#[test]
+fn a_chain_is_planned_with_the_rows_and_bytes_of_all_its_joins() {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+    let of_keys = |rows, payload| TableSpec { range: (0, 999), distinct: 1000.0, ..TableSpec::primary(rows, payload) };
+    for (name, spec) in [("r", of_keys(1000, 1)), ("s", of_keys(1 << 20, 1)), ("u", of_keys(3000, 2))] {
+        catalog.create(spec.build(name)).unwrap();
+    }
+    let on = || vec![KeyPair::new("k", "k")];
+    let then = ThenSpec { table: "u".into(), label: None, on: on(), how: JoinKind::Inner };
+    let alone = JoinSpec::inner("r", "s", on());
+    let of = |spec: &JoinSpec| plan(bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+    let (first, chain) = (of(&alone), of(&JoinSpec { then: vec![then], ..alone.clone() }));
+    // Each row has a row of `r`, and three of `u`.
+    let rows = f64::from(1 << 20);
+    assert!((first.estimates.rows / rows - 1.0).abs() < 0.01, "{}", first.estimates.rows);
+    assert!((chain.estimates.rows / rows - 3.0).abs() < 0.01, "{}", chain.estimates.rows);
+    assert_eq!((first.row_bytes, chain.row_bytes), (12.0, 20.0));
+    assert_eq!(chain.result_bytes, (20.0 * chain.estimates.rows) as u64);
+    let task = chain.task().unwrap();
+    let of_joins = task.then.iter().flat_map(|then| &then.joins).map(|task| task.expected.row_bytes);
+    assert_eq!((task.expected.row_bytes, of_joins.collect::<Vec<_>>()), (12.0, vec![8.0]));
+}
