@@ -169,7 +169,7 @@ impl Chain {
     fn join_chunk(&self, cx: &JoinContext<'_>, chunk: &Chunk, streams: usize, sink: &dyn BatchSink) -> Result<()> {
         let segment = &*chunk.segment;
         for join in &self.joins {
-            join.task.check_rows(&join.probe_shape.table, &segment.table)?;
+            join.task.check_rows(Role::Probe, &join.probe_shape.table, &segment.table)?;
         }
         let rows = segment.rows(chunk.rows.clone());
         let mut copied = CopiedColumns::default();

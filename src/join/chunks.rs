@@ -159,7 +159,7 @@ impl<'a> ProbeRows<'a> {
     }
 
     fn input_of(&self, table: Arc<Table>) -> Result<Arc<SideInput>> {
-        self.task.check_rows(&self.shape.table, &table)?;
+        self.task.check_rows(Role::Probe, &self.shape.table, &table)?;
         if Arc::ptr_eq(&table, &self.shape.table) {
             return Ok(self.shape.clone());
         }

@@ -247,7 +247,7 @@ impl PreparedJoin {
 pub fn take_build(task: &Task, source: &dyn RowSource, cancel: &CancelFlag) -> Result<Arc<Table>> {
     let shape = &task.build.table;
     let table = take_all(source, shape, |rows| check_build_rows(&shape.name, rows), cancel)?;
-    task.check_rows(shape, &table)?;
+    task.check_rows(Role::Build, shape, &table)?;
     Ok(table)
 }
 

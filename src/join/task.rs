@@ -69,9 +69,10 @@ impl Task {
         for facts in &mut self.key_facts {
             (facts.range, facts.bytes_max, facts.sorted) = (None, None, false);
         }
-        (self.dense_range, self.composition.dense, self.composition.device_makes_keys) = (None, false, false);
+        self.composition.device_makes_keys = false;
         let side = match role {
             Role::Build => {
+                (self.dense_range, self.composition.dense) = (None, false);
                 self.expected.build_keys_repeat = true;
                 &mut self.build
             }
@@ -88,16 +89,15 @@ impl Task {
     }
 
     /// Refuses rows of another table than the side's own if the task relies on statistics of keys.
-    /// Keys outside of their range would be packed as other keys.
+    /// Keys outside of their range would be packed as other keys. The dense range is that of the
+    /// build keys, and probe keys outside of it match nothing.
     ///
     /// # Errors
     /// [`Internal`](Error::Internal), because callers know their rows.
-    pub(super) fn check_rows(&self, own: &Arc<Table>, table: &Arc<Table>) -> Result<()> {
+    pub(super) fn check_rows(&self, role: Role, own: &Arc<Table>, table: &Arc<Table>) -> Result<()> {
         let relies = |facts: &KeyFacts| facts.range.is_some() || facts.bytes_max.is_some();
-        if Arc::ptr_eq(own, table)
-            || table.rows == 0
-            || !(self.key_facts.iter().any(relies) || self.dense_range.is_some())
-        {
+        let relies = self.key_facts.iter().any(relies) || (role == Role::Build && self.dense_range.is_some());
+        if Arc::ptr_eq(own, table) || table.rows == 0 || !relies {
             return Ok(());
         }
         Err(Error::Internal(format!(

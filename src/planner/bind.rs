@@ -32,6 +32,9 @@ pub struct BoundJoin {
     /// True if the result becomes a table, and may live long. Binding leaves it false, and the
     /// caller that stores the result sets it.
     pub result_is_stored: bool,
+    /// Side whose rows were unknown when the join was prepared, or will be. Its statistics decide
+    /// nothing about keys. Binding leaves it `None`, and the caller that prepares the join sets it.
+    pub unknown_rows: Option<Side>,
     /// Further joins of the same rows, if this is the first of a chain.
     pub then: Option<BoundThen>,
 }
@@ -104,8 +107,19 @@ pub fn bind_interruptible(spec: &JoinSpec, catalog: &Catalog, interrupt: &Interr
         }
     };
     let JoinSpec { how, count, batch_rows, .. } = *spec;
-    let (counts_rows, result_is_stored, then) = (count, false, None);
-    Ok(BoundJoin { left, right, how, keys, output, counts_rows, schema, batch_rows, result_is_stored, then })
+    Ok(BoundJoin {
+        left,
+        right,
+        how,
+        keys,
+        output,
+        counts_rows: count,
+        schema,
+        batch_rows,
+        result_is_stored: false,
+        unknown_rows: None,
+        then: None,
+    })
 }
 
 /// Returns the rows of an input.

@@ -210,7 +210,7 @@ impl Inputs {
     /// refused such types before.
     pub(super) fn new(join: &BoundJoin, build_side: Side, estimates: &Estimates, text: TextWork) -> Result<Self> {
         let facts = join.key_facts(build_side)?;
-        let device_makes_keys = text.makes_keys && !hides_bytes(join, &facts);
+        let device_makes_keys = text.makes_keys && join.unknown_rows.is_none() && !hides_bytes(join, &facts);
         let layout = KeyLayout::new(facts, 0);
         let layout = if device_makes_keys { layout.made_by_device() } else { layout };
         let raw = layout.is_raw();
@@ -504,6 +504,9 @@ impl BoundJoin {
     /// must be known to be short, and together have no more bytes than short values can have. Nulls
     /// may have bytes too, in unknown places.
     fn device_text(&self, side: Side, index: usize) -> Option<TextColumn> {
+        if self.unknown_rows == Some(side) {
+            return None;
+        }
         let table = self.table(side);
         let offset_width = are_bytes(table.schema.field(index).data_type())?;
         let bytes_max = table.statistics[index].max_value_bytes.filter(|&bytes| bytes <= DEVICE_BYTES_MAX as u64)?;
@@ -519,13 +522,15 @@ impl BoundJoin {
     }
 
     /// Returns the statistics of each pair of key columns for the given build side. The plan, and
-    /// the run after it, make keys by these statistics.
+    /// the run after it, make keys by these statistics. If the rows of a side are
+    /// [unknown](Self::unknown_rows), keys are made for all values of their types, in any order.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key. Binding has
     /// refused such types before.
     pub fn key_facts(&self, build_side: Side) -> Result<Vec<KeyFacts>> {
-        let sorted = self.is_sorted_by_key(Side::Left) || self.is_sorted_by_key(Side::Right);
+        let are_known = self.unknown_rows.is_none();
+        let sorted = are_known && (self.is_sorted_by_key(Side::Left) || self.is_sorted_by_key(Side::Right));
         let facts = |key: &JoinKey| {
             let column_type = |side: Side| self.table(side).schema.field(key.column(side)).data_type().clone();
             let statistics = |side: Side| &self.table(side).statistics[key.column(side)];
@@ -534,8 +539,8 @@ impl BoundJoin {
                 class: key_class(&build_type)?,
                 build_type,
                 probe_type,
-                range: integer_range(statistics(Side::Left), statistics(Side::Right)),
-                bytes_max: longest(statistics(Side::Left), statistics(Side::Right)),
+                range: integer_range(statistics(Side::Left), statistics(Side::Right)).filter(|_| are_known),
+                bytes_max: longest(statistics(Side::Left), statistics(Side::Right)).filter(|_| are_known),
                 nulls_equal: key.nulls_equal,
                 sorted,
             })

@@ -171,12 +171,12 @@ fn propose_chain(
     }
     let overrides = PlanOverrides { strategy: Some(Strategy::Hash), ..*overrides };
     let joins = join.then.as_mut().map(|then| std::mem::take(&mut then.joins)).unwrap_or_default();
-    let then = join.then.take();
+    let (then, unknown_rows) = (join.then.take(), join.unknown_rows);
     let (mut plan, mut refusal) = propose(join, &overrides, target, interrupt)?;
     plan.join.then = then;
     let rows = (plan.join.table(plan.side(Role::Probe)).rows as f64).max(1.0);
     for join in joins {
-        let (further, refused) = propose(join, &overrides, target, interrupt)?;
+        let (further, refused) = propose(BoundJoin { unknown_rows, ..join }, &overrides, target, interrupt)?;
         refusal = refusal.or(refused);
         let (all, own) = (&mut plan.memory, further.memory);
         all.minimum_bytes += own.minimum_bytes;

@@ -250,7 +250,7 @@ fn plan_classes(
         };
         return Err(Error::Unavailable(format!("{missing}; see the topology, and the server's log")));
     }
-    let join = BoundJoin { result_is_stored: options.into.is_some(), ..join };
+    let join = BoundJoin { result_is_stored: options.into.is_some(), unknown_rows: options.streamed, ..join };
     let (mut planned, mut impossible) = (Planned::default(), None);
     for (class, sets) in DeviceClass::group(sets, engines, &join) {
         match planner::propose(join.clone(), &options.overrides(), class.target(), interrupt) {

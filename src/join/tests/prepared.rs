@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use super::super::{IncomingBatches, PreparedJoin, RowSource, TableRows, Task};
 use super::*;
+use arrow::array::{Int64Array, UInt64Array};
+
 use crate::catalog::Table;
 use crate::columns::Role;
 use crate::device::{ROWS_MAX, gpu_count, open_gpu};
+use crate::planner::{BoundJoin, PlanOverrides};
 
 /// Rows that a sink has received, as text.
 #[derive(Default)]
@@ -132,6 +135,37 @@ fn one_build_side_serves_two_streams_at_once_in_every_kind_of_join() {
                 streams_join_like_tables(&bench, &bench.device, how, strategy);
             }
         }
+    }
+}
+
+/// The table of dense keys takes a fraction of the memory of a general one. The plan of a join
+/// whose rows arrive counts on it.
+#[test]
+fn a_build_side_of_dense_keys_stays_within_its_plan_while_rows_arrive() {
+    let signed = |keys: Vec<i64>| Arc::new(Int64Array::from(keys)) as ArrayRef;
+    let unsigned = |keys: Vec<i64>| Arc::new(keys.iter().map(|&key| Some(key as u64)).collect::<UInt64Array>()) as _;
+    for keys in [&signed as &dyn Fn(Vec<i64>) -> ArrayRef, &unsigned] {
+        let build = batch(vec![("k", keys((1000..5000).collect())), ("a", numbers(0..4000))]);
+        // As unsigned numbers, the negative keys are the largest.
+        let sent = [-1, i64::MIN, 0, 999, 1000, 2000, 4999, 5000, i64::MAX, 2000].to_vec();
+        let sent = batch(vec![("k", keys(sent)), ("b", numbers(0..10))]);
+        let bench = Bench::new(64 << 20, build, sent.clone());
+        let arriving = Arc::new(Table::to_arrive("r", sent.schema(), 1 << 20, 12));
+        let spec = JoinSpec { right: arriving.into(), ..spec(JoinKind::Inner) };
+        let join = planner::bind(&spec, &bench.catalog).unwrap();
+        let join = BoundJoin { unknown_rows: Some(Side::Right), ..join };
+        let overrides = PlanOverrides { build_side: Some(Side::Left), ..PlanOverrides::named(Some(Strategy::Hash)) };
+        let plan = planner::plan_with_overrides(join, &overrides, &planner::Target::default()).unwrap();
+        assert!(plan.composition.dense);
+        let task = Arc::new(plan.task().unwrap().with_unknown_rows(Role::Probe));
+        let (build, monitor) = (TableRows::new(bench.catalog.table("l").unwrap()), Monitor::default());
+        let join = PreparedJoin::prepare(task.clone(), &build, &bench.device, bench.catalog.arena(), &monitor).unwrap();
+        let (used, planned) = (bench.device.memory().used_bytes(), plan.memory.resident_bytes);
+        assert!(used <= planned, "{used} B are in use, and {planned} B were planned");
+        drop(join);
+        let build = TableRows::new(bench.catalog.table("l").unwrap());
+        let found = probed_by_streams(&bench.device, bench.catalog.arena(), &task, &build, &[&[sent]]);
+        assert_eq!(found.sorted(), ["1000,0,4", "2000,1000,5", "2000,1000,9", "4999,3999,6"]);
     }
 }
 

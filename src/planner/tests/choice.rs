@@ -6,7 +6,7 @@ use arrow::array::{ArrayRef, Int32Array, RecordBatch, StringArray};
 
 use super::*;
 use crate::catalog::{Catalog, Upload, UploadOptions};
-use crate::device::{Capabilities, Phase};
+use crate::device::{Capabilities, KeyWidth, Phase};
 use crate::join::TaskSide;
 use crate::memory::{Arena, Budget, Interrupt};
 use crate::planner::{JoinSpec, KeyPair, bind};
@@ -146,6 +146,27 @@ fn dense_distinct_keys_take_the_perfect_hash_path() {
     assert!(!plan_on(bound(&repeated, &probe, JoinKind::Inner), None, &target).unwrap().composition.dense);
     let negative = TableSpec { range: (-5, 9_994), ..TableSpec::primary(10_000, 1) };
     assert!(!plan_on(bound(&negative, &probe, JoinKind::Inner), None, &target).unwrap().composition.dense);
+}
+
+/// A join that is prepared before its rows are known makes keys for all values of their types.
+#[test]
+fn keys_of_unknown_rows_are_planned_for_all_values() {
+    let spec =
+        |key: DataType, rows| TableSpec { key, range: (0, 999), distinct: 1000.0, ..TableSpec::primary(rows, 1) };
+    let (build, probe) = (spec(DataType::Int64, 1000), spec(DataType::Int32, 1 << 20));
+    let inputs = |probe: &TableSpec, unknown_rows| {
+        let join = BoundJoin { unknown_rows, ..bound(&build, probe, JoinKind::Inner) };
+        let estimates = Estimates::of(&join, &Interrupt::default()).unwrap();
+        inputs::Inputs::new(&join, Side::Left, &estimates, inputs::TextWork::default()).unwrap()
+    };
+    assert_eq!(inputs(&probe, None).key_width, KeyWidth::W4);
+    assert_eq!(inputs(&probe, Some(Side::Right)).key_width, KeyWidth::W8);
+    // Keys as stored need no statistics of the probe side, and neither does a table of dense keys.
+    let alike = inputs(&spec(DataType::Int64, 1 << 20), Some(Side::Right));
+    assert!(alike.raw && alike.dense_slots == Some(1000.0));
+    // No order is worth a pass over the keys of all rows that come.
+    let ordered = TableSpec { range: (-500, 499), ascending: true, ..spec(DataType::Int64, 1 << 20) };
+    assert!(!inputs(&ordered, None).raw && inputs(&ordered, Some(Side::Right)).raw);
 }
 
 /// One build key in fifty is on two rows. A table of distinct keys does not hold such keys, so keys
