@@ -14,7 +14,7 @@ use super::messages::{FromChild, ToChild, Work};
 use super::restored::TableBuffers;
 use super::{Grant, Prepared};
 use crate::catalog::Table;
-use crate::join::{BatchSink, Monitor, Rank, RowSource, Task, or_stop, take_build};
+use crate::join::{BatchSink, Composition, Monitor, Rank, RowSource, Task, or_stop, take_build};
 use crate::memory::{Budget, ReservedPool};
 use crate::{Error, Result};
 
@@ -27,6 +27,7 @@ pub(super) struct ChildJoin {
     jobs: Arc<ChildJobs>,
     /// Number by which the process knows the join.
     number: u64,
+    composition: Composition,
     schema: SchemaRef,
     /// Tables that the process reads.
     tables: TableBuffers,
@@ -50,7 +51,7 @@ impl ChildJoin {
         let further = task.then.iter().flat_map(|then| &then.joins).flat_map(tables_of);
         let tables = [rows.clone()].into_iter().chain(tables_of(&task)).chain(further).collect();
         let tables = TableBuffers::new(tables);
-        let schema = task.schema.clone();
+        let (schema, composition) = (task.schema.clone(), task.composition.clone());
         let task = task.map_tables(|table| jobs.table(&table))?;
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
         let work = Work::Prepare { task, device_bytes, build: jobs.table(&rows)?, is_stored: build.is_stored() };
@@ -58,7 +59,8 @@ impl ChildJoin {
         let (schema_of, buffers) = (&schema, &tables);
         let call = JobCall { schema: schema_of, buffers, host_memory, rank: &rank, rows: None, sink: &NoSink, monitor };
         let number = jobs.run(work, &call)?;
-        Ok(Self { jobs: jobs.clone(), number, schema, tables, rank, _device_memory: grant.device_memory.clone() })
+        let (jobs, _device_memory) = (jobs.clone(), grant.device_memory.clone());
+        Ok(Self { jobs, number, composition, schema, tables, rank, _device_memory })
     }
 
     fn call<'a>(
@@ -73,6 +75,10 @@ impl ChildJoin {
 }
 
 impl Prepared for ChildJoin {
+    fn composition(&self) -> &Composition {
+        &self.composition
+    }
+
     fn probe(
         &self,
         rows: &dyn RowSource,

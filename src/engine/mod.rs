@@ -328,8 +328,9 @@ impl Engine for InProcess {
         monitor: &Monitor,
     ) -> Result<Box<dyn Prepared>> {
         let arena = arena_of_call(&self.arena, &grant.host_memory, monitor);
+        let composition = task.composition.clone();
         let join = LocalJoin::prepare(task, build, &self.device, grant.device_memory.clone(), &arena, monitor)?;
-        Ok(Box::new(InProcessJoin { join, arena: self.arena.clone() }))
+        Ok(Box::new(InProcessJoin { composition, join, arena: self.arena.clone() }))
     }
 
     fn check(&self) -> Result<()> {

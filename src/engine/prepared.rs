@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::device::Device;
-use crate::join::{BatchSink, Chain, Monitor, PreparedJoin, RowSource, TableRows, Task, Then};
+use crate::join::{BatchSink, Chain, Composition, Monitor, PreparedJoin, RowSource, TableRows, Task, Then};
 use crate::memory::{Arena, Budget, ReservedPool};
 
 /// Join that an engine has prepared. Dropping it frees its device memory.
@@ -14,6 +14,9 @@ use crate::memory::{Arena, Budget, ReservedPool};
 /// [`Exhausted`](crate::Error::Exhausted), because its process has a thread for each job and one
 /// that reads.
 pub trait Prepared: Send + Sync {
+    /// Returns the composition of the join, or of the first join of a chain.
+    fn composition(&self) -> &Composition;
+
     /// Probes the build side with all rows of a source, as [`PreparedJoin::probe`] does. Host
     /// memory comes from `host_memory`. Several threads may call it at once.
     ///
@@ -126,11 +129,16 @@ fn view(device: &dyn Device, memory: &Budget, rows: &dyn RowSource) -> Result<Ar
 
 /// Prepared join of an engine over a device of this process.
 pub(super) struct InProcessJoin {
+    pub(super) composition: Composition,
     pub(super) join: LocalJoin,
     pub(super) arena: Arena,
 }
 
 impl Prepared for InProcessJoin {
+    fn composition(&self) -> &Composition {
+        &self.composition
+    }
+
     fn probe(
         &self,
         rows: &dyn RowSource,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::SystemTime;
 
-use super::Plan;
+use super::{Composition, Plan};
 use crate::columns::Role;
 use crate::device::Phase;
 use crate::human;
@@ -32,10 +32,11 @@ impl fmt::Display for KeptBuild {
 }
 
 impl Plan {
-    /// Returns the plan without the work on the build side, which is on the device already.
-    /// Alternatives are left out: their predicted times include that work.
+    /// Returns the plan without the work on the build side, which is on the device already. It was
+    /// prepared with the given composition. Alternatives are left out: their predicted times
+    /// include that work.
     #[must_use]
-    pub fn on_kept_build(self, kept: KeptBuild) -> Self {
+    pub fn on_kept_build(self, kept: KeptBuild, composition: Composition) -> Self {
         let stages = self.stage_seconds();
         let of_build = stages.transform_build + stages.index_build;
         let whole = of_build + stages.transform_probe + stages.results + stages.kept_build;
@@ -59,6 +60,7 @@ impl Plan {
         }
         phases.retain(|phase| left(phase.phase) > 0.0);
         let reason = format!("its build side is on the device already; predicted to take {}", human::seconds(seconds));
-        Self { phases, seconds, reason, alternatives: Vec::new(), kept_build: Some(kept), ..self }
+        let alternatives = Vec::new();
+        Self { composition, phases, seconds, reason, alternatives, kept_build: Some(kept), ..self }
     }
 }

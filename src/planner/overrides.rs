@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::{Side, Strategy};
-use crate::join::{Composition, Distribution};
+use crate::join::{Composition, Distribution, MovedPayload};
 
 /// Decisions fixed by the caller. The planner makes the others to fit them. `filter` and
 /// `defer_build_payload` apply where compositions are priced (`cost/choice.rs`).
@@ -29,6 +29,20 @@ impl PlanOverrides {
     /// Forces a strategy asked for by name. `None` forces nothing.
     pub fn named(strategy: Option<Strategy>) -> Self {
         Self { strategy, by_name: strategy.is_some(), ..Self::default() }
+    }
+
+    /// Takes the decisions of a join that is prepared already.
+    pub fn of_prepared(composition: &Composition) -> Self {
+        Self {
+            strategy: Some(composition.strategy()),
+            by_name: !matches!(composition.moved_payload, MovedPayload::Columns { .. }),
+            build_side: Some(composition.build_side),
+            filter: Some(composition.filter),
+            defer_build_payload: Some(composition.defers_build_payload()),
+            device_gathers_text: Some(composition.device_gathers_text),
+            distribution: Some(composition.distribution),
+            shares_build_read: Some(composition.shares_build_read),
+        }
     }
 
     /// True if any decision is taken beforehand, except the distribution.

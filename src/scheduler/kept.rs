@@ -26,8 +26,8 @@ use super::placing::{Place, ScheduledStart, Wait, Waiting};
 use super::queue::Queue;
 use super::residents::{Resident, ResidentUse, Shape};
 use super::state::{Leftovers, Shared, State};
-use crate::join::{Monitor, Side, TableRows};
-use crate::planner::{self, BoundJoin, KeptBuild, Plan};
+use crate::join::{Composition, Monitor, Side, TableRows};
+use crate::planner::{self, BoundJoin, KeptBuild, Plan, PlanOverrides};
 use crate::{Error, Result};
 
 /// Resident that a join may probe.
@@ -36,6 +36,8 @@ struct Found {
     device: usize,
     since: SystemTime,
     streamed: Side,
+    /// Decisions with which it was prepared.
+    composition: Composition,
 }
 
 impl Shared {
@@ -53,7 +55,7 @@ impl Shared {
     ) -> Result<Option<ResidentUse>> {
         let join = &admitted.plan().join;
         let Some(found) = self.find_kept(join, options, owner) else { return Ok(None) };
-        let Some(plan) = self.plan_on_kept(&found, join, options, terms)? else { return Ok(None) };
+        let Some(plan) = self.plan_on_kept(&found, join, terms)? else { return Ok(None) };
         let Ok(host) = host_need(&plan, options, &self.catalog, terms) else { return Ok(None) };
         if !found.resident.enter(Duration::ZERO) {
             return Ok(None);
@@ -89,7 +91,7 @@ impl Shared {
         terms: Terms<'_>,
     ) -> Result<Proposed> {
         let Some(found) = self.find_kept(join, options, owner) else { return Ok(proposed) };
-        let plan = self.plan_on_kept(&found, join, options, terms)?;
+        let plan = self.plan_on_kept(&found, join, terms)?;
         Ok(match plan {
             Some(plan) if proposed.refusal.is_none() && plan.seconds < proposed.plan.seconds => Proposed {
                 plan,
@@ -124,26 +126,21 @@ impl Shared {
         let found = |resident: &Arc<Resident>| {
             let streamed = resident.shape.as_ref()?.streamed;
             let built = resident.built().filter(|built| state.devices[built.device].lost.is_none())?;
-            Some(Found { resident: resident.clone(), device: built.device, since: built.since, streamed })
+            let (resident, composition) = (resident.clone(), built.join.composition().clone());
+            Some(Found { resident, device: built.device, since: built.since, streamed, composition })
         };
         state.residents.iter().filter(|resident| resident.owner == owner).filter_map(found).collect()
     }
 
-    /// Plans the join on the device of a resident. `None` if the planner would not build on that
-    /// side.
-    fn plan_on_kept(
-        &self,
-        found: &Found,
-        join: &BoundJoin,
-        options: &JobOptions,
-        terms: Terms<'_>,
-    ) -> Result<Option<Plan>> {
-        let of_stream = JobOptions { streamed: Some(found.streamed), ..options.clone() };
-        let overrides = of_stream.overrides();
-        let classes = DeviceClass::group(vec![DeviceSet::new([found.device])], &self.engines, join);
+    /// Plans the join on the device of a resident, as it was prepared there: without statistics of
+    /// the rows that probe it. `None` if the planner knows no such plan.
+    fn plan_on_kept(&self, found: &Found, join: &BoundJoin, terms: Terms<'_>) -> Result<Option<Plan>> {
+        let join = BoundJoin { unknown_rows: Some(found.streamed), ..join.clone() };
+        let overrides = PlanOverrides::of_prepared(&found.composition);
+        let classes = DeviceClass::group(vec![DeviceSet::new([found.device])], &self.engines, &join);
         let kept = KeptBuild { number: found.resident.number, since: found.since };
-        match planner::propose(join.clone(), &overrides, classes[0].0.target(), terms.interrupt) {
-            Ok((plan, _)) => Ok(Some(plan.on_kept_build(kept))),
+        match planner::propose(join, &overrides, classes[0].0.target(), terms.interrupt) {
+            Ok((plan, _)) => Ok(Some(plan.on_kept_build(kept, found.composition.clone()))),
             Err(Error::Invalid(_) | Error::Unsupported(_)) => Ok(None),
             Err(error) => Err(error),
         }

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use arrow::array::{ArrayRef, StringArray};
+
 use super::real::start_with;
 use super::*;
 use crate::device::Phase;
@@ -87,6 +89,32 @@ fn a_join_of_tables_probes_the_build_side_that_a_stream_left() {
     scheduler.tick(SystemTime::now());
     assert_eq!(scheduler.prepared().len(), 0);
     assert_eq!(budgets[0].used_bytes(), 0);
+}
+
+/// Short text is packed if the text of both sides is known to be short, and hashed if any text may
+/// arrive.
+#[test]
+fn a_build_side_is_priced_as_it_was_prepared() {
+    let (scheduler, _, catalog) = start_with(1, SchedulerOptions::default());
+    for name in ["few", "more"] {
+        let keys: ArrayRef = Arc::new((0..100).map(|key| Some(format!("key {key}"))).collect::<StringArray>());
+        let numbers: ArrayRef = Arc::new(Int32Array::from_iter_values(0..100));
+        let batch = RecordBatch::try_from_iter([("k", keys), ("v", numbers)]).unwrap();
+        catalog.create(Table::from_batches(name, batch.schema(), vec![batch]).unwrap()).unwrap();
+    }
+    let spec = JoinSpec::inner("few", "more", vec![KeyPair::new("k", "k")]);
+    let explained = || {
+        let bound = bind(&spec, &catalog).unwrap();
+        scheduler.explain(bound, &JobOptions::default(), "", &Interrupt::default()).unwrap()
+    };
+    let hashed = "keys hashed and compared by the CPU";
+    assert!(!explained().to_string().contains(hashed));
+    let kept = prepare(&scheduler, &catalog, &spec, "");
+    assert_eq!(explained().prepared, Some(kept));
+    assert!(explained().to_string().contains(hashed), "{}", explained());
+    let job = submit(&scheduler, &catalog, &spec, JobOptions::default(), "").unwrap();
+    assert_eq!(probed(&scheduler, &job), Some(kept));
+    assert!(job.status().phases.iter().any(|phase| phase.phase == Phase::CompareKeys));
 }
 
 /// Creates two tables. Returns a join that gives each of their rows ten times. So the result shares
