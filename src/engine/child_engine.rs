@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -20,7 +20,6 @@ use super::child_join::ChildJoin;
 use super::link::{Link, SharedSlabs, work_off};
 use super::messages::{FromChild, Opened, ToChild, Work};
 use super::restored::TableBuffers;
-use super::windows::WINDOW_WAIT;
 use super::{DeviceRates, Engine, Grant, MemoryUse, Opening, Prepared, Trial, Window, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, Copies, DeviceId, DeviceInfo, PeerWindow, VISIBLE_GPUS};
@@ -156,13 +155,13 @@ impl ChildEngine {
         file: Option<BorrowedFd<'_>>,
         message: impl FnOnce(u64) -> ToChild,
     ) -> Result<()> {
+        trial.ask(self.id);
         let (_, answered) = self.jobs.pose(message, file, Some(trial.clone()))?;
-        let since = Instant::now();
         loop {
             trial.cancel.check()?;
             match answered.recv_timeout(CANCEL_INTERVAL) {
                 Ok(FromChild::WindowChecked { outcome, .. }) => return outcome,
-                Err(RecvTimeoutError::Timeout) if since.elapsed() < WINDOW_WAIT => {}
+                Err(RecvTimeoutError::Timeout) => trial.check_time().or_else(|late| self.check().and(Err(late)))?,
                 _ => {
                     self.check()?;
                     return Err(Error::Unavailable(format!("the process of {} does not answer", self.id)));

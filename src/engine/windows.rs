@@ -25,7 +25,7 @@ use crate::memory::{Budget, Reservation, SharedWindow};
 use crate::{Context, Error, Result};
 
 /// Time that a process may take to map a window and to write or read a few megabytes there.
-pub(super) const WINDOW_WAIT: Duration = Duration::from_secs(60);
+const WINDOW_WAIT: Duration = Duration::from_secs(60);
 
 /// Time between two looks at the writers of a window.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
@@ -37,6 +37,26 @@ pub struct Trial {
     pub(super) pattern: Pattern,
     /// Flag of the job that waits for the outcome.
     pub(super) cancel: CancelFlag,
+    /// Device whose process was asked last to do its part, and the time then.
+    asked: Mutex<(DeviceId, Instant)>,
+}
+
+impl Trial {
+    /// Notes that the process of a device is asked now. It has [`WINDOW_WAIT`] to answer.
+    pub(super) fn ask(&self, device: DeviceId) {
+        *self.asked.lock() = (device, Instant::now());
+    }
+
+    /// Returns the error for a process that was asked and has not answered in time.
+    ///
+    /// # Errors
+    /// [`Unavailable`](Error::Unavailable) when its time is over.
+    pub(super) fn check_time(&self) -> Result<()> {
+        match *self.asked.lock() {
+            (_, since) if since.elapsed() < WINDOW_WAIT => Ok(()),
+            (device, _) => Err(Error::Unavailable(format!("the process of {device} does not answer"))),
+        }
+    }
 }
 
 /// Access of a device to the memory of a peer.
@@ -59,8 +79,8 @@ pub struct Window {
     in_host: Mutex<Option<(SharedWindow, Reservation)>>,
     /// Access of other devices, each with the window that the other had then.
     writers: Mutex<HashMap<DeviceId, (Weak<Self>, PeerAccess)>>,
-    /// Attempts to write here, each with its device.
-    trials: Mutex<Vec<(DeviceId, Weak<Trial>)>>,
+    /// Attempts to write here.
+    trials: Mutex<Vec<Weak<Trial>>>,
 }
 
 impl Window {
@@ -93,25 +113,29 @@ impl Window {
 
     /// Returns an attempt of a device to write here.
     fn trial_of(&self, writer: DeviceId, cancel: &CancelFlag) -> Arc<Trial> {
-        let trial = Arc::new(Trial { pattern: Pattern::unused(), cancel: cancel.clone() });
-        self.trials.lock().push((writer, Arc::downgrade(&trial)));
+        let (pattern, cancel, asked) = (Pattern::unused(), cancel.clone(), Mutex::new((writer, Instant::now())));
+        let trial = Arc::new(Trial { pattern, cancel, asked });
+        self.trials.lock().push(Arc::downgrade(&trial));
         trial
     }
 
-    /// Waits until no device writes a pattern here. Otherwise it could replace rows of a gang.
+    /// Waits until no device writes a pattern here. Otherwise it could replace rows of a gang. The
+    /// time of a process counts from when it was asked, and not from the call, so a process that is
+    /// known not to answer is not waited for again.
     fn wait_for_trials(&self, cancel: &CancelFlag) -> Result<()> {
-        let since = Instant::now();
         loop {
-            let writer = {
+            let under_way: Vec<Arc<Trial>> = {
                 let mut trials = self.trials.lock();
-                trials.retain(|(_, trial)| trial.strong_count() > 0);
-                trials.first().map(|&(writer, _)| writer)
+                trials.retain(|trial| trial.strong_count() > 0);
+                trials.iter().filter_map(Weak::upgrade).collect()
             };
-            let Some(writer) = writer else { return Ok(()) };
-            cancel.check()?;
-            if since.elapsed() > WINDOW_WAIT {
-                return Err(Error::Unavailable(format!("the process of {writer} does not answer")));
+            if under_way.is_empty() {
+                return Ok(());
             }
+            cancel.check()?;
+            under_way.iter().try_for_each(|trial| trial.check_time())?;
+            // Other gangs that wait would take a clone for a trial.
+            drop(under_way);
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
@@ -182,7 +206,10 @@ fn connect(
             writer.check()?;
             owner.check()?;
             tracing::warn!("rows from {} to {} go through host memory: {error}", writer.id(), owner.id());
-            let through_host = || try_with(Some(window.in_host()?));
+            let through_host = || {
+                window.wait_for_trials(cancel)?;
+                try_with(Some(window.in_host()?))
+            };
             through_host().context(|| format!("sending rows from {} to {}", writer.id(), owner.id()))?;
             PeerAccess::ThroughHost { why: error.message().into() }
         }
@@ -232,5 +259,34 @@ pub(super) fn take_and_check(
 pub(super) fn disconnect_lost(engines: &[Arc<dyn Engine>]) {
     for lost in engines.iter().filter(|engine| engine.check().is_err()) {
         engines.iter().filter(|engine| engine.id() != lost.id()).for_each(|engine| engine.disconnect(lost.id()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::device::DeviceKind;
+
+    #[test]
+    fn a_process_that_does_not_answer_is_waited_for_once() {
+        let file = File::open("/dev/null").unwrap();
+        let window = Window::new(file.into(), 0, Budget::new("host memory", "--host-memory", 0));
+        let [writer, owner] = [0, 1].map(|index| DeviceId { kind: DeviceKind::Host, index });
+        let (running, stopped) = (CancelFlag::new(), CancelFlag::new());
+        stopped.raise();
+        window.wait_for_trials(&stopped).unwrap();
+        let trial = window.trial_of(writer, &running);
+        assert!(matches!(window.wait_for_trials(&stopped), Err(Error::Cancelled(_))), "it has time left");
+        trial.check_time().unwrap();
+        let long_ago = Instant::now().checked_sub(WINDOW_WAIT).expect("the machine runs for a minute");
+        *trial.asked.lock() = (owner, long_ago);
+        let late = window.wait_for_trials(&running).unwrap_err();
+        assert_eq!(late, Error::Unavailable("the process of host:1 does not answer".into()));
+        trial.ask(writer);
+        assert!(matches!(window.wait_for_trials(&stopped), Err(Error::Cancelled(_))));
+        drop(trial);
+        window.wait_for_trials(&running).unwrap();
     }
 }
