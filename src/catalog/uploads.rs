@@ -76,7 +76,8 @@ struct Shared {
     schema: SchemaRef,
     options: UploadOptions,
     parts: BTreeMap<Place, DoneRows>,
-    streams_open: BTreeSet<Place>,
+    /// Open streams, each with the bytes of its rows so far.
+    streams_open: BTreeMap<Place, u64>,
     /// Numbered parts whose stream broke off.
     broken: BTreeSet<u64>,
     streams: u64,
@@ -299,7 +300,7 @@ impl Shared {
             target: Some(target),
             options: UploadOptions { part: None, ..options },
             parts: BTreeMap::new(),
-            streams_open: BTreeSet::new(),
+            streams_open: BTreeMap::new(),
             broken: BTreeSet::new(),
             streams: 0,
             last_activity: Instant::now(),
@@ -325,14 +326,19 @@ impl Shared {
             return differs("the options");
         }
         let place = options.part.map_or(Place::Opened(self.streams), Place::Numbered);
-        if self.parts.contains_key(&place) || self.streams_open.contains(&place) {
+        if self.parts.contains_key(&place) || self.streams_open.contains_key(&place) {
             return Err(Error::AlreadyExists(format!(
                 "upload {id:?} has that part already, or another stream is sending it; give each stream its own part number"
             )));
         }
         self.streams += 1;
-        self.streams_open.insert(place);
+        self.streams_open.insert(place, 0);
         Ok((Rows::new(target), place))
+    }
+
+    /// Returns the bytes of the rows of all streams, except those that broke off.
+    fn bytes(&self) -> u64 {
+        self.parts.values().map(|rows| rows.bytes).chain(self.streams_open.values().copied()).sum()
     }
 
     fn take_part(&mut self, place: Place, rows: DoneRows) {

@@ -74,7 +74,7 @@ impl UploadHandler for TableUploads {
             Ok((stream.context(|| format!("uploading table {}", asked(&name)))?, name, is_temporary))
         };
         let (stream, name, is_temporary) = worker.work_on(names, begun).await?;
-        let bytes_max = if is_temporary { self.shared.scheduler.build_bytes_max() } else { u64::MAX };
+        let bytes_max = is_temporary.then(|| self.shared.scheduler.build_bytes_max());
         let (ack, shared) = (Ack::default(), self.shared.clone());
         Ok(Box::new(TableSink { name, stream, bytes_max, ack, record, shared, worker }))
     }
@@ -123,8 +123,8 @@ fn options(app_metadata: &[u8], header: Option<&OptionsHeader>) -> Result<Upload
 struct TableSink {
     name: String,
     stream: UploadStream,
-    /// Maximum bytes of the stream's rows.
-    bytes_max: u64,
+    /// Maximum bytes of the rows of all streams of the upload, if it makes a temporary table.
+    bytes_max: Option<u64>,
     ack: Ack,
     record: CallRecord,
     shared: Arc<Shared>,
@@ -137,12 +137,12 @@ impl UploadSink for TableSink {
         let rows = batch.num_rows() as u64;
         self.stream.append_interruptible(batch, interrupt).context(|| format!("uploading table {:?}", self.name))?;
         self.ack = Ack { rows: self.stream.rows(), bytes: self.stream.bytes() };
-        if self.ack.bytes > self.bytes_max {
+        if let Some(bytes_max) = self.bytes_max.filter(|&bytes_max| self.stream.upload_bytes() > bytes_max) {
             return Err(Error::Exhausted(format!(
                 "the rows of temporary table {:?} take more than {}, the part of a device's memory that a build side may take; \
                  send fewer columns, upload a table that stays, or raise the server's --device-memory",
                 self.name,
-                human_bytes(self.bytes_max)
+                human_bytes(bytes_max)
             )));
         }
         self.record.add_rows(rows);

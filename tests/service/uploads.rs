@@ -98,3 +98,23 @@ async fn acknowledgements_count_the_bytes_of_the_rows_once() {
     let last: serde_json::Value = serde_json::from_slice(&acks.last().unwrap().app_metadata).unwrap();
     assert_eq!(last["bytes"], columns * row_count * 8 * batch_count as i64);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_temporary_table_of_several_streams_is_limited_as_one() {
+    let server = TestServer::start(&["--devices=host:1", "--device-memory=256KiB"]).await;
+    let mut client = server.client().await;
+    for (life, takes_both) in [("", true), (r#", "temporary_seconds": 60"#, false)] {
+        // A part takes about 90 KiB, and a build side may take 128.
+        let mut parts = Vec::new();
+        for part in 0..2 {
+            let options = format!(r#"{{"upload": "of{takes_both}", "part": {part}{life}}}"#);
+            parts.push(put_with(&mut client, &format!("t{takes_both}"), keyed(4000, 1000), &options).await);
+        }
+        let [first, second] = parts.try_into().unwrap();
+        first.unwrap();
+        match takes_both {
+            true => drop(second.unwrap()),
+            false => refused(second, Code::ResourceExhausted, "the rows of temporary table"),
+        }
+    }
+}

@@ -559,6 +559,24 @@ fn a_tenant_leaves_uploads_to_the_others() {
 }
 
 #[test]
+fn the_bytes_of_an_upload_are_those_of_all_its_streams() {
+    let uploads =
+        Uploads::new(catalog(), UploadsLimits { under_way: 8, of_tenant: None, idle: Duration::from_secs(60) });
+    let mut single = uploads.open("ada", "alone", schema(), UploadOptions::default()).unwrap();
+    single.append(batch([1, 2])).unwrap();
+    assert!(single.bytes() > 0);
+    assert_eq!(single.upload_bytes(), single.bytes());
+    let of_two_rows = single.bytes();
+    send(&uploads, shared(None), 0..2);
+    let [mut first, mut second] = [(); 2].map(|()| open(&uploads, shared(None)).unwrap());
+    first.append(batch([3, 4])).unwrap();
+    second.append(batch([5, 6])).unwrap();
+    assert_eq!((second.bytes(), second.upload_bytes()), (of_two_rows, 3 * of_two_rows));
+    drop(second);
+    assert_eq!(first.upload_bytes(), 2 * of_two_rows, "the rows of a stream that broke off are gone");
+}
+
+#[test]
 fn streams_without_rows_do_not_keep_an_upload() {
     let uploads =
         Uploads::new(catalog(), UploadsLimits { under_way: 8, of_tenant: None, idle: Duration::from_millis(300) });

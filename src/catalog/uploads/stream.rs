@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use arrow::array::RecordBatch;
 
-use super::{Finished, Key, Place, Uploads};
+use super::{Finished, Key, Place, Shared, Uploads};
 use crate::Result;
 use crate::catalog::upload::{Rows, Target};
 use crate::memory::Interrupt;
@@ -47,7 +47,13 @@ impl UploadStream {
                 None => return Err(state.no_upload(key)),
             }
         }
-        self.rows.as_mut().expect("`finish` consumes the stream").append(batch, interrupt)
+        self.rows.as_mut().expect("`finish` consumes the stream").append(batch, interrupt)?;
+        if let Kind::Shared(key, place) = &self.kind {
+            let (bytes, mut state) = (self.bytes(), self.uploads.inner.state.lock());
+            let open = state.shared.get_mut(key).and_then(|shared| shared.streams_open.get_mut(place));
+            open.into_iter().for_each(|so_far| *so_far = bytes);
+        }
+        Ok(())
     }
 
     /// Rows so far.
@@ -58,6 +64,14 @@ impl UploadStream {
     /// Bytes that those rows refer to. Memory that several batches share counts once.
     pub fn bytes(&self) -> u64 {
         self.rows.as_ref().map_or(0, |rows| rows.bytes)
+    }
+
+    /// Bytes of the rows of all streams of the upload so far, except those that broke off.
+    pub fn upload_bytes(&self) -> u64 {
+        match &self.kind {
+            Kind::Single(_) => self.bytes(),
+            Kind::Shared(key, _) => self.uploads.inner.state.lock().shared.get(key).map_or(0, Shared::bytes),
+        }
     }
 
     /// Ends the stream well: the table appears, or the part waits for the commit.
