@@ -165,7 +165,7 @@ impl Uploads {
             .and_then(|()| target.commit(&rows, interrupt))
             .context(|| format!("uploading table {:?}", target.name));
         let mut state = self.inner.state.lock();
-        match &committed {
+        let _dropped = match &committed {
             Ok(table) => state.end(key, Ended::Committed(Arc::downgrade(table))),
             Err(error @ Error::Invalid(_)) => state.end(key, Ended::Refused(error.message().into())),
             Err(_) => {
@@ -177,29 +177,33 @@ impl Uploads {
                     shared.parts = parts;
                     shared.last_activity = Instant::now();
                 }
+                None
             }
-        }
+        };
+        drop(state);
         committed
     }
 
-    /// Discards an upload with an ID and all its rows. Streams that are still open fail with their
-    /// next rows.
+    /// Discards an upload with an ID and all its rows, which takes long if they are many. Streams
+    /// that are still open fail with their next rows.
     ///
     /// # Errors
     /// [`Error::NotFound`] for the ID; [`Error::Precondition`] while it is being committed.
     pub fn abort(&self, owner: &str, id: &str) -> Result<()> {
         let key = (owner.into(), id.into());
         let mut state = self.inner.state.lock();
-        match state.shared.get(&key) {
+        let aborted = match state.shared.get(&key) {
             None => return Err(state.no_upload(&key)),
             Some(shared) if shared.target.is_none() => return Err(being_committed(id)),
             Some(_) => state.end(key, Ended::Aborted),
-        }
+        };
+        drop(state);
+        drop(aborted);
         Ok(())
     }
 
     /// Discards uploads with an ID that were idle for too long, and returns their owners and IDs.
-    /// The caller should call it every few seconds.
+    /// The caller should call it every few seconds. It takes long if they have many rows.
     pub fn forget_idle(&self, now: Instant) -> Vec<(String, String)> {
         let mut state = self.inner.state.lock();
         let limit = self.inner.limits.idle;
@@ -207,9 +211,9 @@ impl Uploads {
             |shared: &Shared| shared.target.is_some() && now.saturating_duration_since(shared.last_activity) > limit;
         let keys: Vec<Key> =
             state.shared.iter().filter(|(_, shared)| idle(shared)).map(|(key, _)| key.clone()).collect();
-        for key in &keys {
-            state.end(key.clone(), Ended::Forgotten(limit));
-        }
+        let idle: Vec<Shared> = keys.iter().filter_map(|key| state.end(key.clone(), Ended::Forgotten(limit))).collect();
+        drop(state);
+        drop(idle);
         keys
     }
 
@@ -395,12 +399,15 @@ impl State {
         Ok((target, std::mem::take(&mut shared.parts)))
     }
 
-    fn end(&mut self, key: Key, how: Ended) {
-        self.shared.remove(&key);
+    /// Ends an upload. Returns its rows, which the caller drops without the lock.
+    #[must_use]
+    fn end(&mut self, key: Key, how: Ended) -> Option<Shared> {
+        let ended = self.shared.remove(&key);
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
         }
         self.ended.push_back((key, how));
+        ended
     }
 
     /// Returns the table of an upload that was committed before.

@@ -156,7 +156,7 @@ pub async fn run(shared: &Arc<Shared>, asker: &Asker, action: Action) -> Result<
         "release_prepared" => release_prepared(shared, asker, &body(&action)?),
         "server_info" => no_body(&action).map(|()| Answer::json(&describe::server(shared))),
         "commit_upload" => commit_upload(shared, asker, body(&action)?).await,
-        "abort_upload" => abort_upload(shared, asker, &body(&action)?),
+        "abort_upload" => abort_upload(shared, asker, body(&action)?).await,
         "CancelFlightInfo" => cancel_flight_info(shared, asker, &message(&action)?),
         "RenewFlightEndpoint" => renew(shared, asker, &message(&action)?),
         "SetSessionOptions" => set_session_options(shared, asker, message(&action)?),
@@ -422,10 +422,15 @@ async fn commit_upload(shared: &Arc<Shared>, asker: &Asker, body: UploadBody) ->
     Ok(Answer::json(&describe::table(&table)))
 }
 
-fn abort_upload(shared: &Shared, asker: &Asker, body: &UploadBody) -> Result<Answer> {
+async fn abort_upload(shared: &Arc<Shared>, asker: &Asker, body: UploadBody) -> Result<Answer> {
     asker.caller.require(Role::Writer, "aborting an upload")?;
-    shared.uploads.abort(&asker.caller.tenant, &body.upload)?;
-    Ok(Answer::json(&json!({"upload": body.upload, "state": "aborted"})))
+    let tenant = asker.caller.tenant.clone();
+    // Dropping many rows takes long, so it runs as CPU work.
+    let abort = move |shared: &Shared, _: &Interrupt| {
+        shared.uploads.abort(&tenant, &body.upload)?;
+        Ok(Answer::json(&json!({"upload": body.upload, "state": "aborted"})))
+    };
+    shared.worker(&asker.caller).work(abort).await
 }
 
 fn cancel_flight_info(shared: &Shared, asker: &Asker, request: &CancelFlightInfoRequest) -> Result<Answer> {

@@ -296,23 +296,31 @@ async fn watch_files(shared: Arc<Shared>) {
     }
 }
 
+/// Drops expired entries. It takes long if they have many rows.
+fn drop_expired(shared: &Shared) {
+    shared.sessions.sweep();
+    shared.deliveries.sweep(&shared.scheduler);
+    shared.readers.sweep(&shared.scheduler);
+    shared.transfers.sweep(&shared.scheduler);
+    for (owner, id) in shared.uploads.forget_idle(Instant::now()) {
+        tracing::info!(tenant = owner, upload = id, "no rows arrived for the upload, so it is dropped");
+    }
+    for table in shared.catalog.drop_expired(SystemTime::now()) {
+        tracing::info!(tenant = table.owner, table = table.name, "the time of a temporary table is over");
+    }
+}
+
 /// Drops expired entries, and reports to the health service when the server becomes ready or not
 /// ready.
 async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut was_ready = true;
     loop {
         ticks.tick().await;
-        shared.sessions.sweep();
-        shared.deliveries.sweep(&shared.scheduler);
-        shared.readers.sweep(&shared.scheduler);
-        shared.transfers.sweep(&shared.scheduler);
-        for (owner, id) in shared.uploads.forget_idle(Instant::now()) {
-            tracing::info!(tenant = owner, upload = id, "no rows arrived for the upload, so it is dropped");
-        }
-        for table in shared.catalog.drop_expired(SystemTime::now()) {
-            tracing::info!(tenant = table.owner, table = table.name, "the time of a temporary table is over");
-        }
+        let of_sweep = shared.clone();
+        // A panic is logged.
+        let _ = tokio::task::spawn_blocking(move || drop_expired(&of_sweep)).await;
         let readiness = shared.readiness();
         if readiness.is_ok() != was_ready {
             was_ready = readiness.is_ok();

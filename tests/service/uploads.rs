@@ -1,8 +1,13 @@
 //! Uploads in modes, in several streams, and within limits.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread::ThreadId;
+use std::time::SystemTime;
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt8Array};
+use arrow::buffer::{Buffer, ScalarBuffer};
+use bytes::Bytes;
+use dovetail::catalog::Table;
 use tonic::Code;
 use tonic::codec::CompressionEncoding;
 
@@ -117,4 +122,39 @@ async fn a_temporary_table_of_several_streams_is_limited_as_one() {
             false => refused(second, Code::ResourceExhausted, "the rows of temporary table"),
         }
     }
+}
+
+/// Value of a column, which tells the thread that drops it.
+struct Told(mpsc::Sender<ThreadId>);
+
+impl AsRef<[u8]> for Told {
+    fn as_ref(&self) -> &[u8] {
+        &[7]
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.0.send(std::thread::current().id());
+    }
+}
+
+/// The calls of this server have one thread, which must not do long work.
+#[tokio::test]
+async fn a_table_whose_time_is_over_is_freed_on_a_thread_without_calls() {
+    let server = TestServer::start(&[]).await;
+    let (tell, told) = mpsc::channel();
+    let values = ScalarBuffer::<u8>::from(Buffer::from(Bytes::from_owner(Told(tell))));
+    let column: ArrayRef = Arc::new(UInt8Array::new(values, None));
+    let batch = RecordBatch::try_from_iter([("v", column)]).unwrap();
+    let mut table = Table::from_batches("t", batch.schema(), vec![batch]).unwrap();
+    table.expires = Some(SystemTime::now());
+    server.shared.catalog.create(table).unwrap();
+    let mut freed_by = None;
+    eventually("the table is freed", async || {
+        freed_by = told.try_recv().ok();
+        freed_by.is_some()
+    })
+    .await;
+    assert_ne!(freed_by, Some(std::thread::current().id()));
 }
