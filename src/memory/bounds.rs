@@ -52,6 +52,13 @@ impl Held {
         Ok(())
     }
 
+    /// Splits off `bytes` of the bytes, or all if fewer are held.
+    pub fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { parts: self.parts.iter_mut().map(|part| part.split(bytes)).collect(), bytes }
+    }
+
     /// Gives back all bytes except `bytes`. Holding less already is no error.
     pub fn shrink_to(&mut self, bytes: u64) {
         self.parts.iter_mut().for_each(|part| part.shrink_to(bytes));

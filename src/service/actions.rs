@@ -22,6 +22,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use super::auth::Role;
+use super::call_memory::LISTED_BYTES;
 use super::get_info::{self, Asker};
 use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRequest};
 use super::shared::{Shared, shutting_down};
@@ -299,22 +300,25 @@ async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Resu
     shared.worker(&asker.caller).work_on(arrays, let_go).await
 }
 
-/// Lists jobs. The list holds their numbers only, and each job is described when the client has
-/// room for it, so a client that does not read the list keeps no job.
+/// Lists jobs. The list holds their numbers only, and each job is described when there is room for
+/// it. So a client that does not read the list keeps no job, and a list of any length is answered
+/// in little memory.
 fn list_jobs(shared: &Arc<Shared>, asker: &Asker) -> Result<Answer> {
     // A job may be in both lists for a moment; the set keeps it once.
     let all = shared.scheduler.history().into_iter().chain(shared.scheduler.jobs());
     let mine: BTreeSet<JobId> = all.filter(|job| asker.caller.may_touch(&job.owner)).map(|job| job.id).collect();
     asker.memory.hold((mine.len() * size_of::<JobId>()) as u64, "the list of jobs")?;
-    let (shared, bounds) = (shared.clone(), asker.memory.bounds().clone());
-    let described = move |id: JobId| {
-        // A job that has been forgotten since is left out.
-        let job = shared.scheduler.job(id).ok()?;
-        let described: Bytes = describe::job(&job).to_string().into();
-        Some(bounds.reserve(described.len() as u64, "the answer").map(|_held| described))
-    };
-    let more = stream::iter(mine).filter_map(move |id| future::ready(described(id))).boxed();
-    Ok(Answer { more: Some(more), ..Answer::default() })
+    let (shared, memory) = (shared.clone(), asker.memory.clone());
+    let described = stream::iter(mine).then(move |id| {
+        let (shared, memory) = (shared.clone(), memory.clone());
+        async move {
+            memory.room(LISTED_BYTES).await?;
+            // A job that has been forgotten since is left out.
+            Ok(shared.scheduler.job(id).ok().map(|job| describe::job(&job).to_string().into()))
+        }
+    });
+    let more = described.filter_map(|described: Result<_>| future::ready(described.transpose()));
+    Ok(Answer { more: Some(more.boxed()), ..Answer::default() })
 }
 
 fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {

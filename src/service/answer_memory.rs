@@ -9,12 +9,10 @@
 //! there, and not here.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, sleep};
 
-use super::call_memory::{CallShare, Counted};
+use super::call_memory::{CallShare, Counted, when_free};
 use super::encode::Message;
 use super::shared::Shared;
 use crate::Result;
@@ -26,12 +24,6 @@ const MAKING_BYTES: u64 = 2 << 20;
 
 /// Limits [`MAKING_BYTES`] to the memory of calls divided by this number.
 const MAKING_PART: u64 = 16;
-
-/// Time between attempts to take that memory.
-const RETRY: Duration = Duration::from_millis(20);
-
-/// Time after which a reader that finds no memory is refused.
-const WAIT: Duration = Duration::from_secs(30);
 
 /// Memory of the messages of one call.
 #[derive(Clone, Debug)]
@@ -53,14 +45,8 @@ impl AnswerMemory {
     /// # Errors
     /// [`Error::Exhausted`](crate::Error::Exhausted) when there was none for half a minute.
     pub async fn room(&self) -> Result<Room> {
-        let end = Instant::now() + WAIT;
-        loop {
-            match self.call.bounds().reserve(self.making_bytes, "the answer") {
-                Ok(held) => return Ok(Room { held, arena: self.arena.clone() }),
-                Err(refusal) if Instant::now() >= end => return Err(refusal),
-                Err(_) => sleep(RETRY).await,
-            }
-        }
+        let held = when_free(|| self.call.bounds().reserve(self.making_bytes, "the answer")).await?;
+        Ok(Room { held, arena: self.arena.clone() })
     }
 
     /// Counts a message that was made without room, as a small one may be.

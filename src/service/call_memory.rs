@@ -17,9 +17,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
 
 use crate::memory::{Bounds, Budget, Held, check_at_least, parse_memory_setting, process_memory_limit};
 use crate::{Context, Result};
@@ -50,6 +52,16 @@ const STRANGERS: u64 = 1;
 /// Memory that every call takes, in bytes: its task, its headers, and the first bytes of its
 /// request and its answer.
 const CALL_BYTES: u64 = 16 << 10;
+
+/// Room that an answer of many parts takes ahead for the next part, in bytes. tonic hands parts on
+/// when it has 32 KiB of them, and a part is seldom larger than that.
+pub(super) const LISTED_BYTES: u64 = 64 << 10;
+
+/// Time between attempts to take memory for an answer.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Time after which an answer that finds no memory is refused.
+const WAIT: Duration = Duration::from_secs(30);
 
 /// The memory of all calls of a server.
 #[derive(Debug)]
@@ -127,12 +139,14 @@ impl CallMemory {
 pub struct CallShare {
     bounds: Bounds,
     held: Arc<Mutex<Vec<Held>>>,
+    /// Taken for parts of the answer that are yet to be made.
+    ahead: Arc<Mutex<Option<Held>>>,
 }
 
 impl CallShare {
     /// Returns the memory of a call that holds nothing yet.
     pub(super) fn within(bounds: Bounds) -> Self {
-        Self { bounds, held: Arc::default() }
+        Self { bounds, held: Arc::default(), ahead: Arc::default() }
     }
 
     /// Keeps what was taken until the end of the call.
@@ -156,14 +170,54 @@ impl CallShare {
         &self.bounds
     }
 
+    /// Waits for room for the next parts of an answer: takes memory ahead, up to `bytes` in all,
+    /// which [`counted`](Self::counted) uses first. So an answer of any length waits until the
+    /// client has received enough of its earlier parts.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`](crate::Error::Exhausted) when there was none for half a minute.
+    pub async fn room(&self, bytes: u64) -> Result<()> {
+        let take = || {
+            let mut ahead = self.ahead.lock();
+            match &mut *ahead {
+                Some(held) => held.try_grow(bytes.saturating_sub(held.bytes()), "the answer")?,
+                none => *none = Some(self.bounds.reserve(bytes, "the answer")?),
+            }
+            Ok(())
+        };
+        when_free(take).await
+    }
+
     /// Returns the same bytes. Their memory is counted until they are dropped, which is after the
     /// client has received them if they are part of an answer.
     ///
     /// # Errors
     /// As [`CallShare::hold`].
     pub fn counted(&self, bytes: Bytes, purpose: &str) -> Result<Bytes> {
-        let held = self.bounds.reserve(bytes.len() as u64, purpose)?;
+        let len = bytes.len() as u64;
+        let ahead = self.ahead.lock().as_mut().map(|ahead| ahead.split(len));
+        let held = match ahead {
+            Some(mut held) => {
+                held.try_grow(len - held.bytes(), purpose)?;
+                held
+            }
+            None => self.bounds.reserve(len, purpose)?,
+        };
         Ok(Bytes::from_owner(Counted { bytes, _held: held }))
+    }
+}
+
+/// Attempts to take memory for an answer until there is some.
+///
+/// # Errors
+/// That of the last attempt, after half a minute.
+pub(super) async fn when_free<T>(take: impl Fn() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + WAIT;
+    loop {
+        match take() {
+            Err(_) if Instant::now() < end => sleep(RETRY).await,
+            taken => return taken,
+        }
     }
 }
 
@@ -201,6 +255,32 @@ pub fn call_memory_bytes(setting: &str) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_answer_waits_for_room_until_its_earlier_parts_are_sent() {
+        let memory = CallMemory::new(1 << 20);
+        let call = memory.call(Some(memory.connection()), Some("ann")).unwrap();
+        let of_call = memory.whole().used_bytes();
+        let used = || memory.whole().used_bytes() - of_call;
+        let part = || call.counted(vec![0; 100 << 10].into(), "the answer");
+        call.room(64 << 10).await.unwrap();
+        assert_eq!(used(), 64 << 10);
+        let first = part().unwrap();
+        assert_eq!(used(), 100 << 10, "the room counts towards the part");
+        call.room(64 << 10).await.unwrap();
+        let second = part().unwrap();
+        assert_eq!(used(), 200 << 10);
+        // A connection has a quarter of the memory.
+        let mut room = Box::pin(call.room(64 << 10));
+        assert!(futures::poll!(&mut room).is_pending());
+        assert!(part().is_err());
+        drop(first);
+        room.await.unwrap();
+        assert_eq!(used(), 164 << 10);
+        drop(second);
+        drop(call);
+        assert_eq!(memory.whole().used_bytes(), 0);
+    }
 
     #[test]
     fn no_peer_takes_the_memory_of_the_others() {

@@ -34,7 +34,7 @@ use prost_types::Timestamp;
 use uuid::Uuid;
 
 use super::auth::{Caller, Role};
-use super::call_memory::CallShare;
+use super::call_memory::{CallShare, LISTED_BYTES};
 use super::call_record::CallRecord;
 use super::commands::{self, JoinCommand};
 use super::describe;
@@ -251,9 +251,12 @@ pub fn list(
     let shared = shared.clone();
     let infos = stream::iter(entries).then(move |entry| {
         let (shared, asker) = (shared.clone(), asker.clone());
-        async move { entry_info(&shared, asker, entry).await.transpose() }
+        async move {
+            asker.memory.room(LISTED_BYTES).await?;
+            entry_info(&shared, asker, entry).await
+        }
     });
-    Ok(infos.filter_map(future::ready))
+    Ok(infos.filter_map(|info| future::ready(info.transpose())))
 }
 
 /// True if a result is listed: it is the caller's, and can be fetched now or later.

@@ -46,8 +46,6 @@ SETTINGS = {
     "upload_limit": UPLOADS,
     # The abort of an upload is refused when the share of its tenant is full, and the upload stays for this time.
     "upload_idle_seconds": 20,
-    # The list of the jobs that ended in five minutes may exceed a connection's memory of calls, if it is read slowly.
-    "retain_seconds": 30,
 }
 
 # The bound of the process, as docs/memory.md states it.
@@ -139,6 +137,15 @@ def test_each_abuse_alone_holds_bounded_memory(server: Server, abuse: Callable[[
         assert memory.most <= bound_bytes()
         abuser.clean_up(but=OF_ANN)
         memory_is_back(server)
+
+
+def test_a_list_of_many_jobs_fits_in_little_memory_of_calls(start: Start) -> None:
+    with start(devices="host:1", call_memory="1MiB").connect() as client:
+        client.put("t", {"k": [1]})
+        jobs = [client.submit("t", "t", on="k").id for _ in range(300)]
+        listed = client.jobs()
+        assert [job.id for job in listed] == jobs
+        assert sum(len(json.dumps(job.raw)) for job in listed) > 2**18, "a connection has a quarter of the memory"
 
 
 def test_all_abuses_at_once_stay_within_the_bound_of_the_process(server: Server, long_run: bool) -> None:

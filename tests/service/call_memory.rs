@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-use crate::harness::{Client, TestServer, act, eventually, keyed, put};
+use crate::harness::{Client, TestServer, act, command, eventually, keyed, put};
 
 const MIB: usize = 1 << 20;
 
@@ -90,6 +90,32 @@ async fn check_bounded(method: &str, bytes: Vec<u8>, calls: usize) {
         }
     }
     eventually("all memory of calls is free", async || memory.used_bytes() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_waits_for_room() {
+    const JOBS: usize = 100;
+    let server = TestServer::start(&["--call-memory=1MiB"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", keyed(10, 10)).await.unwrap();
+    let join = command(r#"{"join": {"left": "t", "right": "t", "on": [{"left": "k", "right": "k"}]}}"#);
+    for _ in 0..JOBS {
+        client.get_flight_info(join.clone()).await.unwrap();
+    }
+    let memory = server.shared.call_memory.whole();
+    eventually("the memory of the calls so far is free", async || memory.used_bytes() == 0).await;
+    // Enough for a call, and not for a part of the list.
+    let taken = memory.try_reserve(memory.free_bytes() - (30 << 10)).unwrap();
+    let used = memory.used_bytes();
+    let mut lister = client.clone();
+    let listed = tokio::spawn(async move { act(&mut lister, "list_jobs", "").await });
+    eventually("the call is under way", async || memory.used_bytes() > used).await;
+    // A list that does not wait is refused within this time.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(taken);
+    let listed = listed.await.unwrap().unwrap();
+    assert!(listed.iter().map(String::len).sum::<usize>() > 60 << 10);
+    assert_eq!(listed.len(), JOBS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
