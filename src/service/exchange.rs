@@ -58,7 +58,7 @@ pub async fn join(
     let (arena, limits) = (shared.catalog.arena().clone(), shared.limits.of_uploads());
     let bounds = asker.memory.bounds().clone();
     let worker = shared.worker(&asker.caller);
-    let mut rows = Wire::with_pauses(request, arena, limits, shared.cpu_work.of(&asker.caller.tenant), bounds);
+    let mut rows = Wire::with_pauses(request, arena, limits, worker.cpu_work().clone(), bounds);
     let Begun { descriptor, schema, note } = begin(&mut rows).await?;
     let (record, memory, of_feeder) = (asker.record.clone(), asker.memory.clone(), shared.clone());
     // If the call ends meanwhile, the feeder is dropped, which cancels its job.

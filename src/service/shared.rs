@@ -73,6 +73,11 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// Returns the slots of the tenant's calls.
+    pub fn cpu_work(&self) -> &CpuWork {
+        &self.cpu_work
+    }
+
     /// Runs work like [`CpuWork::run`].
     ///
     /// # Errors
