@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +36,28 @@ def cut(rng: tables.Rng, table: pa.Table) -> Iterator[pa.RecordBatch]:
         first += rows
 
 
+class Drawn(NamedTuple):
+    """A random join, with its matching rows. The side ``stream`` is sent while it is joined with the other one."""
+
+    case: oracle.Case
+    rows: tuple[pa.Array, pa.Array]
+    stream: Literal["left", "right"]
+    kept: pa.Table
+    sent: pa.Table
+
+
+def drawn(rng: tables.Rng) -> Drawn | None:
+    """A random join; none if its result is too large for a test."""
+    case = random_case(rng)
+    try:
+        rows = oracle.matching_rows(case, RESULT_ROWS_MAX)
+    except oracle.TooLarge:
+        return None
+    if rng.random() < 0.5:
+        return Drawn(case, rows, "right", case.left, case.right)
+    return Drawn(case, rows, "left", case.right, case.left)
+
+
 @pytest.fixture(scope="module", params=["64MiB", "8MiB"])
 def small_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("streams")
@@ -50,13 +73,9 @@ def test_random_streams_agree_with_duckdb(small_server: Server, seed: int, part:
             if number == CASES // 3:
                 break
             rng = np.random.default_rng([seed, 40, part, number])
-            case = random_case(rng)
-            try:
-                rows = oracle.matching_rows(case, RESULT_ROWS_MAX)
-            except oracle.TooLarge:
+            if (join := drawn(rng)) is None:
                 continue
-            stream = "right" if rng.random() < 0.5 else "left"
-            kept, sent = (case.left, case.right) if stream == "right" else (case.right, case.left)
+            case, rows, stream, kept, sent = join
             client.put("kept", kept, mode="replace")
             strategy = str(rng.choice([*STRATEGIES, "auto"]))
             try:
@@ -290,18 +309,15 @@ def test_joins_of_tables_probe_a_prepared_table(tmp_path: Path, seed: int) -> No
             rng = np.random.default_rng([seed, 40, 4])
             checked = 0
             for _ in range(60):
-                case = random_case(rng)
-                try:
-                    rows = oracle.matching_rows(case, RESULT_ROWS_MAX)
-                except oracle.TooLarge:
+                if (join := drawn(rng)) is None:
                     continue
-                stream = "right" if rng.random() < 0.5 else "left"
+                case, rows, stream, _, sent = join
                 client.put("left", case.left, mode="replace")
                 client.put("right", case.right, mode="replace")
-                kept, arriving = ("left", case.right) if stream == "right" else ("right", case.left)
+                kept = "left" if stream == "right" else "right"
                 how = {"on": case.pairs(), "how": case.how, "nulls_equal": case.nulls_equal, "columns": case.columns}
                 try:
-                    client.prepare(kept, arriving.schema, stream=stream, keep_seconds=3600, **how)
+                    client.prepare(kept, sent.schema, stream=stream, keep_seconds=3600, **how)
                 except (dovetail.Unsupported, dovetail.Exhausted):
                     continue
                 (prepared,) = client.prepared()
@@ -361,13 +377,9 @@ def test_both_sides_of_a_join_are_streamed(small_server: Server, seed: int) -> N
     with small_server.connect() as client:
         for number in range(CASES // 2):
             rng = np.random.default_rng([seed, 40, 5, number])
-            case = random_case(rng)
-            try:
-                rows = oracle.matching_rows(case, RESULT_ROWS_MAX)
-            except oracle.TooLarge:
+            if (join := drawn(rng)) is None:
                 continue
-            stream = "right" if rng.random() < 0.5 else "left"
-            first, second = (case.left, case.right) if stream == "right" else (case.right, case.left)
+            case, rows, stream, first, second = join
             first_reader = pa.RecordBatchReader.from_batches(first.schema, cut(rng, first))
             try:
                 joined = client.stream_join(
