@@ -14,7 +14,7 @@ use super::messages::{FromChild, ToChild, Work};
 use super::restored::TableBuffers;
 use super::{Grant, Prepared};
 use crate::catalog::Table;
-use crate::join::{BatchSink, Composition, Monitor, Rank, RowSource, Task, or_stop, take_build};
+use crate::join::{BatchSink, Composition, Monitor, Rank, RowSource, Task, or_stop, take_build, with_number};
 use crate::memory::{Budget, ReservedPool};
 use crate::{Error, Result};
 
@@ -29,6 +29,8 @@ pub(super) struct ChildJoin {
     number: u64,
     composition: Composition,
     schema: SchemaRef,
+    /// Columns of the result for rows with a number.
+    numbered_schema: SchemaRef,
     /// Tables that the process reads.
     tables: TableBuffers,
     /// Prepared joins are of one device.
@@ -59,8 +61,13 @@ impl ChildJoin {
         let (schema_of, buffers) = (&schema, &tables);
         let call = JobCall { schema: schema_of, buffers, host_memory, rank: &rank, rows: None, sink: &NoSink, monitor };
         let number = jobs.run(work, &call)?;
-        let (jobs, _device_memory) = (jobs.clone(), grant.device_memory.clone());
-        Ok(Self { jobs, number, composition, schema, tables, rank, _device_memory })
+        let (jobs, numbered_schema, _device_memory) = (jobs.clone(), with_number(&schema), grant.device_memory.clone());
+        Ok(Self { jobs, number, composition, schema, numbered_schema, tables, rank, _device_memory })
+    }
+
+    fn probe_with(&self, rows: &dyn RowSource, numbered: bool) -> Work {
+        let (total_rows, is_stored) = (rows.total_rows(), rows.is_stored());
+        Work::Probe { prepared: self.number, numbered, total_rows, is_stored }
     }
 
     fn call<'a>(
@@ -86,9 +93,18 @@ impl Prepared for ChildJoin {
         sink: &dyn BatchSink,
         monitor: &Monitor,
     ) -> Result<()> {
-        let (total_rows, is_stored) = (rows.total_rows(), rows.is_stored());
-        let work = Work::Probe { prepared: self.number, total_rows, is_stored };
-        self.jobs.run(work, &self.call(host_memory, Some(rows), sink, monitor)).map(drop)
+        self.jobs.run(self.probe_with(rows, false), &self.call(host_memory, Some(rows), sink, monitor)).map(drop)
+    }
+
+    fn probe_numbered(
+        &self,
+        rows: &dyn RowSource,
+        host_memory: &ReservedPool,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        let call = JobCall { schema: &self.numbered_schema, ..self.call(host_memory, Some(rows), sink, monitor) };
+        self.jobs.run(self.probe_with(rows, true), &call).map(drop)
     }
 
     fn finish(&self, host_memory: &ReservedPool, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {

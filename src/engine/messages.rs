@@ -134,9 +134,10 @@ pub(super) enum Work {
         build: u64,
         is_stored: bool,
     },
-    /// Probes with the rows that the job asks for.
+    /// Probes with the rows that the job asks for. They have a number if they are `numbered`.
     Probe {
         prepared: u64,
+        numbered: bool,
         total_rows: Option<u64>,
         is_stored: bool,
     },

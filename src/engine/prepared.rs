@@ -1,11 +1,11 @@
 //! Prepared joins of engines: prepared once, probed by several threads at once, and finished.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use crate::Result;
 use crate::device::Device;
 use crate::join::{BatchSink, Chain, Composition, Monitor, PreparedJoin, RowSource, TableRows, Task, Then};
 use crate::memory::{Arena, Budget, ReservedPool};
+use crate::{Error, Result};
 
 /// Join that an engine has prepared. Dropping it frees its device memory.
 ///
@@ -31,6 +31,19 @@ pub trait Prepared: Send + Sync {
         monitor: &Monitor,
     ) -> Result<()>;
 
+    /// Probes as [`probe`](Self::probe) does, with rows that have a
+    /// [number](crate::join::with_number). The result has it too.
+    ///
+    /// # Errors
+    /// Also those of [`PreparedJoin::numbered`].
+    fn probe_numbered(
+        &self,
+        rows: &dyn RowSource,
+        host_memory: &ReservedPool,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()>;
+
     /// Emits the build rows that the kind of join keeps at the end, once all rows are probed.
     ///
     /// # Errors
@@ -41,6 +54,8 @@ pub trait Prepared: Send + Sync {
 /// Prepared join with the device of this process that prepared it.
 pub(super) struct LocalJoin {
     join: Join,
+    /// Join for rows with a number, made when the first arrive.
+    numbered: OnceLock<Result<Join>>,
     device: Arc<dyn Device>,
     /// Device memory of the join and of all its calls.
     memory: Budget,
@@ -75,6 +90,27 @@ impl Join {
         }
         Ok(Self::Chain(Box::new(Chain::new(prepared, schema, columns, device)?)))
     }
+
+    fn numbered(&self, device: &dyn Device) -> Result<Self> {
+        Ok(match self {
+            Self::One(join) => Self::One(Box::new(join.numbered(true, device)?)),
+            Self::Chain(chain) => Self::Chain(Box::new(chain.numbered(device)?)),
+        })
+    }
+
+    fn probe(
+        &self,
+        rows: &dyn RowSource,
+        device: &dyn Device,
+        arena: &Arena,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        match self {
+            Self::One(join) => join.probe(rows, device, arena, sink, monitor),
+            Self::Chain(chain) => chain.probe(rows, device, arena, sink, monitor),
+        }
+    }
 }
 
 impl LocalJoin {
@@ -94,7 +130,7 @@ impl LocalJoin {
         let memory = memory.unwrap_or_else(|| device.memory().clone());
         let view = view(&**device, &memory, build)?;
         let join = Join::prepare(task, build, &*view, arena, monitor)?;
-        Ok(Self { join, device: device.clone(), memory })
+        Ok(Self { join, numbered: OnceLock::new(), device: device.clone(), memory })
     }
 
     /// Probes as [`PreparedJoin::probe`] does.
@@ -106,10 +142,21 @@ impl LocalJoin {
         monitor: &Monitor,
     ) -> Result<()> {
         let view = view(&*self.device, &self.memory, rows)?;
-        match &self.join {
-            Join::One(join) => join.probe(rows, &*view, arena, sink, monitor),
-            Join::Chain(chain) => chain.probe(rows, &*view, arena, sink, monitor),
-        }
+        self.join.probe(rows, &*view, arena, sink, monitor)
+    }
+
+    /// Probes as [`probe`](Self::probe) does, with rows that have a number.
+    pub(super) fn probe_numbered(
+        &self,
+        rows: &dyn RowSource,
+        arena: &Arena,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        let view = view(&*self.device, &self.memory, rows)?;
+        let numbered = self.numbered.get_or_init(|| self.join.numbered(&*self.device));
+        let numbered = numbered.as_ref().map_err(Error::clone).inspect_err(|error| rows.stop(error))?;
+        numbered.probe(rows, &*view, arena, sink, monitor)
     }
 
     /// Finishes as [`PreparedJoin::finish`] does.
@@ -147,6 +194,16 @@ impl Prepared for InProcessJoin {
         monitor: &Monitor,
     ) -> Result<()> {
         self.join.probe(rows, &arena_of_call(&self.arena, host_memory, monitor), sink, monitor)
+    }
+
+    fn probe_numbered(
+        &self,
+        rows: &dyn RowSource,
+        host_memory: &ReservedPool,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        self.join.probe_numbered(rows, &arena_of_call(&self.arena, host_memory, monitor), sink, monitor)
     }
 
     fn finish(&self, host_memory: &ReservedPool, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {

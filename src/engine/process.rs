@@ -379,10 +379,14 @@ impl Process {
                 self.prepared.lock().insert(job, Arc::new(join));
                 Ok(())
             }
-            Work::Probe { prepared, total_rows, is_stored } => {
+            Work::Probe { prepared, numbered, total_rows, is_stored } => {
                 let (server, slabs, stored) = (&self.server, &self.slabs, &|number| self.table(number));
                 let rows = ServerRows { job, server, slabs, stored, total_rows, is_stored };
-                self.prepared(prepared)?.probe(&rows, &arena, &sink, monitor)
+                let prepared = self.prepared(prepared)?;
+                match numbered {
+                    true => prepared.probe_numbered(&rows, &arena, &sink, monitor),
+                    false => prepared.probe(&rows, &arena, &sink, monitor),
+                }
             }
             Work::Finish { prepared } => self.prepared(prepared)?.finish(&arena, &sink, monitor),
         }

@@ -38,6 +38,7 @@ use super::context::{CallStreams, JoinContext};
 use super::inputs::SideInput;
 use super::matching::{BuildSide, probe_batches};
 use super::materialize::{ChainPart, Materializer};
+use super::numbered::with_number;
 use super::prepared::PreparedJoin;
 use super::progress::Progress;
 use super::semantics::{expanded_pairs, match_exactly};
@@ -62,7 +63,8 @@ pub struct Chain {
     /// Task of the first join, with the columns of the chain's result.
     task: Task,
     sizes: BatchSizes,
-    shares: Mutex<Vec<f64>>,
+    /// Shared with the chain of numbered rows.
+    shares: Arc<Mutex<Vec<f64>>>,
 }
 
 impl Chain {
@@ -87,9 +89,29 @@ impl Chain {
         let sizes = BatchSizes::new(first.task.batch_rows, row_bytes, device.tuning().gather_bytes);
         let sizes = sizes.of_columns(&schema);
         let task = Task { schema, ..(*first.task).clone() };
-        let shares = Mutex::new(joins.iter().map(|join| expected_share(&join.task, join)).collect());
+        let shares = joins.iter().map(|join| expected_share(&join.task, join)).collect();
+        let shares = Arc::new(Mutex::new(shares));
         let builds = joins.iter().map(|join| join.build.unshared()).collect();
         Ok(Self { joins, builds, columns, task, sizes, shares })
+    }
+
+    /// Returns the same chain for rows with a number, which is the last column of its result.
+    ///
+    /// # Errors
+    /// The errors of [`PreparedJoin::numbered`].
+    pub fn numbered(&self, device: &dyn Device) -> Result<Self> {
+        let numbered = |(at, join): (usize, &Arc<PreparedJoin>)| Ok(Arc::new(join.numbered(at == 0, device)?));
+        let joins: Vec<Arc<PreparedJoin>> = self.joins.iter().enumerate().map(numbered).collect::<Result<_>>()?;
+        let (schema, of_first) = (with_number(&self.task.schema), joins[0].task.schema.fields().len());
+        let columns = self.columns.iter().copied().chain([(0, of_first - 1)]).collect();
+        Ok(Self {
+            builds: self.builds.clone(),
+            columns,
+            task: Task { schema: schema.clone(), ..(*joins[0].task).clone() },
+            sizes: self.sizes.of_columns(&schema),
+            shares: self.shares.clone(),
+            joins,
+        })
     }
 
     /// Returns, for each join, the share of its rows that it keeps: at first the expected share,

@@ -48,7 +48,7 @@ pub struct PreparedJoin {
     pub(super) probe_shape: Arc<SideInput>,
     pub(super) semantics: JoinSemantics,
     pub(super) sizes: BatchSizes,
-    pub(super) built: SharedBuild,
+    pub(super) built: Arc<SharedBuild>,
     /// Flags of the build rows that were matched, if they decide which rows are emitted at the end.
     pub(super) flags: Option<DeviceBuffer>,
     /// Filter that drops most probe rows without a match, if many such rows are expected.
@@ -188,7 +188,7 @@ impl PreparedJoin {
             Some(_) => Some(cx.device.new_flags(built.transformed.len(), cx.stream)?),
             None => None,
         };
-        let (built, ready) = (SharedBuild::new(built), cx.device.record_event(cx.stream)?);
+        let (built, ready) = (Arc::new(SharedBuild::new(built)), cx.device.record_event(cx.stream)?);
         Ok(Self { task, layout, build, probe_shape, semantics, sizes, built, flags, filter, ready })
     }
 

@@ -4,16 +4,17 @@ use std::ops::Deref;
 use std::sync::mpsc;
 use std::thread::{Scope, ScopedJoinHandle};
 
-use arrow::array::DictionaryArray;
+use arrow::array::{BooleanArray, DictionaryArray, UInt32Array};
 use arrow::buffer::Buffer;
-use arrow::datatypes::Int32Type;
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::{Int32Type, UInt32Type};
 
 use super::super::channel::{Receiver, Sender};
 use super::super::messages::{BatchParts, FromChild, HostRequest, HostResponse, Opened, State, ToChild, Work};
 use super::*;
 use crate::catalog::Adopter;
 use crate::columns::Role;
-use crate::join::{IncomingBatches, Report, TableRows};
+use crate::join::{IncomingBatches, Report, TableRows, with_number};
 use crate::memory::Place;
 
 /// Rows of the table that builds, and of the table whose rows arrive.
@@ -104,6 +105,10 @@ struct TestSource(Arc<IncomingBatches>);
 impl TestSource {
     fn of(batch: &RecordBatch) -> Self {
         Self(Arc::new(IncomingBatches::new("stream", batch.schema(), QUEUE_BYTES)))
+    }
+
+    fn of_unbounded(batch: &RecordBatch) -> Self {
+        Self(Arc::new(IncomingBatches::new("stream", batch.schema(), usize::MAX)))
     }
 }
 
@@ -591,4 +596,61 @@ fn a_job_that_waits_for_rows_takes_batches_and_a_stop() {
         drop(join);
         script.join().unwrap();
     });
+}
+
+#[test]
+fn numbered_rows_get_the_answers_that_they_get_alone() {
+    let engines = Engines::new();
+    let (rows, before) = (rows_of("p", PROBE_ROWS), engines.used_bytes());
+    let questions = cut(&rows, 1_700);
+    let numbered: Vec<RecordBatch> = (0..)
+        .zip(&questions)
+        .map(|(number, question)| {
+            let numbers: ArrayRef = Arc::new(UInt32Array::from(vec![number; question.num_rows()]));
+            let columns = question.columns().iter().cloned().chain([numbers]).collect();
+            let batch = RecordBatch::try_new(with_number(question.schema_ref()), columns).unwrap();
+            in_arena(engines.catalog.arena(), &batch)
+        })
+        .collect();
+    for how in [JoinKind::Inner, JoinKind::Right, JoinKind::RightSemi, JoinKind::RightAnti, JoinKind::Full] {
+        for strategy in Strategy::ALL {
+            let task = of_unknown_rows(&engines.task(how, strategy));
+            for engine in engines.both() {
+                let (join, monitor, memory) =
+                    (engines.prepare(engine, &task), Monitor::default(), engines.grant().host_memory);
+                let probe_numbered = |sink: &Batches| {
+                    let source = TestSource::of_unbounded(&numbered[0]);
+                    numbered.iter().for_each(|batch| source.push(batch.clone(), &CancelFlag::new()).unwrap());
+                    source.finish();
+                    join.probe_numbered(&*source, &memory, sink, &monitor)
+                };
+                let together = Batches::default();
+                if how == JoinKind::Full {
+                    // It marks rows of the build side.
+                    let refused = probe_numbered(&together).unwrap_err();
+                    assert!(matches!(refused, Error::Unsupported(_)), "{refused}");
+                    continue;
+                }
+                probe_numbered(&together).unwrap();
+                let together = concat_batches(&with_number(&task.schema), &together.0.into_inner()).unwrap();
+                let numbers = together.column(task.schema.fields().len()).as_primitive::<UInt32Type>().clone();
+                for (number, question) in (0..).zip(&questions) {
+                    let alone = Batches::default();
+                    let source = TestSource::of_unbounded(question);
+                    source.push(question.clone(), &CancelFlag::new()).unwrap();
+                    source.finish();
+                    join.probe(&*source, &memory, &alone, &monitor).unwrap();
+                    let is_of = BooleanArray::from_unary(&numbers, |of| of == number);
+                    let of_question = filter_record_batch(&together, &is_of).unwrap();
+                    let (columns, _) = of_question.columns().split_at(task.schema.fields().len());
+                    let of_question = RecordBatch::try_new(task.schema.clone(), columns.to_vec()).unwrap();
+                    let (found, expected) = (sorted(&task, &[of_question]), sorted(&task, &alone.0.into_inner()));
+                    assert!(!expected.is_empty());
+                    assert!(found == expected, "{how} by {strategy}, question {number}: {} rows", found.len());
+                }
+            }
+        }
+    }
+    drop(numbered);
+    wait_until("all memory", || engines.used_bytes() == before);
 }
