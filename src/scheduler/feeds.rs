@@ -11,7 +11,7 @@
 //! adds. The job takes a slot of the device only for a *turn*, which joins the rows that have
 //! arrived. Between turns the job is *open*: it waits for rows, for its reader, or for the turn of
 //! another job with the same build side, and holds no slot. So a slow client never holds a device,
-//! and small batches share the cost of a turn.
+//! and small batches share the cost of a turn, also those of several jobs (`shared_turns.rs`).
 //!
 //! # Memory
 //! Rows that wait for a turn are bounded in bytes, and their sender waits for room. A turn begins
@@ -85,13 +85,13 @@ pub(super) struct Feed {
 
 /// Rows that have arrived. A note is the last part of their answer.
 #[derive(Clone, Debug)]
-struct Arrived {
-    batch: RecordBatch,
-    note: Option<Bytes>,
+pub(super) struct Arrived {
+    pub(super) batch: RecordBatch,
+    pub(super) note: Option<Bytes>,
 }
 
 impl Arrived {
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.batch.get_array_memory_size() + self.note.as_ref().map_or(0, Bytes::len)
     }
 }
@@ -193,13 +193,34 @@ impl Feed {
         if !self.build.resident().is_evictable() || batches_before != result_batches {
             return false;
         }
+        self.put_back(rows);
+        true
+    }
+
+    /// Puts rows that were taken back, before those that have arrived since.
+    pub(super) fn put_back(&self, rows: Vec<Arrived>) {
         let mut arriving = self.arriving.lock();
+        if arriving.is_closed {
+            return;
+        }
         for arrived in rows.into_iter().rev() {
             arriving.bytes += arrived.bytes();
             arriving.rows += arrived.batch.num_rows() as u64;
             arriving.batches.push_front(arrived);
         }
-        true
+    }
+
+    /// Takes all rows that have arrived, if there are some, and at most as many rows and bytes as
+    /// there is `room` for.
+    pub(super) fn take_at_most(&self, room: (u64, u64)) -> Option<Vec<Arrived>> {
+        let mut arriving = self.arriving.lock();
+        if arriving.batches.is_empty() || arriving.rows > room.0 || arriving.bytes as u64 > room.1 {
+            return None;
+        }
+        let batches = std::mem::take(&mut arriving.batches);
+        (arriving.bytes, arriving.rows) = (0, 0);
+        self.has_room.notify_waiters();
+        Some(batches.into())
     }
 
     /// Drops the rows that wait, and ends the use of the build side. Returns the prepared join that
@@ -227,6 +248,33 @@ impl Feed {
 
     pub(super) fn has_no_build(&self) -> bool {
         self.build.resident().built().is_none()
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// Returns the predicted bytes of the result of some rows.
+    pub(super) fn result_bytes(&self, rows: u64) -> u64 {
+        (rows as f64 * self.row_bytes) as u64
+    }
+
+    /// Returns the jobs that wait for the turn of their common build side, in the order of their
+    /// turns.
+    pub(super) fn waiting(&self) -> Vec<JobId> {
+        self.build.resident().waiting()
+    }
+
+    pub(super) fn shares_turns(&self) -> bool {
+        self.build.resident().shares_turns()
+    }
+
+    pub(super) fn share_turns_no_longer(&self) {
+        self.build.resident().share_turns_no_longer();
     }
 
     /// True if other jobs wait for the turn of their common build side.
@@ -362,7 +410,7 @@ fn feed_of(job: &Job) -> Result<&Feed> {
 }
 
 impl Shared {
-    fn may_take_a_turn(&self, job: &Job) -> bool {
+    pub(super) fn may_take_a_turn(&self, job: &Job) -> bool {
         let has_room = || job.result.held_bytes() < self.window_bytes() / 2;
         job.feed.as_ref().is_some_and(Feed::has_work) && has_room()
     }
@@ -391,7 +439,7 @@ impl Shared {
         }
         let Some(Open { entry, .. }) = state.open.remove(&job.id) else { return false };
         let rows = feed.arriving.lock().rows as f64;
-        let bytes = ((rows * feed.row_bytes) as u64).min(self.window_bytes());
+        let bytes = feed.result_bytes(rows as u64).min(self.window_bytes());
         let host = HostNeed { bytes, least_bytes: bytes };
         // The prepared join has its memory.
         let places = match feed.build.resident().built() {
@@ -440,8 +488,10 @@ impl Shared {
         };
         let (arrived, has_ended) = feed.take();
         feed.in_turn.lock().0.clone_from(&arrived);
+        let is_answered = self.answer_together(feed, job, &arrived, &*prepared, monitor)?;
         // Rows up to a note are joined together.
-        for answered in arrived.split_inclusive(|arrived| arrived.note.is_some()) {
+        let left = if is_answered { &[] } else { &arrived[..] };
+        for answered in left.split_inclusive(|arrived| arrived.note.is_some()) {
             let batches = answered.iter().map(|arrived| &arrived.batch).filter(|batch| batch.num_rows() > 0);
             let batches: Vec<RecordBatch> = batches.cloned().collect();
             if !batches.is_empty() {

@@ -69,6 +69,7 @@ mod placing;
 mod publishing;
 mod queue;
 mod residents;
+mod shared_turns;
 mod state;
 mod stats;
 mod taking;

@@ -69,6 +69,8 @@ struct Held {
     expires: Option<Duration>,
     /// True if it was given up. No job may enter any more.
     is_gone: bool,
+    /// True if questions that shared a pass had to be answered one by one (`shared_turns.rs`).
+    sharing_failed: bool,
 }
 
 /// Prepared join, on its device.
@@ -291,6 +293,20 @@ impl Resident {
     /// True if jobs wait for their turn.
     pub(super) fn has_next(&self) -> bool {
         !self.held.lock().next.is_empty()
+    }
+
+    /// Returns the jobs that wait for their turn, in order.
+    pub(super) fn waiting(&self) -> Vec<JobId> {
+        self.held.lock().next.iter().copied().collect()
+    }
+
+    /// True if questions may share a pass: no marks of rows are kept, and sharing has not failed.
+    pub(super) fn shares_turns(&self) -> bool {
+        self.is_evictable() && !self.held.lock().sharing_failed
+    }
+
+    pub(super) fn share_turns_no_longer(&self) {
+        self.held.lock().sharing_failed = true;
     }
 
     /// Returns the job whose turn comes next, if no job has one.

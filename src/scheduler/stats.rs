@@ -17,6 +17,8 @@ pub struct SchedulerStats {
     pub waited_seconds_total: f64,
     pub rows_total: u64,
     pub bytes_total: u64,
+    /// Questions of streams that were answered in one pass with others.
+    pub shared_questions_total: u64,
     pub devices: Vec<DeviceStats>,
 }
 

@@ -136,6 +136,7 @@ impl Metrics {
         }
         raise(&self.result_rows, stats.rows_total);
         raise(&self.result_bytes, stats.bytes_total);
+        raise(&self.shared_questions, stats.shared_questions_total);
         raise_seconds(&self.job_wait_seconds, stats.waited_seconds_total);
         self.queue_length.set(stats.queued as i64);
         for device in &stats.devices {

@@ -43,6 +43,7 @@ pub struct Metrics {
     pub(super) job_wait_seconds: Counter,
     pub(super) result_rows: IntCounter,
     pub(super) result_bytes: IntCounter,
+    pub(super) shared_questions: IntCounter,
     pub(super) queue_length: IntGauge,
     pub(super) device_up: IntGaugeVec,
     pub(super) device_restarts: IntCounterVec,
@@ -179,6 +180,10 @@ impl Metrics {
             job_wait_seconds: seconds("dovetail_job_wait_seconds_total", "Time that jobs waited for a device"),
             result_rows: counter("dovetail_result_rows_total", "Rows of results"),
             result_bytes: counter("dovetail_result_bytes_total", "Bytes of results"),
+            shared_questions: counter(
+                "dovetail_shared_questions_total",
+                "Questions of streams that were answered in one pass with others",
+            ),
             queue_length: gauge("dovetail_queue_length", "Jobs that wait for a device"),
             device_up: gauges("dovetail_device_up", "1 while the device is in service", &["device"]),
             device_restarts: counters(

@@ -9,6 +9,7 @@ mod memory;
 mod real;
 mod results;
 mod sets;
+mod shared_turns;
 mod sharing;
 mod stopping;
 mod taking;
