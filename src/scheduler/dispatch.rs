@@ -256,7 +256,7 @@ impl Shared {
     }
 
     /// Takes one round of turns, and sets the forecasts of the jobs that were placed and wait. True
-    /// if a waiting job has failed, or has begun to wait for its turn.
+    /// if a waiting job has failed, has begun to wait for its turn, or has given its turn up.
     fn take_turns(&self, state: &mut State, extent: Extent, leftovers: &mut Vec<Leftovers>) -> bool {
         self.queue_next_turns(state);
         let (now, wall_now) = (self.clock.now(), SystemTime::now());
@@ -275,7 +275,7 @@ impl Shared {
                 again = true;
                 continue;
             }
-            Self::give_up_turn(state, &job, &scheduled);
+            again |= Self::give_up_turn(state, &job, &scheduled);
             let device = self.engines[scheduled.place.devices.leader()].id();
             let waiting_for = match scheduled.wait {
                 None if state.shutdown => "the server is shutting down".into(),

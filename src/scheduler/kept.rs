@@ -148,12 +148,14 @@ impl Shared {
 
     /// Lets others have the turn that a waiting job has been given, if the job waits for anything
     /// except the device of its resident. The job asks for a turn again when it can start there.
-    pub(super) fn give_up_turn(state: &mut State, job: &Job, scheduled: &ScheduledStart) {
+    /// Returns true if another job can have the turn now.
+    pub(super) fn give_up_turn(state: &mut State, job: &Job, scheduled: &ScheduledStart) -> bool {
         let waits = matches!(scheduled.wait, None | Some(Wait::Device | Wait::Turn));
-        if let Some(kept) = job.kept.as_ref().filter(|_| !(scheduled.place.is_prepared && waits)) {
-            kept.resident().end_turn(job.id);
-            state.queue.set_awaits_turn(job.id, false);
-        }
+        let Some(kept) = job.kept.as_ref().filter(|_| !(scheduled.place.is_prepared && waits)) else { return false };
+        let had_turn = kept.resident().has_turn(job.id);
+        kept.resident().end_turn(job.id);
+        state.queue.set_awaits_turn(job.id, false);
+        had_turn && kept.resident().has_next()
     }
 
     /// True if the job would start at its prepared place, and another job has the turn there.
