@@ -8,6 +8,8 @@ the result has one column more. Results are checked by their number of rows and 
 
 * pipelined: the rows are joined while they arrive, and the result is read meanwhile. Beside it, phase by phase: the
   same rows uploaded as a table, then the join of both tables, then its result read. One client process does all.
+* built: the table is uploaded, and a stream without rows then has it indexed. The seconds of both tell what indexing
+  keys as they arrive could gain.
 * chunks: the rows arrive in batches of several sizes. Beside it, for the same batches, a join of tables for each batch,
   which is uploaded, joined and read alone, so that the build side is indexed anew for each.
 * skew: the keys of the rows follow Zipf's law with several exponents.
@@ -101,6 +103,19 @@ class Arrivals:
             by_phase = {f"{name}_seconds": seconds for name, seconds in tables.items()}
             self.write("pipelined", rows=self.rows, streamed_seconds=streamed, **by_phase)
         self.client.drop("arrived")
+
+    def built(self) -> None:
+        order = np.random.default_rng(1).permutation(self.keys)
+        table = pa.table({"k": order, "w": order})
+        for _ in range(self.options.runs):
+            start = time.perf_counter()
+            self.client.put("built", table, mode="replace", streams=1)
+            uploaded = time.perf_counter() - start
+            nothing = pa.RecordBatchReader.from_batches(SCHEMA, [])
+            check(iter(self.client.stream_join("built", nothing, on="k", devices=self.device)), 0, 0)
+            indexed = sum(phase["seconds"] for phase in self.client.jobs()[-1].raw["phases"])
+            self.write("built", upload_seconds=uploaded, index_seconds=indexed)
+        self.client.drop("built")
 
     def chunks(self) -> None:
         for log2 in self.options.chunks_log2:
@@ -198,7 +213,7 @@ def main() -> None:
     parser.add_argument("--batches-log2", type=int, default=11, help="and of the most batches of a stream of `chunks`")
     parser.add_argument("--zipf", type=float, nargs="+", default=[0, 0.5, 1, 1.5])
     parser.add_argument("--runs", type=int, default=3)
-    cases = ["pipelined", "chunks", "skew", "chains", "helped"]
+    cases = ["pipelined", "built", "chunks", "skew", "chains", "helped"]
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases[:-1])
     options = parser.parse_args()
     with (

@@ -409,12 +409,13 @@ def test_rows_that_arrive_are_compared_with_tables(tmp_path: Path) -> None:
         "1",
     ]
     lines = lines_of_benchmark("arrivals", tmp_path, *options, *sizes)
-    assert [line["case"] for line in lines] == ["pipelined", "chunks", "skew", "skew", *["chains"] * 8]
-    pipelined, chunks, *skew = lines[:4]
-    assert [(line["joins"], line["in_one"]) for line in lines[4:]] == [
+    assert [line["case"] for line in lines] == ["pipelined", "built", "chunks", "skew", "skew", *["chains"] * 8]
+    pipelined, built, chunks, *skew = lines[:5]
+    assert [(line["joins"], line["in_one"]) for line in lines[5:]] == [
         (n, one) for n in range(1, 5) for one in (True, False)
     ]
-    assert min(line["seconds"] for line in lines[4:]) > 0
+    assert min(line["seconds"] for line in lines[5:]) > 0
+    assert min(built["upload_seconds"], built["index_seconds"]) > 0
     assert min(value for name, value in pipelined.items() if name.endswith("_seconds")) > 0
     assert min(chunks["rows_per_second"], chunks["tables_rows_per_second"]) > 0
     assert [line["zipf"] for line in skew] == [0, 1] and min(line["rows_per_second"] for line in skew) > 0
