@@ -153,7 +153,7 @@ impl Shared {
         ));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
-        let (starved_since, unsatisfiable_since, awaits_turn) = (None, None, false);
+        let (starved_since, unsatisfiable_since, turn_wait) = (None, None, None);
         let entry = Waiting {
             id,
             tenant: owner,
@@ -162,7 +162,7 @@ impl Shared {
             places,
             starved_since,
             unsatisfiable_since,
-            awaits_turn,
+            turn_wait,
         };
         match &job.feed {
             Some(_) => self.open_new(&mut state, &job, entry),
@@ -275,7 +275,7 @@ impl Shared {
                 again = true;
                 continue;
             }
-            again |= Self::give_up_turn(state, &job, &scheduled);
+            again |= Self::give_up_turn(&job, &scheduled);
             let device = self.engines[scheduled.place.devices.leader()].id();
             let waiting_for = match scheduled.wait {
                 None if state.shutdown => "the server is shutting down".into(),

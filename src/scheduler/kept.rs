@@ -149,13 +149,12 @@ impl Shared {
     /// Lets others have the turn that a waiting job has been given, if the job waits for anything
     /// except the device of its resident. The job asks for a turn again when it can start there.
     /// Returns true if another job can have the turn now.
-    pub(super) fn give_up_turn(state: &mut State, job: &Job, scheduled: &ScheduledStart) -> bool {
-        let waits = matches!(scheduled.wait, None | Some(Wait::Device | Wait::Turn));
-        let Some(kept) = job.kept.as_ref().filter(|_| !(scheduled.place.is_prepared && waits)) else { return false };
-        let had_turn = kept.resident().has_turn(job.id);
+    pub(super) fn give_up_turn(job: &Job, scheduled: &ScheduledStart) -> bool {
+        let keeps = scheduled.place.is_prepared && matches!(scheduled.wait, None | Some(Wait::Device));
+        let has_turn = |kept: &&ResidentUse| kept.resident().has_turn(job.id);
+        let Some(kept) = job.kept.as_ref().filter(has_turn).filter(|_| !keeps) else { return false };
         kept.resident().end_turn(job.id);
-        state.queue.set_awaits_turn(job.id, false);
-        had_turn && kept.resident().has_next()
+        kept.resident().has_next()
     }
 
     /// True if the job would start at its prepared place, and another job has the turn there.
@@ -168,8 +167,9 @@ impl Shared {
     ) -> bool {
         let kept = job.kept.as_ref().filter(|_| scheduled.place.is_prepared);
         let waits = kept.is_some_and(|kept| !kept.resident().begin_turn(job.id, now));
-        if waits {
-            state.queue.set_awaits_turn(job.id, true);
+        if let Some(kept) = kept.filter(|_| waits) {
+            let before = kept.resident().waiting().iter().take_while(|&&id| id != job.id).count();
+            state.queue.set_turns_ahead(job.id, Some(1 + before));
         }
         waits
     }

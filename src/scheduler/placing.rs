@@ -59,8 +59,9 @@ pub(super) struct Waiting {
     pub(super) starved_since: Option<Duration>,
     /// Time from which nothing is known to give that memory back.
     pub(super) unsatisfiable_since: Option<Duration>,
-    /// True if another job has the turn of the build side at the job's prepared place.
-    pub(super) awaits_turn: bool,
+    /// Predicted time until the turn of the build side at the job's prepared place. `None`: no other
+    /// job has it.
+    pub(super) turn_wait: Option<Duration>,
 }
 
 /// Devices that a job may run on together.
@@ -232,7 +233,12 @@ impl<'a> Timeline<'a> {
         let alone = job.places.iter().filter(|place| place.devices.len() == 1);
         let alone_seconds = alone.map(|place| place.seconds).reduce(f64::min);
         let may_take = |place: &&Place| self.leaves_others_their_share(place, alone_seconds);
-        let starts = job.places.iter().filter(may_take).filter_map(|place| Some((place, self.start_on(place)?)));
+        let turn_at = |place: &Place| match job.turn_wait.filter(|_| place.is_prepared) {
+            Some(wait) => self.now.saturating_add(wait),
+            None => self.now,
+        };
+        let start_on = |place| Some((place, self.start_on(place)?.max(turn_at(place))));
+        let starts = job.places.iter().filter(may_take).filter_map(start_on);
         let left = |(place, start): &(&Place, Duration)| {
             start.saturating_sub(self.now).as_secs_f64() + self.run_seconds(place, *start)
         };
@@ -253,7 +259,7 @@ impl<'a> Timeline<'a> {
         let scheduled = |start, wait| {
             Some(ScheduledStart { id: job.id, place: place.clone(), host_bytes: needed_bytes, start, wait })
         };
-        if place.is_prepared && job.awaits_turn {
+        if place.is_prepared && job.turn_wait.is_some() {
             return scheduled(start, Some(Wait::Turn));
         }
         let is_short = self.is_short_of_memory(place);

@@ -156,7 +156,7 @@ impl Queue {
         if let Some(tenant) = self.tenants.get_mut(&job.tenant) {
             tenant.pass -= charged_seconds / tenant.weight;
         }
-        self.insert(Waiting { awaits_turn: false, ..job });
+        self.insert(Waiting { turn_wait: None, ..job });
     }
 
     fn insert(&mut self, job: Waiting) {
@@ -186,10 +186,14 @@ impl Queue {
         }
     }
 
-    /// Notes that a job waits for its turn at its prepared place, or no longer does.
-    pub(super) fn set_awaits_turn(&mut self, id: JobId, awaits_turn: bool) {
+    /// Notes that a job waits for the turns of `ahead` other jobs at its prepared place. `None`: it
+    /// waits for no turn. Joins with one build side are alike, so each is expected to take as long
+    /// as this job.
+    pub(super) fn set_turns_ahead(&mut self, id: JobId, ahead: Option<usize>) {
         if let Some(job) = self.waiting.get_mut(&id) {
-            job.awaits_turn = awaits_turn;
+            let seconds = job.places.iter().find(|place| place.is_prepared).map_or(0.0, |place| place.seconds);
+            let wait = |ahead| Duration::try_from_secs_f64(seconds * ahead as f64).unwrap_or(Duration::MAX);
+            job.turn_wait = ahead.map(wait);
         }
     }
 
@@ -198,7 +202,7 @@ impl Queue {
     pub(super) fn remove_prepared_places(&mut self, id: JobId) {
         if let Some(job) = self.waiting.get_mut(&id) {
             job.places.retain(|place| !place.is_prepared);
-            job.awaits_turn = false;
+            job.turn_wait = None;
         }
     }
 

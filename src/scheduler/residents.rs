@@ -406,20 +406,24 @@ impl Shared {
         state.residents.retain(|resident| !resident.held.lock().is_gone);
     }
 
-    /// Queues the next turn of each resident that has none.
+    /// Queues the next turn of each resident that has none, and tells the jobs in the queue how many
+    /// turns come before theirs.
     pub(super) fn queue_next_turns(&self, state: &mut State) {
         for resident in state.residents.clone() {
             while let Some(id) = resident.take_next() {
                 // A join of tables waits in the queue, and has the turn once it starts there.
                 if state.queue.contains(id) {
                     resident.begin_turn(id, self.clock.now());
-                    state.queue.set_awaits_turn(id, false);
+                    state.queue.set_turns_ahead(id, None);
                     break;
                 }
                 let Some(job) = state.open.get(&id).map(|open| open.job.clone()) else { continue };
                 if self.wants_a_turn(&job) && self.queue_turn(state, &job) {
                     break;
                 }
+            }
+            for (ahead, id) in (1..).zip(resident.waiting()) {
+                state.queue.set_turns_ahead(id, Some(ahead));
             }
         }
     }

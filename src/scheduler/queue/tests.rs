@@ -46,7 +46,7 @@ fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waitin
         places: (0..devices).map(place).collect(),
         starved_since: None,
         unsatisfiable_since: None,
-        awaits_turn: false,
+        turn_wait: None,
     }
 }
 
@@ -613,14 +613,31 @@ fn a_walk_looks_at_no_job_behind_the_last_that_may_start() {
 fn a_job_that_awaits_its_turn_books_no_slot() {
     let mut queue = Queue::default();
     let prepared = Place { is_prepared: true, ..place(0, 1.0, Some(0)) };
-    queue.push(Waiting { places: vec![prepared], awaits_turn: true, ..job(1, "a", 0, 1.0, 1) });
+    queue.push(Waiting { places: vec![prepared], ..job(1, "a", 0, 1.0, 1) });
+    queue.set_turns_ahead(JobId(1), Some(1));
     queue.push(job(2, "a", 0, 1.0, 1));
     let waits = |queue: &Queue| -> Vec<_> {
         schedule_all(queue, Duration::ZERO, &[IDLE], ample()).iter().map(|start| (start.id.0, start.wait)).collect()
     };
     assert_eq!(waits(&queue), [(1, Some(Wait::Turn)), (2, None)]);
-    queue.set_awaits_turn(JobId(1), false);
+    queue.set_turns_ahead(JobId(1), None);
     assert_eq!(waits(&queue), [(1, None), (2, Some(Wait::Device))]);
+}
+
+#[test]
+fn a_job_starts_elsewhere_rather_than_after_many_turns() {
+    let mut queue = Queue::default();
+    let (prepared, usual) = (Place { is_prepared: true, ..place(0, 1.0, Some(0)) }, place(1, 3.5, Some(0)));
+    queue.push(Waiting { places: vec![prepared, usual], ..job(1, "a", 0, 1.0, 1) });
+    let start = |queue: &Queue| {
+        let start = schedule_all(queue, Duration::ZERO, &[IDLE, IDLE], ample())[0].clone();
+        (start.place.devices.leader(), start.start.as_secs_f64(), start.wait)
+    };
+    assert_eq!(start(&queue), (0, 0.0, None));
+    for (ahead, expected) in [(2, (0, 2.0, Some(Wait::Turn))), (3, (1, 0.0, None))] {
+        queue.set_turns_ahead(JobId(1), Some(ahead));
+        assert_eq!(start(&queue), expected, "{ahead} turns ahead");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::real::start_with;
 use super::*;
 use crate::device::Phase;
 use crate::join::Side;
+use crate::testing::wait_until;
 
 /// Submits a join of the left table with rows that arrive and have the columns of the right one.
 fn submit_stream(scheduler: &Scheduler, catalog: &Catalog, spec: &JoinSpec, owner: &str) -> Arc<Job> {
@@ -209,6 +210,10 @@ fn joins_of_tables_and_streams_take_turns() {
     let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
     let number = prepare(&scheduler, &catalog, &spec, "");
     let stream = submit_stream(&scheduler, &catalog, &spec, "");
+    // The first join finds the build side without a turn.
+    wait_until("the first turn of the stream", || {
+        scheduler.handle.shared.state.lock().open.contains_key(&stream.id) && stream.state() == JobState::Running
+    });
     let batch = table("s").batches[0].clone();
     let mut jobs = Vec::new();
     for _ in 0..20 {
@@ -216,7 +221,9 @@ fn joins_of_tables_and_streams_take_turns() {
         futures::executor::block_on(scheduler.feed(&stream, batch.clone(), None)).unwrap();
     }
     scheduler.end_rows(&stream).unwrap();
-    assert!(jobs.iter().all(|job| probed(&scheduler, job) == Some(number)));
+    // A join does not wait for many turns if it can index the table again sooner.
+    let kept = jobs.iter().filter(|job| probed(&scheduler, job) == Some(number)).count();
+    assert!(kept > 0, "no join has probed the build side that is kept");
     assert_eq!((stream.state(), stream.status().rows), (JobState::Complete, 2000));
     assert_eq!(scheduler.prepared()[0].streams, 0);
 }
