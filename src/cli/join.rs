@@ -1,7 +1,6 @@
 //! `dovetail join` and `dovetail explain`.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Instant;
 
 use arrow_flight::FlightInfo;
@@ -13,8 +12,10 @@ use super::client::{Client, ConnectArgs, command_descriptor};
 use super::files::{CsvArgs, Source};
 use super::get::{self, Destination, OutputArgs};
 use super::interrupt::{interrupted, unless_interrupted};
-use super::names::{Names, Words};
+use super::keys::KeyArgs;
+use super::names::Names;
 use super::progress::Progress;
+use super::then::ThenArg;
 use super::{describe, jobs, output};
 use crate::{Error, Result};
 
@@ -61,6 +62,13 @@ pub struct JoinArgs {
         conflicts_with_all = ["into", "count", "retain_seconds", "explain", "distribution"]
     )]
     probe: Option<PathBuf>,
+
+    /// Join the rows of --probe with a further table in the same pass: "TABLE on COLUMNS", with
+    /// COLUMNS as in --on, such as "parts on id=part". "how KIND" at the end sets the kind of join,
+    /// inner by default. "TABLE as NAME" gives the table another name, for a table that is joined
+    /// twice. Repeat the option for each table. --columns has names such as "parts.price" then
+    #[arg(long, value_name = "JOIN")]
+    then: Vec<ThenArg>,
 
     /// Show the plan, with predicted and measured times, after the rows
     #[arg(long)]
@@ -134,106 +142,13 @@ struct SpecArgs {
     devices: Vec<Names>,
 }
 
-/// Pairs of columns, separated by commas.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct KeyArgs(Vec<KeyArg>);
-
-/// Pair of columns that must be equal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct KeyArg {
-    left: String,
-    right: String,
-    /// Null equality of this pair; `None` if the pair has no suffix.
-    nulls_equal: Option<bool>,
-}
-
-/// Suffixes of a pair of columns. SQL calls nulls that match no null distinct.
-const NULLS: [(&str, bool); 2] = [(":nulls_equal", true), (":nulls_distinct", false)];
-
-/// Returns the null equality that a suffix selects. Accepts hyphens, which are usual on a command
-/// line.
-fn nulls_of(suffix: &str) -> Option<bool> {
-    let suffix = suffix.trim().replace('-', "_");
-    NULLS.iter().find_map(|(known, equal)| (suffix == *known).then_some(*equal))
-}
-
-/// Returns the error for a misspelt suffix of [`NULLS`], or `None` if the text may belong to the
-/// name.
-fn misspelt(suffix: &str) -> Option<String> {
-    const TYPOS_MAX: usize = 3;
-    let written = suffix.trim().replace('-', "_").to_lowercase();
-    let is_near = NULLS.iter().any(|(known, _)| strsim::osa_distance(&written, known) <= TYPOS_MAX);
-    // A prefix of a known suffix is an error too: it was cut short or abbreviated.
-    let is_cut = written.starts_with(":null") && NULLS.iter().any(|(known, _)| known.starts_with(&written));
-    (is_near || is_cut).then(|| {
-        format!(
-            "{:?} is not a valid suffix of a pair of columns; write \":nulls_equal\" or \":nulls_distinct\", or put \
-             double quotes around the name if the text belongs to it",
-            suffix.trim()
-        )
-    })
-}
-
-impl FromStr for KeyArgs {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (mut rest, mut pairs) = (Words::new(text), Vec::new());
-        loop {
-            pairs.push(KeyArg::read(&mut rest)?);
-            if !rest.next_is(',')? {
-                return Ok(Self(pairs));
-            }
-        }
-    }
-}
-
-impl KeyArg {
-    fn read(rest: &mut Words<'_>) -> Result<Self, String> {
-        const WRITE: &str = "write LEFT=RIGHT, or the name of a column that both tables have";
-        let mut left = rest.name(&['=', ','], WRITE)?;
-        let mut right = if rest.pass('=') { Some(rest.name(&[','], WRITE)?) } else { None };
-        let last = right.as_mut().unwrap_or(&mut left);
-        let mut nulls_equal = None;
-        if last.is_quoted {
-            let mut behind = rest.clone();
-            let suffix = behind.before(&[',']);
-            nulls_equal = nulls_of(suffix);
-            if let (None, Some(refusal)) = (nulls_equal, misspelt(suffix)) {
-                return Err(refusal);
-            }
-            if nulls_equal.is_some() {
-                *rest = behind;
-            }
-        } else if let Some(at) = last.text.rfind(':') {
-            let (name, suffix) = last.text.split_at(at);
-            nulls_equal = nulls_of(suffix);
-            match (nulls_equal, misspelt(suffix), name.trim()) {
-                (Some(_), _, "") => return Err(WRITE.into()),
-                (Some(_), _, name) => last.text = name.to_owned(),
-                (None, Some(refusal), _) => return Err(refusal),
-                (None, None, _) => {}
-            }
-        }
-        let right = right.map_or_else(|| left.text.clone(), |right| right.text);
-        Ok(Self { left: left.text, right, nulls_equal })
-    }
-}
-
 impl SpecArgs {
     /// Converts the join to the JSON form of the wire. Omits options that were not given.
     fn to_json(&self) -> Value {
-        let pairs = self.on.iter().flat_map(|pairs| &pairs.0).map(|pair| {
-            let mut said = json!({ "left": pair.left, "right": pair.right });
-            if let Some(equal) = pair.nulls_equal {
-                said["nulls_equal"] = equal.into();
-            }
-            said
-        });
         let mut join = json!({
             "left": self.left,
             "right": self.right,
-            "on": pairs.collect::<Vec<_>>(),
+            "on": KeyArgs::json(&self.on),
             // Accept hyphens, which are usual on a command line.
             "how": self.how.replace('-', "_"),
             "strategy": self.strategy,
@@ -269,6 +184,9 @@ impl JoinArgs {
                 join["into_mode"] = mode.clone().into();
             }
         }
+        if !self.then.is_empty() {
+            join["then"] = self.then.iter().map(ThenArg::to_json).collect();
+        }
         if self.priority != 0 {
             join["priority"] = self.priority.into();
         }
@@ -288,6 +206,12 @@ impl JoinArgs {
         // clap does not require --into if an option that conflicts with --into is given.
         if self.into_mode.is_some() && self.into.is_none() {
             return refuse("--into-mode needs --into, which names the table; add --into TABLE, or remove --into-mode");
+        }
+        if !self.then.is_empty() && self.probe.is_none() {
+            return refuse(
+                "--then joins the rows of --probe with a further table; add --probe FILE, or keep the result of one join \
+                 with --into TABLE, and join that table",
+            );
         }
         if self.spec.count && self.to.limit.is_some() {
             return refuse("--limit limits the printed rows, and --count makes no rows; remove one of the two options");
@@ -384,7 +308,9 @@ async fn join_file(args: &JoinArgs, file: &Path, to: Destination) -> Result<()> 
     let client = Client::connect(&args.connect).await?;
     let mut command = args.command();
     command["join"]["stream"] = "right".into();
-    let (schema, what) = (source.schema.clone(), format!("{} ⋈ {}", args.spec.left, args.spec.right));
+    let schema = source.schema.clone();
+    let tables = [&args.spec.left, &args.spec.right].into_iter().chain(args.then.iter().map(ThenArg::table));
+    let what = tables.map(String::as_str).collect::<Vec<_>>().join(" ⋈ ");
     let batches = source.into_stream().map_ok(|piece| piece.batch).boxed();
     let joined = client.exchange(&command, schema, batches).await?;
     let progress = Progress::transfer(&format!("joining {what}"), None);
@@ -566,31 +492,6 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_of_columns_may_set_whether_its_nulls_match() {
-        let on = |text: &str| command(&format!("a b --on {text}"))["join"]["on"].clone();
-        assert_eq!(
-            on("k,x=y:nulls_equal,z:nulls-distinct"),
-            json!([{"left": "k", "right": "k"}, {"left": "x", "right": "y", "nulls_equal": true},
-                   {"left": "z", "right": "z", "nulls_equal": false}])
-        );
-        // Names may contain colons.
-        assert_eq!(on("a:b=ü:nullable"), json!([{"left": "a:b", "right": "ü:nullable"}]));
-        assert!(":nulls_equal".parse::<KeyArgs>().is_err());
-        for wrong in [
-            "id:nulls",
-            "id=b:nulls-",
-            "id:nulls_equals",
-            "id=b:null_equal",
-            "\"id\":Nulls-Distinkt",
-            "k,id:NULLS_EQUAL",
-        ] {
-            let said = wrong.parse::<KeyArgs>().unwrap_err();
-            assert!(said.contains("write \":nulls_equal\" or \":nulls_distinct\""), "{wrong}: {said}");
-        }
-        assert_eq!(on("\"id:nulls_equals\""), json!([{"left": "id:nulls_equals", "right": "id:nulls_equals"}]));
-    }
-
-    #[test]
     fn quoted_names_may_contain_separators() {
         let join = |on: &str, columns: &str| {
             let words = ["join", "a", "b", "--on", on, "--columns", columns];
@@ -623,6 +524,7 @@ mod tests {
         };
         for (words, flags) in [
             ("--into c --limit 3", ["--into", "--limit"]),
+            ("--then c\u{a0}on\u{a0}k", ["--then", "--probe FILE"]),
             ("--into c --batch-rows 7", ["--into", "--batch-rows"]),
             ("--into c --count", ["--into", "--count"]),
             ("--count --limit 3", ["--count", "--limit"]),
@@ -653,13 +555,6 @@ mod tests {
         let names = JoinKind::ALL.map(JoinKind::name).into_iter().chain(Strategy::ALL.map(Strategy::name));
         for name in names.chain(Distribution::ALL.map(Distribution::name)) {
             assert!(help.contains(name), "{name} is not in the help");
-        }
-    }
-
-    #[test]
-    fn a_key_without_a_name_is_refused() {
-        for wrong in ["=b", "a=", "="] {
-            assert!(wrong.parse::<KeyArgs>().is_err(), "{wrong}");
         }
     }
 }

@@ -24,6 +24,7 @@ mod get;
 mod interrupt;
 mod jobs;
 mod join;
+mod keys;
 mod logging;
 mod manual;
 mod names;
@@ -37,6 +38,7 @@ mod signals;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod then;
 mod times;
 
 use std::ffi::OsString;

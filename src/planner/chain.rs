@@ -122,7 +122,7 @@ fn parts<'a>(spec: &'a JoinSpec, joins: &'a [BoundJoin], common: Side) -> Result
     match parts.iter().find(|part| !taken.insert(part.label)) {
         None => Ok(parts),
         Some(twice) => Err(Error::Invalid(format!(
-            "two inputs of the join are called {:?}; give the later one another name with \"label\"",
+            "two inputs of the join are called {:?}; give the later one another name with \"label\" (--then \"TABLE as NAME on ...\")",
             twice.label
         ))),
     }

@@ -201,7 +201,11 @@ fn slip(join: &serde_json::Value) -> Option<Error> {
             Error::Invalid("\"columns\" is empty; name at least one column, or leave it out for all columns".into())
         })
     };
-    let refused = wrong.or_else(no_columns).or_else(|| given("how")?.as_str()?.parse::<JoinKind>().err())?;
+    let kind = |join: &serde_json::Value| join.get("how")?.as_str()?.parse::<JoinKind>().err();
+    let refused = wrong
+        .or_else(no_columns)
+        .or_else(|| kind(join))
+        .or_else(|| join.get("then")?.as_array()?.iter().find_map(kind))?;
     Some(refused.context("the join command"))
 }
 
@@ -533,6 +537,8 @@ mod tests {
         let (table, label, on) = ("c".into(), Some("d".into()), vec![KeyPair::new("z", "y")]);
         assert_eq!(from_json.spec.then, [ThenSpec { table, label, on, how: JoinKind::RightSemi }]);
         assert!(refusal(with(then, "").as_bytes()).contains("no \"stream\""));
+        let outer = with(r#"{"table": "c", "on": [{"left": "z", "right": "y"}], "how": "outer"}"#, stream);
+        assert!(refusal(outer.as_bytes()).ends_with("did you mean \"full\"?"));
         assert!(refusal(with(r#"{"on": []}"#, stream).as_bytes()).contains("lacks \"table\""));
         assert!(
             refusal(with(r#"{"table": "c", "on": [{"left": "z"}]}"#, stream).as_bytes()).contains("lacks \"right\"")

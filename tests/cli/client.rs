@@ -252,6 +252,56 @@ fn rows_of_a_file_are_joined_while_they_are_read() {
     }
 }
 
+#[test]
+fn rows_of_a_file_are_joined_with_several_tables_in_one_pass() {
+    let server = Server::start(&[]);
+    let write = |name: &str, text: &str| fs::write(server.path().join(name), text).unwrap();
+    write("customers.csv", "id,name\n1,ann\n2,bob\n3,cid\n");
+    write("parts.csv", "part,weight\n7,10\n8,20\n");
+    write("shops.csv", "shop,town\n5,Ulm\n6,Bonn\n");
+    write("sales.csv", "buyer,seller,part,shop,amount\n1,3,7,5,100\n2,1,8,9,200\n2,3,7,6,300\n9,1,7,6,400\n");
+    server.ok(&["put", "customers.csv", "parts.csv", "shops.csv"]);
+    let join = ["join", "customers", "sales", "--on", "id=buyer", "--probe", "sales.csv", "--limit", "0"];
+    let star = [
+        "--then",
+        "parts on part",
+        "--then",
+        "customers as sellers on id=seller",
+        "--then",
+        "shops on shop how right-semi",
+    ];
+    let mut rows = server.json(&[&join[..], &star].concat());
+    rows.sort_by_key(|row| row["amount"].as_u64());
+    let row = |buyer, seller, place, amount, name| {
+        json!({"buyer": buyer, "seller": seller, "part": 7, "shop": place, "amount": amount, "name": name,
+               "weight": 10, "name_sellers": "cid"})
+    };
+    assert_eq!(rows, [row(1, 3, 5, 100, "ann"), row(2, 3, 6, 300, "bob")]);
+    let named = ["--columns", "sellers.name,parts.weight,amount"];
+    let rows = server.json(&[&join[..], &star, &named].concat());
+    assert_eq!(
+        rows.iter().filter(|row| row["amount"] == 300).collect::<Vec<_>>(),
+        [&json!({"name": "cid", "weight": 10, "amount": 300})]
+    );
+    for (then, words) in
+        [("parts:part", "write \"TABLE on COLUMNS\""), ("parts on part how outer", "did you mean \"full\"?")]
+    {
+        let refused = server.run(&[&join[..], &["--then", then]].concat());
+        assert!(stderr(&refused).contains(words), "{then}: {}", stderr(&refused));
+    }
+    for (then, words) in [
+        ("customers on id=seller", "two inputs of the join are called \"customers\""),
+        ("part on part", "there is no table \"part\"; did you mean \"parts\"?"),
+        ("parts on weight=pard", "\"pard\""),
+        ("parts on part how left", "keeps rows of table \"parts\""),
+    ] {
+        let said = server.fails(&[&join[..], &["--then", then]].concat());
+        assert!(said.contains(words), "{then}: {said}");
+    }
+    let said = server.fails(&["join", "customers", "sales", "--on", "id=buyer", "--then", "parts on part"]);
+    assert!(said.contains("add --probe FILE"), "{said}");
+}
+
 /// The library that writes Parquet panics on a union.
 #[test]
 fn a_type_that_a_format_does_not_support_is_an_error_of_one_line() {
