@@ -43,5 +43,5 @@ pub use result::{
 };
 pub use statistics::{ColumnStatistics, Combination, HeavyValue, Overlap, Sketch, StatisticsCollector, Value};
 pub use table::Table;
-pub use upload::{Upload, UploadMode, UploadOptions};
+pub use upload::{TEMPORARY_SECONDS_MAX, Upload, UploadMode, UploadOptions, temporary_life};
 pub use uploads::{Finished, UploadStream, Uploads, UploadsLimits};

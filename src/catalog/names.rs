@@ -93,7 +93,17 @@ impl Catalog {
     /// Returns the error for a name that no table has.
     pub(super) fn no_table(&self, name: &str) -> Error {
         // The comparison runs without the lock, because it takes a while if there are many tables.
-        let known: Vec<String> = self.names.read().tables.keys().cloned().collect();
+        let (known, is_being_made) = {
+            let names = self.names.read();
+            let known: Vec<String> = names.tables.keys().cloned().collect();
+            (known, names.reserved.contains_key(name))
+        };
+        if is_being_made {
+            return Error::NotFound(format!(
+                "there is no table {} yet: it is being made; wait for the end of the upload or of the join that makes it",
+                human::asked(name)
+            ));
+        }
         let meant = human::did_you_mean(name, known.iter().map(String::as_str));
         Error::NotFound(format!("there is no table {}{meant}", human::asked(name)))
     }

@@ -599,13 +599,13 @@ impl ResultSpool {
     /// writer calls this after its last batch and before [`ResultSpool::finish`]. So a client that
     /// sees the end of the result finds the table. From then on the table holds the rows, and the
     /// result only refers to it. The result can be read during its lease, while the table is in the
-    /// catalog.
+    /// catalog. The catalog drops the table after `life`, if it has one.
     ///
     /// # Errors
     /// [`Error::Precondition`] when the result has failed or is gone, is consumed as it is read, or
     /// was not made to become a table; the interrupt's; and the errors of
     /// [`NameReservation::publish`].
-    pub fn into_table(&self, mut name: NameReservation, owner: &str) -> Result<Arc<Table>> {
+    pub fn into_table(&self, mut name: NameReservation, owner: &str, life: Option<Duration>) -> Result<Arc<Table>> {
         let is_whole = matches!(self.progress().1, SpoolState::Open | SpoolState::Complete);
         let (statistics, batches, bytes, charge) = {
             let mut held = self.inner.held.lock();
@@ -632,6 +632,7 @@ impl ResultSpool {
         };
         charge.becomes_table();
         table.owner = owner.into();
+        table.expires = life.map(|life| SystemTime::now() + life);
         table.charges = vec![Arc::new(charge)];
         let table = name.publish(table)?;
         self.give_to(&table);

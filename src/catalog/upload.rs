@@ -41,7 +41,7 @@ pub struct UploadOptions {
 }
 
 /// Longest life of a temporary table, in seconds.
-const TEMPORARY_SECONDS_MAX: u32 = 86_400;
+pub const TEMPORARY_SECONDS_MAX: u32 = 86_400;
 
 /// Handling of an existing table of the upload's name.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -316,12 +316,20 @@ fn life_of(options: &UploadOptions) -> Result<Option<Duration>> {
             "temporary_seconds: only an upload that creates or replaces a table sets its life; leave it out".into(),
         ));
     }
+    temporary_life(seconds).map(Some)
+}
+
+/// Returns the life of a temporary table, counted from its appearance.
+///
+/// # Errors
+/// [`Error::Invalid`] for a life that is too short or too long.
+pub fn temporary_life(seconds: u32) -> Result<Duration> {
     if !(1..=TEMPORARY_SECONDS_MAX).contains(&seconds) {
         return Err(Error::Invalid(format!(
             "temporary_seconds is {seconds}; write a number from 1 to {TEMPORARY_SECONDS_MAX}"
         )));
     }
-    Ok(Some(Duration::from_secs(seconds.into())))
+    Ok(Duration::from_secs(seconds.into()))
 }
 
 /// Rows received so far, with their statistics.

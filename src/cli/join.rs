@@ -17,6 +17,7 @@ use super::names::Names;
 use super::progress::Progress;
 use super::then::ThenArg;
 use super::{describe, jobs, output};
+use crate::catalog::TEMPORARY_SECONDS_MAX;
 use crate::{Error, Result};
 
 /// Arguments of `dovetail join`.
@@ -38,6 +39,11 @@ pub struct JoinArgs {
     /// the result is complete
     #[arg(long, value_name = "MODE", value_parser = ["create", "replace"])]
     into_mode: Option<String>,
+
+    /// Seconds after which the server drops the table of --into, 1 to 86400, counted from its
+    /// appearance. By default, the table stays
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=TEMPORARY_SECONDS_MAX as i64))]
+    temporary_seconds: Option<u32>,
 
     /// Priority of the job, -100 to 100. Jobs of higher priority start first
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
@@ -184,6 +190,9 @@ impl JoinArgs {
                 join["into_mode"] = mode.clone().into();
             }
         }
+        if let Some(seconds) = self.temporary_seconds {
+            join["temporary_seconds"] = seconds.into();
+        }
         if !self.then.is_empty() {
             join["then"] = self.then.iter().map(ThenArg::to_json).collect();
         }
@@ -206,6 +215,12 @@ impl JoinArgs {
         // clap does not require --into if an option that conflicts with --into is given.
         if self.into_mode.is_some() && self.into.is_none() {
             return refuse("--into-mode needs --into, which names the table; add --into TABLE, or remove --into-mode");
+        }
+        if self.temporary_seconds.is_some() && self.into.is_none() {
+            return refuse(
+                "--temporary-seconds needs --into, which names the table; add --into TABLE, or keep a result without a table \
+                 with --retain-seconds",
+            );
         }
         if !self.then.is_empty() && self.probe.is_none() {
             return refuse(
@@ -458,12 +473,13 @@ mod tests {
     #[test]
     fn every_option_is_sent_in_the_command() {
         let words = "a b --on x,y=z --how left-anti --columns x,left.q --strategy hash --nulls-equal --devices 2 \
-                     --distribution broadcast --into c --into-mode replace --priority -5 --retain-seconds 0 --batch-rows 1000 -o c.csv";
+                     --distribution broadcast --into c --into-mode replace --temporary-seconds 60 --priority -5 --retain-seconds 0 --batch-rows 1000 -o c.csv";
         assert_eq!(
             command(words),
             json!({"join": {"left": "a", "right": "b", "how": "left_anti", "strategy": "hash", "nulls_equal": true,
                             "on": [{"left": "x", "right": "x"}, {"left": "y", "right": "z"}],
-                            "columns": ["x", "left.q"], "devices": 2, "distribution": "broadcast", "into": "c", "into_mode": "replace", "priority": -5,
+                            "columns": ["x", "left.q"], "devices": 2, "distribution": "broadcast", "into": "c", "into_mode": "replace",
+                            "temporary_seconds": 60, "priority": -5,
                             "retain_seconds": 0, "batch_rows": 1000}})
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
@@ -534,6 +550,8 @@ mod tests {
             ("--into-mode replace --limit 3", ["--into-mode", "--into TABLE"]),
             ("--into-mode replace --count", ["--into-mode", "--into TABLE"]),
             ("--batch-rows 0", ["--batch-rows", "0 is not in 1.."]),
+            ("--temporary-seconds 9", ["--temporary-seconds", "--into TABLE"]),
+            ("--into c --temporary-seconds 0", ["--temporary-seconds", "0 is not in 1..=86400"]),
         ] {
             let said = refused(words).unwrap_or_else(|| panic!("{words}"));
             assert!(flags.iter().all(|flag| said.contains(flag)), "{words}: {said}");

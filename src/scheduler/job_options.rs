@@ -1,5 +1,7 @@
 //! Options of a job: the way a join is run, and the use of its result.
 
+use std::time::Duration;
+
 use crate::catalog::IntoMode;
 use crate::join::Side;
 use crate::planner::{Distribution, PlanOverrides, Strategy};
@@ -20,6 +22,8 @@ pub struct JobOptions {
     /// Name of the table that keeps the result.
     pub into: Option<String>,
     pub into_mode: IntoMode,
+    /// Time from the appearance of that table until the catalog drops it. `None`: it stays.
+    pub into_life: Option<Duration>,
     /// Side whose rows arrive while the job runs ([`Scheduler::feed`](super::Scheduler::feed)). The
     /// other side is the build side.
     pub streamed: Option<Side>,

@@ -67,7 +67,9 @@ fn keep_as_table(job: &Job) -> Result<()> {
     let written = Instant::now();
     let name = job.settle_table(job.result.wait_for_statistics())?;
     let into = name.name().to_string();
-    job.result.into_table(name, &job.owner).context(|| format!("keeping the result as table {into:?}"))?;
+    job.result
+        .into_table(name, &job.owner, job.options.into_life)
+        .context(|| format!("keeping the result as table {into:?}"))?;
     let after_ms = (written.elapsed().as_secs_f64() * 1e6).round() / 1e3;
     tracing::info!(job = job.id.0, table = into, after_ms, "the result is a table");
     Ok(())

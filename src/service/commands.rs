@@ -16,7 +16,7 @@ use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, decode_key, decode_varint, skip_field};
 
 use super::proto;
-use crate::catalog::IntoMode;
+use crate::catalog::{IntoMode, TEMPORARY_SECONDS_MAX, temporary_life};
 use crate::human::asked;
 use crate::memory::human_bytes;
 use crate::planner::{JoinKind, JoinSpec, KeyPair, Side, ThenSpec};
@@ -138,7 +138,7 @@ enum Takes {
 
 /// Fields of a join whose values are checked here, because the JSON reader's error does not name
 /// the field.
-const JOIN_FIELDS: [(&str, Takes); 15] = [
+const JOIN_FIELDS: [(&str, Takes); 16] = [
     ("left", Takes::Text),
     ("right", Takes::Text),
     ("how", Takes::Text),
@@ -152,6 +152,7 @@ const JOIN_FIELDS: [(&str, Takes); 15] = [
     ("retain_seconds", Takes::Whole { least: 0, most: u32::MAX as i64 }),
     ("into", Takes::Text),
     ("into_mode", Takes::Text),
+    ("temporary_seconds", Takes::Whole { least: 1, most: TEMPORARY_SECONDS_MAX as i64 }),
     ("stream", Takes::Text),
     ("keep_seconds", Takes::Whole { least: 0, most: KEEP_SECONDS_MAX as i64 }),
 ];
@@ -260,7 +261,7 @@ struct Fields {
 }
 
 static COMMAND: Fields = Fields { name: "dovetail.v1.Command", tag_max: 1, inside: &[(1, &JOIN)] };
-static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 18, inside: &[(3, &KEY_PAIR), (18, &THEN)] };
+static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 19, inside: &[(3, &KEY_PAIR), (18, &THEN)] };
 static THEN: Fields = Fields { name: "dovetail.v1.Then", tag_max: 4, inside: &[(2, &KEY_PAIR)] };
 static KEY_PAIR: Fields = Fields { name: "dovetail.v1.KeyPair", tag_max: 3, inside: &[] };
 
@@ -360,6 +361,14 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
     if into_mode == proto::join::IntoMode::Replace && join.into.is_none() {
         return Err(Error::Invalid("\"into_mode\" is replace, and \"into\" names no table to replace".into()));
     }
+    let into_life = join.temporary_seconds.map(temporary_life).transpose()?;
+    if into_life.is_some() && join.into.is_none() {
+        return Err(Error::Invalid(
+            "\"temporary_seconds\" is the life of a table, and \"into\" names none; write \"into\", or keep a result \
+             without a table with \"retain_seconds\""
+                .into(),
+        ));
+    }
     if join.count && !join.columns.is_empty() {
         return Err(Error::Invalid(
             "\"count\" asks for the number of rows, and \"columns\" for values of them; leave one of them out".into(),
@@ -422,6 +431,7 @@ fn join_command(join: proto::Join, defaults: &Defaults) -> Result<JoinCommand> {
             proto::join::IntoMode::Create => IntoMode::Create,
             proto::join::IntoMode::Replace => IntoMode::Replace,
         },
+        into_life,
         streamed,
         keep_seconds,
     };
@@ -479,6 +489,8 @@ fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn decode(command: &[u8]) -> Result<JoinCommand> {
@@ -488,7 +500,8 @@ mod tests {
 
     const FULL: &str = r#"{"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "y", "nulls_equal": true}],
         "how": "left_anti", "columns": ["x"], "strategy": "sort-merge", "nulls_equal": true, "devices": ["host:0"],
-        "distribution": "hash", "batch_rows": 10, "priority": -3, "retain_seconds": 0, "into": "c", "into_mode": "replace"}}"#;
+        "distribution": "hash", "batch_rows": 10, "priority": -3, "retain_seconds": 0, "into": "c", "into_mode": "replace",
+        "temporary_seconds": 60}}"#;
 
     fn any(name: &str, value: Vec<u8>) -> Vec<u8> {
         let type_url = format!("type.googleapis.com/{name}");
@@ -519,6 +532,7 @@ mod tests {
         assert_eq!(from_json.options.devices, DeviceRequest::Named(vec!["host:0".into()]));
         assert_eq!((from_json.spec.batch_rows, from_json.options.retain_seconds), (Some(10), Some(0)));
         assert_eq!((from_json.options.into.as_deref(), from_json.options.into_mode), (Some("c"), IntoMode::Replace));
+        assert_eq!(from_json.options.into_life, Some(Duration::from_secs(60)));
     }
 
     #[test]
@@ -585,8 +599,8 @@ mod tests {
     fn unknown_fields_are_refused_in_both_forms() {
         assert!(refusal(br#"{"join": {"left": "a", "right": "b", "hwo": "left"}}"#).contains("hwo"));
         assert!(refusal(br#"{"jion": {}}"#).contains("jion"));
-        // Field 19 of a join, which does not exist, as a varint.
-        assert!(refusal(&any("dovetail.v1.Join", vec![19 << 3 | 0x80, 1, 1])).contains("field number 19"));
+        // Field 20 of a join, which does not exist, as a varint.
+        assert!(refusal(&any("dovetail.v1.Join", vec![20 << 3 | 0x80, 1, 1])).contains("field number 20"));
         // A key pair (field 3) that contains an unknown field 4.
         assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 2, 4 << 3, 1])).contains("field number 4"));
         // A key pair that claims more bytes than there are.
@@ -620,6 +634,7 @@ mod tests {
             (r#""distribution": true"#, "a string"),
             (r#""into_mode": 1"#, "a string"),
             (r#""into": ["t"]"#, "a string"),
+            (r#""temporary_seconds": 0"#, "a whole number from 1 to 86400"),
             (r#""columns": "x""#, "a list of names"),
             (r#""count": "yes""#, "true or false"),
         ] {
@@ -639,6 +654,7 @@ mod tests {
         assert!(with(r#""distribution": "HASH""#).ends_with("did you mean \"hash\"?"));
         assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));
         assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));
+        assert!(with(r#""temporary_seconds": 9"#).contains("\"into\" names none"));
         assert!(with(r#""into": """#).contains("\"into\" is empty"));
         assert_eq!(
             with(r#""columns": []"#),

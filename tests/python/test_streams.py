@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 import dovetail
 import oracle
 import tables
-from harness import Server, clean
+from harness import Server, clean, command_line, slow_devices
 from oracle import HOWS, STRATEGIES
 from test_oracle import RESULT_ROWS_MAX, random_case
 
@@ -457,6 +457,54 @@ def test_a_streamed_table_that_is_too_large_is_refused_before_its_end(tmp_path: 
             raw.close()
             server.wait_for(lambda: len(client.tables()) == 0, "the end of the temporary table")
             clean(server, client)
+
+
+def test_a_result_is_the_build_side_of_streams(tmp_path: Path) -> None:
+    with Server(tmp_path, devices="host:1", device_memory="64MiB", host_memory="256MiB") as server:
+        with server.connect() as client:
+            client.put("orders", {"id": [1, 2, 3], "customer": [7, 8, 9]})
+            client.put("customers", {"customer": [7, 8], "name": ["ann", "bob"]})
+            for used in (1, 2):
+                job = client.submit(
+                    "orders", "customers", on="customer", into="named", temporary_seconds=2, into_mode="replace"
+                )
+                assert job.wait().rows == 2
+                (table,) = [table for table in client.tables() if table.name == "named"]
+                assert table.details["expires"] is not None
+                with client.open_stream("named", pa.schema({"id": pa.int64()}), on="id") as stream:
+                    assert stream.ask({"id": [2, 3]})["name"].to_pylist() == ["bob"]
+                    server.wait_for(lambda: len(client.tables()) == 2, "the end of the result's time")
+                    # The stream goes on without the name.
+                    assert stream.ask({"id": [1, 1]})["name"].to_pylist() == ["ann", "ann"], used
+                with pytest.raises(dovetail.NotFound, match="there is no table"):
+                    client.stream_join("named", numbers(1), on={"id": "k"})
+                with pytest.raises(dovetail.NotFound):
+                    job.result().table()
+            # From the command line, too.
+            words = ["join", "orders", "customers", "--on", "customer", "--into", "named", "--temporary-seconds"]
+            assert command_line(server, *words, 0).returncode == 2
+            assert command_line(server, *words, 2).returncode == 0
+            assert client.get("named").num_rows == 2
+            server.wait_for(lambda: len(client.tables()) == 2, "the end of the result's time")
+            join = {"left": "orders", "right": "customers", "on": [{"left": "customer", "right": "customer"}]}
+            with pytest.raises(dovetail.InvalidRequest, match='"into" names none'):
+                client.command({"join": {**join, "temporary_seconds": 9}})
+            with pytest.raises(dovetail.InvalidRequest, match="from 1 to 86400"):
+                client.command({"join": {**join, "into": "named", "temporary_seconds": 86_401}})
+            assert len(client.tables()) == 2
+            clean(server, client)
+
+
+def test_a_stream_of_a_result_that_is_not_complete_says_so(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="1GiB")
+    with server.connect() as client:
+        client.put("many", {"k": np.zeros(20_000, np.int64)})
+        job = client.submit("many", "many", on="k", into="made", temporary_seconds=60)
+        with pytest.raises(dovetail.NotFound, match='no table "made" yet.*wait for the end'):
+            client.stream_join("made", numbers(1), on="k")
+        job.cancel()
+        with pytest.raises(dovetail.NotFound, match='there is no table "made"$'):
+            client.stream_join("made", numbers(1), on="k")
 
 
 def test_a_stream_that_is_refused_says_why(server: Server, client: dovetail.Client) -> None:

@@ -49,7 +49,7 @@ impl Memory {
 
     fn keep(&self, spool: &ResultSpool) -> Arc<Table> {
         let name = self.0.reserve_for_result("kept", &"ada".into(), IntoMode::Replace, "a result").unwrap();
-        let table = spool.into_table(name, "ada").unwrap();
+        let table = spool.into_table(name, "ada", None).unwrap();
         spool.finish(Ok(()));
         table
     }

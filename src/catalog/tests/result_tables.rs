@@ -42,7 +42,7 @@ fn made_and_uploaded(schema: SchemaRef, batches: &[RecordBatch]) -> [Arc<Table>;
         upload.append(batch.clone()).unwrap();
     }
     spool.wait_for_statistics().unwrap();
-    let made = spool.into_table(catalog.reserve("made", "", "a result").unwrap(), "").unwrap();
+    let made = spool.into_table(catalog.reserve("made", "", "a result").unwrap(), "", None).unwrap();
     spool.finish(Ok(()));
     [made, upload.commit().unwrap()]
 }
@@ -152,7 +152,7 @@ fn a_released_result_stops_its_statistics() {
     spool.release();
     assert_refused(spool.wait_for_statistics(), is!(Cancelled), &["stopped"]);
     assert_eq!(catalog.arena().budget().used_bytes(), 0);
-    let refused = spool.into_table(catalog.reserve("t", "", "a result").unwrap(), "");
+    let refused = spool.into_table(catalog.reserve("t", "", "a result").unwrap(), "", None);
     assert_refused(refused, is!(Precondition), &["failed, or is not kept"]);
 }
 
@@ -167,7 +167,7 @@ fn a_complete_result_becomes_a_table_that_outlives_it() {
     spool.push(batch([1, 2])).unwrap();
     spool.push(batch([3])).unwrap();
     spool.finish(Ok(()));
-    let table = spool.into_table(reservation, "ada").unwrap();
+    let table = spool.into_table(reservation, "ada", None).unwrap();
     assert_eq!(catalog.usage("ada").bytes, table.bytes, "charged once, though result and table share it");
     spool.release();
     assert_eq!((keys(&table.batches), table.rows, table.sorted_by.clone()), (vec![1, 2, 3], 3, vec![0]));
@@ -187,7 +187,7 @@ fn failed_consumed_and_other_results_become_no_table_and_free_the_name() {
     let not_asked_for = ResultSpool::new(schema());
     not_asked_for.push(batch([1])).unwrap();
     for spool in [failed, consumed, not_asked_for] {
-        let refused = spool.into_table(catalog.reserve("t", "", "a result").unwrap(), "");
+        let refused = spool.into_table(catalog.reserve("t", "", "a result").unwrap(), "", None);
         assert_refused(refused, is!(Precondition), &["\"t\"", "failed, or is not kept"]);
     }
     catalog.reserve("t", "", "a result").unwrap();

@@ -182,6 +182,7 @@ def join_command(
     left_on: str | Sequence[str] | None = None,
     right_on: str | Sequence[str] | None = None,
     distribution: str | None = None,
+    temporary_seconds: int | None = None,
 ) -> dict[str, Any]:
     """The command of a join.
 
@@ -207,6 +208,7 @@ def join_command(
         "nulls_equal": _arguments.truth("nulls_equal", nulls_equal),
         "into": _arguments.optional_text("into", into, "the name of a table to make"),
         "into_mode": None if into_mode is None else _arguments.one_of("into_mode", into_mode, get_args(IntoMode)),
+        "temporary_seconds": _arguments.optional_whole("temporary_seconds", temporary_seconds, least=1),
         "devices": _devices(devices),
         "priority": _arguments.optional_whole("priority", priority),
         "retain_seconds": _arguments.optional_whole("retain_seconds", retain_seconds, least=0),
@@ -228,6 +230,7 @@ def _devices(devices: object) -> int | str | list[str] | None:
 OPTIONS = (
     "how", "columns", "strategy", "nulls_equal", "into", "into_mode", "devices", "priority", "retain_seconds",
     "batch_rows", "left_on", "right_on", "distribution",
+    "temporary_seconds",
 )  # fmt: skip
 """Options of a join, in addition to its tables and keys."""
 

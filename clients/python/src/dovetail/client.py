@@ -300,6 +300,7 @@ class Client:
         nulls_equal: bool | None = None,
         into: str | None = None,
         into_mode: IntoMode | None = None,
+        temporary_seconds: int | None = None,
         devices: int | str | Sequence[str] | None = None,
         distribution: Distribution | str | None = None,
         priority: int | None = None,
@@ -331,6 +332,8 @@ class Client:
             into: Name of a table to keep the result in.
             into_mode: Action if a table of that name exists: ``"create"``, the default, fails. ``"replace"`` replaces
                 it when the result is complete.
+            temporary_seconds: Seconds after which the server drops the table ``into``, counted from its appearance, at
+                most a day. By default, the table stays.
             devices: Devices that run the join together: their number, the name of one, a list of names, or ``"all"``.
                 By default, the server chooses: one, or several that end the join sooner.
             distribution: Division of the join among several devices. With ``"broadcast"``, each has the whole build
@@ -367,6 +370,7 @@ class Client:
             left_on,
             right_on,
             distribution,
+            temporary_seconds,
         )
         result = self._submit(command).result()
         if progress:
@@ -417,7 +421,8 @@ class Client:
     ) -> pa.RecordBatchReader:
         """Joins a table with rows while they are sent, without keeping them on the server.
 
-        The table stays on a device. It may be rows, too, which are sent first and are gone with the stream. Each batch
+        The table stays on a device. It may be the result of a join: ``join(..., into="x", temporary_seconds=60)``
+        keeps it for a minute. It may be rows, too, which are sent first and are gone with the stream. Each batch
         of rows is sent as soon as it is read, and its joined rows come back while further rows are sent. The rows may
         be of any number. The server holds a client back that reads its result more slowly than it sends. The order of
         the rows is undefined.
