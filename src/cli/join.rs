@@ -65,7 +65,7 @@ pub struct JoinArgs {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["into", "count", "retain_seconds", "explain", "distribution"]
+        conflicts_with_all = ["into", "count", "retain_seconds", "distribution"]
     )]
     probe: Option<PathBuf>,
 
@@ -92,6 +92,11 @@ pub struct JoinArgs {
 pub struct ExplainArgs {
     #[command(flatten)]
     spec: SpecArgs,
+
+    /// Explain a join of rows that arrive, and that are joined with a further table in the same
+    /// pass, as with join --probe --then. RIGHT is a table with the columns of these rows
+    #[arg(long, value_name = "JOIN")]
+    then: Vec<ThenArg>,
 
     #[command(flatten)]
     connect: ConnectArgs,
@@ -327,7 +332,7 @@ async fn join_file(args: &JoinArgs, file: &Path, to: Destination) -> Result<()> 
     let tables = [&args.spec.left, &args.spec.right].into_iter().chain(args.then.iter().map(ThenArg::table));
     let what = tables.map(String::as_str).collect::<Vec<_>>().join(" ⋈ ");
     let batches = source.into_stream().map_ok(|piece| piece.batch).boxed();
-    let joined = client.exchange(&command, schema, batches).await?;
+    let (job, joined) = client.exchange(&command, schema, batches).await?;
     let progress = Progress::transfer(&format!("joining {what}"), None);
     let is_printed = args.to.output.is_none();
     let received = get::deliver(&what, None, joined, to, start, &progress).await?;
@@ -335,7 +340,10 @@ async fn join_file(args: &JoinArgs, file: &Path, to: Destination) -> Result<()> 
         let rows = output::counted(received.rows, "row");
         output::remark(format!("{what}: {rows} in {}", output::seconds(received.seconds)));
     }
-    Ok(())
+    match job.filter(|_| args.explain) {
+        Some(job) => show_plan_of(&client, args, job).await,
+        None => Ok(()),
+    }
 }
 
 /// Releases a result that has arrived completely, or that is not wanted. Otherwise the server would
@@ -386,13 +394,17 @@ async fn finish(
         report(&what, &done, start, args)?;
     }
     if args.explain {
-        let plan = client.action("explain", &json!({ "job": job })).await?;
-        match args.to.is_stdout() {
-            true => {
-                plan.iter().filter_map(|plan| plan["text"].as_str()).for_each(|text| output::remark(text.trim_end()))
-            }
-            false => plan.iter().try_for_each(show_plan)?,
-        }
+        show_plan_of(client, args, job).await?;
+    }
+    Ok(())
+}
+
+/// Prints the plan of a job that has run. It does not go among rows on standard output.
+async fn show_plan_of(client: &Client, args: &JoinArgs, job: u64) -> Result<()> {
+    let plan = client.action("explain", &json!({ "job": job })).await?;
+    match args.to.is_stdout() {
+        true => plan.iter().filter_map(|plan| plan["text"].as_str()).for_each(|text| output::remark(text.trim_end())),
+        false => plan.iter().try_for_each(show_plan)?,
     }
     Ok(())
 }
@@ -431,7 +443,12 @@ fn report(what: &str, job: &Value, start: Instant, args: &JoinArgs) -> Result<()
 /// The server's.
 pub async fn run_explain(args: ExplainArgs) -> Result<()> {
     let client = Client::connect(&args.connect).await?;
-    let plan = client.action("explain", &json!({ "join": args.spec.to_json() })).await?;
+    let mut join = args.spec.to_json();
+    if !args.then.is_empty() {
+        join["stream"] = "right".into();
+        join["then"] = args.then.iter().map(ThenArg::to_json).collect();
+    }
+    let plan = client.action("explain", &json!({ "join": join })).await?;
     plan.iter().try_for_each(show_plan)
 }
 

@@ -206,6 +206,8 @@ impl ChildJobs {
     fn serve(&self, listener: &JobListener<'_>, call: &JobCall<'_>) -> Result<()> {
         let (job, JobCall { schema, buffers, rows, sink, monitor, .. }) = (listener.job, *call);
         let mut is_told_to_stop = false;
+        // The process reports this call alone, and the job may have made others.
+        let before = monitor.report();
         // Error of the batch that could not be pushed. Later batches may already be on their way.
         let mut refused = None;
         loop {
@@ -241,9 +243,9 @@ impl ChildJobs {
                         rows.stop(&error);
                     }
                 }
-                Ok(JobEvent::Progress(report)) => monitor.take_over(report),
+                Ok(JobEvent::Progress(report)) => monitor.take_over(report.following(&before)),
                 Ok(JobEvent::Ended { outcome, report }) => {
-                    monitor.take_over(report);
+                    monitor.take_over(report.following(&before));
                     return refused.map_or(outcome, Err);
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}

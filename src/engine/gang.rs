@@ -18,7 +18,7 @@ use super::windows::{connect_all, disconnect_lost};
 use super::{Engine, Grant, spawn_in};
 use crate::catalog::Table;
 use crate::device::{CancelFlag, DeviceId};
-use crate::join::{BatchSink, GangBoard, Monitor, NearRows, Rank, RankReport, Report, RowNodes, Task};
+use crate::join::{BatchSink, GangBoard, Monitor, NearRows, Rank, RankReport, Report, RowNodes, Task, add_phases};
 use crate::{Context, Error, Result, panics};
 
 /// Time between two looks at the job's request to stop, and at the progress of ranks.
@@ -149,12 +149,7 @@ fn sum_of(devices: &[DeviceId], monitors: &[Monitor]) -> Report {
         sum.build_rows += report.build_rows;
         sum.sent_bytes += report.sent_bytes;
         sum.sending_seconds += report.sending_seconds;
-        for phase in report.phases {
-            match sum.phases.iter_mut().find(|known| known.phase == phase.phase) {
-                Some(known) => known.add(&phase),
-                None => sum.phases.push(phase),
-            }
-        }
+        add_phases(&mut sum.phases, report.phases);
     }
     sum
 }

@@ -30,6 +30,7 @@ use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
 
 use super::batch_sizes::BatchSizes;
+use super::chain_report::{ChainReport, PassedRows, kept_share};
 use super::chunks::{
     Chunk, ProbeRows, chunk_row_bytes, chunk_rows, even_chunk_rows, fitting_probe_batch_rows, streams_of,
 };
@@ -89,7 +90,7 @@ impl Chain {
         let sizes = BatchSizes::new(first.task.batch_rows, row_bytes, device.tuning().gather_bytes);
         let sizes = sizes.of_columns(&schema);
         let task = Task { schema, ..(*first.task).clone() };
-        let shares = joins.iter().map(|join| expected_share(&join.task, join)).collect();
+        let shares = joins.iter().map(|join| expected_share(join)).collect();
         let shares = Arc::new(Mutex::new(shares));
         let builds = joins.iter().map(|join| join.build.unshared()).collect();
         Ok(Self { joins, builds, columns, task, sizes, shares })
@@ -220,7 +221,7 @@ impl Chain {
             probe_batch_rows: fitting_probe_batch_rows(cx.device, 0, streams),
             streams,
             sink,
-            passed: vec![Passed::default(); self.joins.len()],
+            passed: vec![PassedRows::default(); self.joins.len()],
         };
         let probe = of_chunk.side_of(order[0], &all, &rows)?;
         of_chunk.facts = Some(probe.side.part(rows, fixed, bytes));
@@ -230,29 +231,24 @@ impl Chain {
         self.learn(&of_chunk.passed);
         outcome.and(settled)?;
         cx.monitor.add_probed_rows(chunk.len());
+        let passed = std::mem::take(&mut of_chunk.passed);
+        cx.monitor.add_chain_rows(&ChainReport::of(order, passed));
         Ok(())
     }
 
     /// Adjusts the kept shares to what the rows of a chunk have shown.
-    fn learn(&self, passed: &[Passed]) {
+    fn learn(&self, passed: &[PassedRows]) {
         /// Number of rows that count as much as all that was seen before. Fewer would follow
         /// chance, and more would be slow to follow rows that change.
         const MEMORY_ROWS: f64 = 4096.0;
         let mut shares = self.shares.lock();
-        for (share, Passed { rows, kept }) in shares.iter_mut().zip(passed) {
+        for (share, PassedRows { rows, kept }) in shares.iter_mut().zip(passed) {
             if *rows > 0 {
                 let (rows, kept) = (*rows as f64, *kept as f64);
                 *share += (kept / rows - *share) * rows / (rows + MEMORY_ROWS);
             }
         }
     }
-}
-
-/// Number of rows of a chunk that reached a join, and number of rows that it made of them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Passed {
-    rows: u64,
-    kept: u64,
 }
 
 /// Rows of a chunk that all joins so far have kept, perhaps repeated.
@@ -293,7 +289,7 @@ struct ChainChunk<'a> {
     probe_batch_rows: usize,
     streams: usize,
     sink: &'a dyn BatchSink,
-    passed: Vec<Passed>,
+    passed: Vec<PassedRows>,
 }
 
 impl ChainChunk<'_> {
@@ -423,15 +419,8 @@ impl ChainChunk<'_> {
 }
 
 /// Returns the share of its rows that a join is expected to keep.
-fn expected_share(task: &Task, join: &PreparedJoin) -> f64 {
-    let (pairs, how, probe_side) = (task.expected.pairs_per_row, task.how, join.probe_shape.side);
-    let share = match () {
-        () if how.is_anti() => 1.0 - pairs.min(1.0),
-        () if how.only_side() == Some(probe_side) => pairs.min(1.0),
-        () if how.keeps_unmatched(probe_side) => pairs.max(1.0),
-        () => pairs,
-    };
-    if share.is_finite() { share } else { 1.0 }
+fn expected_share(join: &PreparedJoin) -> f64 {
+    kept_share(join.task.expected.pairs_per_row, join.task.how, join.probe_shape.side)
 }
 
 /// Refuses a join that cannot be part of a chain.

@@ -53,6 +53,7 @@
 
 mod batch_sizes;
 mod chain;
+mod chain_report;
 mod chunks;
 mod column_gather;
 mod composition;
@@ -91,10 +92,12 @@ use arrow::array::RecordBatch;
 
 pub(crate) use batch_sizes::{BatchSizes, MESSAGE_BYTES};
 pub use chain::Chain;
+pub(crate) use chain_report::kept_share;
+pub use chain_report::{ChainReport, PassedRows};
 pub(crate) use chunks::{CHUNK_ROWS_MIN, chunks_per_stream};
 pub use composition::{Composition, Distribution, MovedPayload, RowLayout, TransferOrder};
 pub use kind::{JoinKind, Side};
-pub use monitor::{Monitor, PhaseRecord, RankReport, Report};
+pub use monitor::{Monitor, PhaseRecord, RankReport, Report, add_phases};
 pub use numbered::with_number;
 pub use prepared::{PreparedJoin, take_build};
 pub(crate) use rank::BUCKET_BITS;

@@ -6,6 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::ChainReport;
 use crate::Result;
 use crate::device::{CancelFlag, DeviceId, Phase, in_phase};
 
@@ -60,8 +61,36 @@ pub struct Report {
     pub sending_seconds: f64,
     /// In the order in which they first ran.
     pub phases: Vec<PhaseRecord>,
+    /// Rows that passed through the joins of a chain. Empty for any other join.
+    pub chain: ChainReport,
     /// Ranks of a gang, by number. Empty for a rank, and for a join on one device.
     pub ranks: Vec<RankReport>,
+}
+
+impl Report {
+    /// Returns the report of a call that follows others of the same job: their rows, times and
+    /// bytes are added. The progress is that of the call.
+    #[must_use]
+    pub fn following(mut self, before: &Self) -> Self {
+        self.probed_rows += before.probed_rows;
+        self.build_rows += before.build_rows;
+        self.sent_bytes += before.sent_bytes;
+        self.sending_seconds += before.sending_seconds;
+        let (mut phases, mut chain) = (before.phases.clone(), before.chain.clone());
+        add_phases(&mut phases, self.phases);
+        chain.extend(&self.chain);
+        Self { phases, chain, ..self }
+    }
+}
+
+/// Adds times and bytes to those of the same phases, and appends other phases.
+pub fn add_phases(phases: &mut Vec<PhaseRecord>, further: impl IntoIterator<Item = PhaseRecord>) {
+    for phase in further {
+        match phases.iter_mut().find(|known| known.phase == phase.phase) {
+            Some(known) => known.add(&phase),
+            None => phases.push(phase),
+        }
+    }
 }
 
 /// Part of a rank in the work of its gang.
@@ -124,6 +153,7 @@ pub struct Monitor {
     build_rows: AtomicU64,
     sending: Mutex<Sending>,
     phases: Mutex<Vec<PhaseRecord>>,
+    chain: Mutex<ChainReport>,
     ranks: Mutex<Vec<RankReport>>,
     /// Number of looks at the cancel flag in each phase.
     #[cfg(test)]
@@ -155,6 +185,11 @@ impl Monitor {
     /// Adds probe rows that are joined.
     pub(super) fn add_probed_rows(&self, rows: u64) {
         self.probed_rows.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    /// Adds rows that passed through the joins of a chain.
+    pub(super) fn add_chain_rows(&self, rows: &ChainReport) {
+        self.chain.lock().extend(rows);
     }
 
     /// Sets the number of build rows.
@@ -228,11 +263,7 @@ impl Monitor {
         }
         let Moved { bytes, kept_bytes, in_place_bytes } = moved;
         let piece = PhaseRecord { phase, seconds, bytes, kept_bytes, in_place_bytes };
-        let mut phases = self.phases.lock();
-        match phases.iter_mut().find(|record| record.phase == phase) {
-            Some(record) => record.add(&piece),
-            None => phases.push(piece),
-        }
+        add_phases(&mut self.phases.lock(), [piece]);
         outcome
     }
 
@@ -245,6 +276,7 @@ impl Monitor {
         *self.sending.lock() =
             Sending { bytes: report.sent_bytes, seconds: report.sending_seconds, ..Sending::default() };
         *self.phases.lock() = report.phases;
+        *self.chain.lock() = report.chain;
         *self.ranks.lock() = report.ranks;
     }
 
@@ -262,6 +294,7 @@ impl Monitor {
             sent_bytes,
             sending_seconds,
             phases: self.phases(),
+            chain: self.chain(),
             ranks: self.ranks(),
         }
     }
@@ -276,6 +309,12 @@ impl Monitor {
     pub fn phases(&self) -> Vec<PhaseRecord> {
         self.phases.lock().clone()
     }
+
+    /// Returns the rows that passed through the joins of a chain so far.
+    pub fn chain(&self) -> ChainReport {
+        self.chain.lock().clone()
+    }
+
     /// Returns the parts of a gang's ranks so far; empty for a join on one device.
     pub fn ranks(&self) -> Vec<RankReport> {
         self.ranks.lock().clone()
@@ -288,6 +327,31 @@ mod tests {
 
     use super::*;
     use crate::Error;
+    use crate::join::PassedRows;
+
+    #[test]
+    fn the_report_of_a_later_call_adds_to_those_before_it() {
+        let of = |phase, seconds, rows| Report {
+            work_done: 1,
+            work_total: 2,
+            probed_rows: rows,
+            phases: vec![PhaseRecord { phase, seconds, bytes: 8, kept_bytes: 1, in_place_bytes: 0 }],
+            chain: ChainReport::of(vec![0], vec![PassedRows { rows, kept: 1 }]),
+            ..Report::default()
+        };
+        let monitor = Monitor::default();
+        monitor.take_over(of(Phase::Match, 0.5, 10));
+        let before = monitor.report();
+        // Each report of the call stands for the whole call so far.
+        monitor.take_over(of(Phase::Match, 0.25, 3).following(&before));
+        monitor.take_over(of(Phase::Match, 1.0, 5).following(&before));
+        let report = monitor.report();
+        assert_eq!((report.probed_rows, report.work_done, report.work_total), (15, 1, 2));
+        assert_eq!((report.phases.len(), report.phases[0].seconds, report.phases[0].bytes), (1, 1.5, 16));
+        assert_eq!(report.chain.joins, [PassedRows { rows: 15, kept: 2 }]);
+        monitor.take_over(of(Phase::Gather, 1.0, 0).following(&report));
+        assert_eq!(monitor.phases().iter().map(|phase| phase.phase).collect::<Vec<_>>(), [Phase::Match, Phase::Gather]);
+    }
 
     #[test]
     fn time_in_which_several_threads_send_counts_once() {

@@ -25,6 +25,8 @@ pub struct BoundThen {
     pub first_schema: SchemaRef,
     /// Join of each column of the result, and the column's number in the result of that join.
     pub columns: Vec<(usize, usize)>,
+    /// Name of each join's table among the inputs, the first join's first.
+    pub labels: Vec<String>,
 }
 
 /// Input of a chain: the common rows, or the table of one join.
@@ -90,6 +92,7 @@ pub(super) fn bind_chain(spec: &JoinSpec, catalog: &Catalog, interrupt: &Interru
         columns.push((join, outputs[join].len()));
         outputs[join].push(OutputColumn { name: name.clone(), source: OutputSource::Column { side, index: *index } });
     }
+    let labels = parts[1..].iter().map(|part| part.label.to_owned()).collect();
     drop(parts);
     for (join, output) in joins.iter_mut().zip(outputs) {
         let BoundJoin { how, left, right, keys, .. } = &*join;
@@ -103,7 +106,7 @@ pub(super) fn bind_chain(spec: &JoinSpec, catalog: &Catalog, interrupt: &Interru
     let fields: Vec<Field> = columns.iter().map(field).collect();
     let mut first = joins.remove(0);
     let first_schema = std::mem::replace(&mut first.schema, Arc::new(Schema::new(fields)));
-    first.then = Some(BoundThen { joins, first_schema, columns });
+    first.then = Some(BoundThen { joins, first_schema, columns, labels });
     Ok(first)
 }
 

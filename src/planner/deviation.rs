@@ -1,7 +1,7 @@
 //! Explains in words why the measured time of a join is far from the predicted time.
 
 use crate::human;
-use crate::join::{PhaseRecord, RankReport};
+use crate::join::{ChainReport, PhaseRecord, RankReport};
 use crate::memory::human_bytes;
 
 /// Measurements of a job that runs or has run.
@@ -10,6 +10,10 @@ pub struct Measured {
     pub phases: Vec<PhaseRecord>,
     /// Empty for a join on one device.
     pub ranks: Vec<RankReport>,
+    /// Rows that passed through the joins of a chain. Empty for any other join.
+    pub chain: ChainReport,
+    /// True if rows arrive while the join runs. Its time is then up to its caller.
+    pub rows_arrive: bool,
     pub seconds: f64,
     pub rows: u64,
     /// False for a job that still runs, or that stopped before its end.
@@ -49,6 +53,9 @@ pub(super) fn deviation(predicted_seconds: f64, phases: &[PhaseTimes], measured:
     let difference = measured.seconds - predicted_seconds;
     let (shorter, longer) = (measured.seconds.min(predicted_seconds), measured.seconds.max(predicted_seconds));
     let is_slow = difference > 0.0;
+    if measured.rows_arrive {
+        return None;
+    }
     if longer < RATIO_MIN * shorter || difference.abs() < DIFFERENCE_MIN || !(is_slow || measured.is_complete) {
         return None;
     }
@@ -131,6 +138,7 @@ mod tests {
         assert!(text.contains(" Longer than predicted: gather by 125.0 ms, other work by 53.0 ms."), "{text}");
         assert!(text.contains(" took 1.5 GiB of new memory from the system."), "{text}");
         assert_eq!(text.ends_with("debug build."), cfg!(debug_assertions), "{text}");
+        assert_eq!(deviation(0.015, &[MATCH, GATHER], &Measured { rows_arrive: true, ..slow }), None);
         let short = deviation(0.015, &[MATCH, GATHER], &measured(0.05)).unwrap();
         assert!(short.contains("3.3 times") && !short.contains("new memory"), "{short}");
     }

@@ -7,8 +7,11 @@ use serde::Serialize;
 
 use super::cost::{MemoryNeed, PredictedPhase, Resource};
 use super::deviation::{Measured, PhaseTimes, deviation};
+use super::explain_chain::{
+    ExplainedChainJoin, chain_tree, explained_chain, phases_of_all, predicted_share, write_chain,
+};
 use super::inputs::{Inputs, TextWork};
-use super::{Distribution, MovedPayload, Plan, Rates, Side, Strategy, Target};
+use super::{Distribution, KeptBuild, MovedPayload, Plan, Rates, Side, Strategy, Target};
 use crate::Error;
 use crate::device::Phase;
 use crate::human;
@@ -39,6 +42,15 @@ pub struct Explanation {
     pub prepared: Option<u64>,
     /// Time at which that build side was prepared, as RFC 3339 in UTC.
     pub prepared_since: Option<String>,
+    /// Predicted seconds that the join saves by not preparing it again.
+    pub prepared_saves_seconds: Option<f64>,
+    /// Phases without the work on that build side: they are left out, or shorter.
+    pub prepared_saves: Vec<Phase>,
+    /// Joins of a chain, in the order in which the rows probe them. Empty for any other join.
+    pub chain: Vec<ExplainedChainJoin>,
+    /// Comparison of that order with the predicted order, and the reason for a difference. `None`
+    /// if no rows have passed through a chain.
+    pub chain_order: Option<String>,
     /// `None` if no rows cross between devices.
     pub exchange: Option<ExplainedExchange>,
     /// Part of each device in a join that runs or has run on several.
@@ -259,11 +271,16 @@ impl Explanation {
             reason: alternative.reason(device, plan.target.memory_bytes),
         });
         let result = ExplainedResult {
-            predicted_rows: if join.counts_rows { 1 } else { plan.estimates.rows.round() as u64 },
+            predicted_rows: match join.counts_rows {
+                true => 1,
+                false => (plan.estimates.rows * plan.then.iter().map(predicted_share).product::<f64>()).round() as u64,
+            },
             predicted_bytes: plan.result_bytes,
             rows: measured.map(|measured| measured.rows),
         };
-        let phases = line_up(&plan.phases, measured, &plan.target);
+        let phases = line_up(&phases_of_all(plan), measured, &plan.target);
+        let (chain, chain_order) = explained_chain(plan, measured.map(|measured| &measured.chain));
+        let kept = plan.kept_build.as_ref();
         Self {
             strategy: plan.strategy().name(),
             reason: plan.reason.clone(),
@@ -287,8 +304,12 @@ impl Explanation {
             memory: plan.memory,
             deviation: measured.and_then(|measured| deviation(plan.seconds, &times(&phases), measured)),
             phases,
-            prepared: plan.kept_build.map(|kept| kept.number),
-            prepared_since: plan.kept_build.map(|kept| kept.since()),
+            prepared: kept.map(|kept| kept.number),
+            prepared_since: kept.map(KeptBuild::since),
+            prepared_saves_seconds: kept.map(|kept| kept.saved_seconds),
+            prepared_saves: kept.map_or_else(Vec::new, |kept| kept.saved_phases.clone()),
+            chain,
+            chain_order,
             exchange: exchange(plan, ranks),
             ranks: ranks.to_vec(),
             skew: Skew::of(ranks),
@@ -314,7 +335,7 @@ impl Explanation {
 /// Explains a measured time that is far from the prediction of the plan; `None` if the two are
 /// close.
 pub fn deviation_from(plan: &Plan, measured: &Measured) -> Option<String> {
-    deviation(plan.seconds, &times(&line_up(&plan.phases, Some(measured), &plan.target)), measured)
+    deviation(plan.seconds, &times(&line_up(&phases_of_all(plan), Some(measured), &plan.target)), measured)
 }
 
 fn times(phases: &[ExplainedPhase]) -> Vec<PhaseTimes> {
@@ -394,6 +415,9 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
     /// tree.
     const HEAVY_SHOWN: usize = 3;
     const KEY_CHARS_MAX: usize = 24;
+    if let Some(then) = &plan.join.then {
+        return chain_tree(plan, &then.labels);
+    }
     let how_gathered = match (plan.strategy(), &plan.composition.moved_payload) {
         (Strategy::Hash, _) => "by row number",
         (_, MovedPayload::Everything) => "from the columns moved with the keys",
@@ -596,6 +620,18 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.strategy, self.reason)?;
         writeln!(f, "on {}: {}", self.device.name, self.device.reason)?;
+        if let (Some(number), Some(since), Some(saved)) =
+            (self.prepared, &self.prepared_since, self.prepared_saves_seconds)
+        {
+            let phases: Vec<&str> = self.prepared_saves.iter().map(|phase| phase.name()).collect();
+            writeln!(
+                f,
+                "build side {number} is kept there since {since}: it saves {} of a predicted {} ({})",
+                human::seconds(saved),
+                human::seconds(self.predicted_seconds + saved),
+                phases.join(", ")
+            )?;
+        }
         if let Some(refusal) = &self.refusal {
             writeln!(f, "the join would be refused now: {refusal}")?;
         }
@@ -604,6 +640,10 @@ impl fmt::Display for Explanation {
             writeln!(f, "  {line}")?;
         }
         writeln!(f)?;
+        if !self.chain.is_empty() {
+            write_chain(f, &self.chain, self.chain_order.as_ref())?;
+            writeln!(f)?;
+        }
         write!(
             f,
             "result: {} predicted, {}",

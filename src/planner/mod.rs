@@ -24,6 +24,7 @@ mod deviation;
 mod divide;
 mod estimate;
 mod explain;
+mod explain_chain;
 mod filter;
 mod gang_rates;
 mod inputs;
@@ -50,6 +51,7 @@ pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedExchange, ExplainedHeavyKey, ExplainedPhase, ExplainedResult,
     ExplainedSet, ExplainedSide, Explanation, Skew, deviation_from,
 };
+pub use explain_chain::ExplainedChainJoin;
 pub use gang_rates::{GangRates, LinkRates};
 pub use kept_build::KeptBuild;
 pub use overrides::PlanOverrides;

@@ -174,6 +174,8 @@ fn propose_chain(
     let (then, unknown_rows) = (join.then.take(), join.unknown_rows);
     let (mut plan, mut refusal) = propose(join, &overrides, target, interrupt)?;
     plan.join.then = then;
+    // They are strategies of the first join alone, and a chain has one strategy.
+    plan.alternatives.clear();
     let rows = (plan.join.table(plan.side(Role::Probe)).rows as f64).max(1.0);
     for join in joins {
         let (further, refused) = propose(BoundJoin { unknown_rows, ..join }, &overrides, target, interrupt)?;

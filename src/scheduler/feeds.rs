@@ -26,7 +26,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use arrow::array::RecordBatch;
@@ -47,7 +47,7 @@ use crate::columns::Role;
 use crate::engine::{Engine, Grant, Prepared};
 use crate::join::{IncomingBatches, Monitor, Side, TableRows};
 use crate::memory::{Budget, human_bytes};
-use crate::planner::{BoundJoin, Plan};
+use crate::planner::{BoundJoin, KeptBuild, Plan};
 use crate::{Error, Result};
 
 /// Number of rows that a turn is planned for. A million rows keep a GPU busy for longer than it
@@ -78,6 +78,9 @@ pub(super) struct Feed {
     places: Vec<Place>,
     /// Rows of the turn that runs, and the number of batches of the result at its beginning.
     in_turn: Mutex<(Vec<Arrived>, usize)>,
+    /// Plan with the build side that earlier jobs have prepared, known from the first turn on.
+    /// `None`: this job has prepared it.
+    on_kept: OnceLock<Option<Arc<Plan>>>,
     /// Predicted seconds and result bytes of a row.
     row_seconds: f64,
     row_bytes: f64,
@@ -145,6 +148,7 @@ impl Feed {
             build,
             places,
             in_turn: Mutex::default(),
+            on_kept: OnceLock::new(),
             row_seconds: plan.seconds / rows,
             row_bytes: plan.row_bytes * (result_rows / rows).max(1.0),
         }
@@ -280,6 +284,12 @@ impl Feed {
     /// True if other jobs wait for the turn of their common build side.
     pub(super) fn keeps_others_waiting(&self) -> bool {
         self.build.resident().has_next()
+    }
+
+    /// Returns the plan with the build side that earlier jobs have prepared. `None` if this job has
+    /// prepared it, or will.
+    pub(super) fn plan_on_kept(&self) -> Option<Arc<Plan>> {
+        self.on_kept.get().cloned().flatten()
     }
 
     /// Returns the places of a turn that must prepare the build side.
@@ -470,7 +480,13 @@ impl Shared {
         monitor: &Monitor,
     ) -> Result<Turn> {
         *feed.in_turn.lock() = (Vec::new(), job.result.progress().0);
-        let prepared = match feed.build.resident().built() {
+        let built = feed.build.resident().built();
+        feed.on_kept.get_or_init(|| {
+            let kept = KeptBuild::new(feed.build.resident().number, built.as_ref()?.since);
+            // This plan has no rows, and so may outlive the job's work.
+            Some(Arc::new(Plan::clone(&job.life.lock().planned()).on_kept_build(kept)))
+        });
+        let prepared = match built {
             Some(built) => built.join,
             None => {
                 let build = work.join.table(feed.side.other()).clone();

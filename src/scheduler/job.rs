@@ -16,7 +16,7 @@ use super::state::Shared;
 use super::trace::TracedJob;
 use crate::catalog::{ChargeHold, NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
-use crate::join::{Monitor, PhaseRecord, RankReport, Side};
+use crate::join::{ChainReport, Monitor, PhaseRecord, RankReport, Side};
 use crate::memory::ReservedPool;
 use crate::planner::{BoundJoin, ExplainedSet, Explanation, Measured, Plan};
 use crate::{Error, Result};
@@ -72,6 +72,10 @@ pub struct JobStatus {
     pub phases: Vec<PhaseRecord>,
     /// Part of each device; empty for a job on one device.
     pub ranks: Vec<RankReport>,
+    /// Rows that passed through the joins of a chain. Empty for any other join.
+    pub chain: ChainReport,
+    /// True if the rows of one side arrive while the job runs.
+    pub rows_arrive: bool,
     /// Host memory that the server took from the system while the job ran.
     pub new_memory_bytes: u64,
 }
@@ -84,6 +88,8 @@ impl JobStatus {
         Some(Measured {
             phases: self.phases.clone(),
             ranks: self.ranks.clone(),
+            chain: self.chain.clone(),
+            rows_arrive: self.rows_arrive,
             seconds: end.duration_since(started).unwrap_or_default().as_secs_f64(),
             rows: self.rows,
             is_complete: self.state == JobState::Complete,
@@ -314,7 +320,8 @@ impl Job {
     /// Returns the plan that runs or ran, on the job's device. Before the job is placed, returns
     /// the plan with the shortest predicted time. Tables have no rows here.
     pub fn planned(&self) -> Arc<Plan> {
-        self.life.lock().planned.clone()
+        let on_kept = self.feed.as_ref().and_then(Feed::plan_on_kept);
+        on_kept.unwrap_or_else(|| self.life.lock().planned.clone())
     }
 
     /// Returns the plan that a placed job runs, with the tables that it reads. The plan is copied
@@ -355,6 +362,8 @@ impl Job {
             released: self.result.is_released(),
             phases: life.monitor.phases(),
             ranks: life.monitor.ranks(),
+            chain: life.monitor.chain(),
+            rows_arrive: self.feed.is_some(),
             new_memory_bytes: life.memory.bytes(),
         }
     }
@@ -362,11 +371,12 @@ impl Job {
     /// Explains the plan: what was predicted, what was measured so far, and the alternatives.
     pub fn explanation(&self) -> Explanation {
         let status = self.status();
-        let (plan, device, reason) = {
+        let plan = self.planned();
+        let (device, reason) = {
             let life = self.life.lock();
             let names: Vec<String> = life.devices.iter().map(ToString::to_string).collect();
-            let name = if names.is_empty() { life.planned.target.name.clone() } else { names.join(", ") };
-            (life.planned.clone(), name, life.device_reason.clone())
+            let name = if names.is_empty() { plan.target.name.clone() } else { names.join(", ") };
+            (name, life.device_reason.clone())
         };
         Explanation::new(&plan, &device, reason, status.measured().as_ref()).among(self.sets.clone())
     }
@@ -428,6 +438,11 @@ impl Life {
     pub(super) fn begin(&mut self, mapped_bytes: u64) -> Arc<Monitor> {
         self.memory = NewMemory { at_start_bytes: mapped_bytes, at_end_bytes: mapped_bytes };
         self.monitor.clone()
+    }
+
+    /// Returns the plan that runs, without rows.
+    pub(super) fn planned(&self) -> Arc<Plan> {
+        self.planned.clone()
     }
 
     /// Returns the index of the plan that runs.

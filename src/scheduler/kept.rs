@@ -138,9 +138,12 @@ impl Shared {
         let join = BoundJoin { unknown_rows: Some(found.streamed), ..join.clone() };
         let overrides = PlanOverrides::of_prepared(&found.composition);
         let classes = DeviceClass::group(vec![DeviceSet::new([found.device])], &self.engines, &join);
-        let kept = KeptBuild { number: found.resident.number, since: found.since };
+        let kept = KeptBuild::new(found.resident.number, found.since);
         match planner::propose(join, &overrides, classes[0].0.target(), terms.interrupt) {
-            Ok((plan, _)) => Ok(Some(plan.on_kept_build(kept, found.composition.clone()))),
+            Ok((plan, _)) => {
+                let plan = Plan { composition: found.composition.clone(), ..plan };
+                Ok(Some(plan.on_kept_build(kept)))
+            }
             Err(Error::Invalid(_) | Error::Unsupported(_)) => Ok(None),
             Err(error) => Err(error),
         }

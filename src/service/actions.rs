@@ -26,10 +26,9 @@ use super::call_memory::LISTED_BYTES;
 use super::get_info::{self, Asker};
 use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRequest};
 use super::shared::{Shared, shutting_down};
-use super::{commands, describe};
+use super::{commands, describe, exchange};
 use crate::human::asked;
 use crate::memory::{Interrupt, human_bytes};
-use crate::planner;
 use crate::scheduler::{Job, JobId, PreparedBuild, no_job, no_prepared};
 use crate::{Context, Error, Result};
 
@@ -50,7 +49,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("cancel_job", r#"Stops a job and releases its result. Body {"job": 7}"#),
     (
         "explain",
-        r#"Explains the plan of a join without running it, body {"join": {...}}, or of a job with measured times and the transfer to its clients, body {"job": 7}. "refusal" says why the join does not fit, if it does not"#,
+        r#"Explains the plan of a join without running it, body {"join": {...}}, or of a job with measured times and the transfer to its clients, body {"job": 7}. With "stream", the columns of the rows are those of the table with that side's name. "refusal" says why the join does not fit, if it does not"#,
     ),
     (
         "topology",
@@ -380,8 +379,7 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
             None => {
                 let command = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
                 asker.record.set_command(format!("explain {command}"));
-                let command = command.of_tables()?;
-                let join = planner::bind_interruptible(&command.spec, &shared.catalog, interrupt)?;
+                let join = exchange::bind_to_explain(shared, &command, interrupt)?;
                 (shared.scheduler.explain(join, &command.options, &asker.caller.tenant, interrupt)?, None)
             }
         };

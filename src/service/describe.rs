@@ -19,7 +19,7 @@ use crate::device::DeviceKind;
 use crate::engine::{Engine, PeerAccess, peer_access};
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
-use crate::planner::{self, Explanation};
+use crate::planner::{self, Explanation, KeptBuild};
 use crate::scheduler::{Job, JobState, JobStatus, PreparedBuild};
 use crate::topology::{DeviceNode, Topology};
 
@@ -104,8 +104,8 @@ pub fn job(job: &Job) -> Value {
         "strategy": plan.strategy().name(),
         "build_side": plan.composition.build_side.to_string(),
         "reason": plan.reason,
-        "prepared": plan.kept_build.map(|kept| kept.number),
-        "prepared_since": plan.kept_build.map(|kept| kept.since()),
+        "prepared": plan.kept_build.as_ref().map(|kept| kept.number),
+        "prepared_since": plan.kept_build.as_ref().map(KeptBuild::since),
         "predicted_bytes": plan.result_bytes,
         "deviation": status.measured().and_then(|measured| planner::deviation_from(&plan, &measured)),
         "distribution": plan.composition.distribution.name(),

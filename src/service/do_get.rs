@@ -103,15 +103,19 @@ where
 async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response<Body>> {
     let (head, body) = request.into_parts();
     let asker = Asker::of(shared, &head.headers, &head.extensions)?;
-    let messages = if head.uri.path() == DO_EXCHANGE {
-        exchange::join(shared, asker, body).await?.boxed()
+    let (job, messages) = if head.uri.path() == DO_EXCHANGE {
+        let (job, messages) = exchange::join(shared, asker, body).await?;
+        (Some(job), messages.boxed())
     } else {
         let ticket = read_ticket(body).await?;
-        get_data::read(shared, &asker.caller, &ticket.ticket, asker.record, &asker.memory).await?.boxed()
+        (None, get_data::read(shared, &asker.caller, &ticket.ticket, asker.record, &asker.memory).await?.boxed())
     };
     let body = WireBody { messages: Some(messages), ready: Vec::new().into_iter() };
     let mut response = Response::new(Body::new(body));
     response.headers_mut().insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
+    if let Some(job) = job {
+        response.headers_mut().insert(exchange::JOB_HEADER, job.0.into());
+    }
     Ok(response)
 }
 

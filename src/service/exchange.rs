@@ -35,9 +35,9 @@ use crate::catalog::Table;
 use crate::columns::fixed_width;
 use crate::human::asked;
 use crate::memory::Interrupt;
-use crate::planner::Side;
-use crate::scheduler::{Job, TURN_ROWS};
-use crate::{Error, Result};
+use crate::planner::{self, BoundJoin, Input, JoinSpec, Side};
+use crate::scheduler::{Job, JobId, TURN_ROWS};
+use crate::{Context, Error, Result};
 
 /// Assumed bytes of a value of variable length, for the plan.
 const VARIABLE_BYTES: u64 = 16;
@@ -45,7 +45,11 @@ const VARIABLE_BYTES: u64 = 16;
 /// Memory of the piece of the rows that is being copied, in bytes: about a frame of HTTP/2.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Runs a join of a table with the rows in `request`. Returns the messages of its result.
+/// Header of the answer that has the number of the job.
+pub const JOB_HEADER: &str = "dovetail-job";
+
+/// Runs a join of a table with the rows in `request`. Returns its number, and the messages of its
+/// result.
 ///
 /// # Errors
 /// Faults of the command and of the first messages, and refusals of the scheduler.
@@ -53,7 +57,7 @@ pub async fn join(
     shared: &Arc<Shared>,
     asker: Asker,
     request: Body,
-) -> Result<impl Stream<Item = Result<Answer>> + use<>> {
+) -> Result<(JobId, impl Stream<Item = Result<Answer>> + use<>)> {
     asker.memory.hold(PIECE_BYTES, "the stream of rows")?;
     let (arena, limits) = (shared.catalog.arena().clone(), shared.limits.of_uploads());
     let bounds = asker.memory.bounds().clone();
@@ -67,9 +71,9 @@ pub async fn join(
         Ok(Feeder { shared: of_feeder, job, has_ended: false })
     });
     let feeder = submitted.await?;
-    let result = get_data::of_job(shared, &worker, &feeder.job, record, &memory);
+    let (id, result) = (feeder.job.id, get_data::of_job(shared, &worker, &feeder.job, record, &memory));
     tokio::spawn(feeder.feed(rows, note));
-    result.await
+    Ok((id, result.await?))
 }
 
 /// Plans and queues the join of a command.
@@ -105,17 +109,47 @@ fn submit(
         return Err(Error::Unsupported(format!("a join with \"stream\" takes no {what}; leave it out")));
     }
     options.retain_seconds = Some(0);
-    let input = match streamed {
+    let input = streamed_input(&mut spec, streamed);
+    *input = rows_to_arrive(input.name(), schema).into();
+    let in_words = format!("{in_words}, {streamed} side streamed");
+    get_info::submit_join(shared, asker, &in_words, JoinCommand { spec, options }, interrupt)
+}
+
+fn streamed_input(spec: &mut JoinSpec, streamed: Side) -> &mut Input {
+    match streamed {
         Side::Left => &mut spec.left,
         Side::Right => &mut spec.right,
-    };
+    }
+}
+
+/// Returns a table that stands for rows with these columns that arrive.
+fn rows_to_arrive(name: &str, schema: SchemaRef) -> Arc<Table> {
     let row_bytes = schema
         .fields()
         .iter()
         .map(|field| fixed_width(field.data_type()).map_or(VARIABLE_BYTES, |width| width.bytes() as u64));
-    *input = Arc::new(Table::to_arrive(input.name(), schema.clone(), TURN_ROWS, row_bytes.sum())).into();
-    let in_words = format!("{in_words}, {streamed} side streamed");
-    get_info::submit_join(shared, asker, &in_words, JoinCommand { spec, options }, interrupt)
+    let row_bytes = row_bytes.sum();
+    Arc::new(Table::to_arrive(name, schema, TURN_ROWS, row_bytes))
+}
+
+/// Binds a join that is explained without rows. If one side is to arrive, its columns are those of
+/// the table with its name.
+///
+/// # Errors
+/// The errors of binding; [`Error::NotFound`] without such a table.
+pub fn bind_to_explain(shared: &Shared, command: &JoinCommand, interrupt: &Interrupt) -> Result<BoundJoin> {
+    let JoinCommand { spec, options } = command;
+    let Some(streamed) = options.streamed else {
+        return planner::bind_interruptible(spec, &shared.catalog, interrupt);
+    };
+    let mut spec = spec.clone();
+    let input = streamed_input(&mut spec, streamed);
+    let like = shared.catalog.table(input.name()).context(|| {
+        "an explanation of rows that arrive takes their columns from the table of that name; upload one, or explain the \
+         job of a stream with {\"job\": N}"
+    })?;
+    *input = rows_to_arrive(input.name(), like.schema.clone()).into();
+    planner::bind_interruptible(&spec, &shared.catalog, interrupt)
 }
 
 /// Content of the first messages of a call.

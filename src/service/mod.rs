@@ -58,6 +58,7 @@ mod tls;
 mod transfers;
 mod windows;
 
+pub use exchange::JOB_HEADER;
 pub(crate) use metrics::code_named;
 pub use server::Server;
 pub use settings::Settings;

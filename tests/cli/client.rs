@@ -246,7 +246,7 @@ fn rows_of_a_file_are_joined_while_they_are_read() {
     assert!(said.contains("absent.csv"), "{said}");
     let said = server.fails(&["join", "absent", "lines", "--on", "key=order", "--probe", "lines.csv"]);
     assert!(said.contains("there is no table \"absent\""), "{said}");
-    for more in [&["--into", "t"][..], &["--count"], &["--explain"]] {
+    for more in [&["--into", "t"][..], &["--count"]] {
         let refused = server.run(&[&join[..], &["--probe", "lines.csv"], more].concat());
         assert!(stderr(&refused).contains("cannot be used with"), "{more:?}: {}", stderr(&refused));
     }
@@ -283,6 +283,13 @@ fn rows_of_a_file_are_joined_with_several_tables_in_one_pass() {
         rows.iter().filter(|row| row["amount"] == 300).collect::<Vec<_>>(),
         [&json!({"name": "cid", "weight": 10, "amount": 300})]
     );
+    // The plan of the whole pass comes after the rows.
+    let explained = server.run(&[&join[..], &star, &["-o", "-", "--format", "csv", "--explain"]].concat());
+    let plan = stderr(&explained);
+    assert_eq!(stdout(&explained).lines().count(), 3, "{plan}");
+    for words in ["\"parts\"", "\"sellers\"", "\"shops\"", "right_semi", "2 of 2"] {
+        assert!(plan.contains(words), "{words}: {plan}");
+    }
     for (then, words) in
         [("parts:part", "write \"TABLE on COLUMNS\""), ("parts on part how outer", "did you mean \"full\"?")]
     {

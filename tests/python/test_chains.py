@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,6 +203,62 @@ def test_a_chain_answers_questions_and_shares_its_tables(tmp_path: Path) -> None
             server.wait_for(lambda: client.prepared() == [], "the chain of the old table to be given up")
             assert server.device_used() == 0
             drop_star(client)
+            clean(server, client)
+
+
+def test_explain_shows_the_joins_of_a_chain_and_why_their_order_changed(tmp_path: Path) -> None:
+    with Server(tmp_path, devices="host:1", device_memory="64MiB", host_memory="256MiB") as server:
+        with server.connect() as client:
+            # From their statistics, each row has one partner in the first table, and two in the second.
+            client.put("once", {"id": [*range(1000)], "v": [*range(1000)]})
+            client.put("twice", {"id": [*range(1000)] * 2, "w": [*range(2000)]})
+            client.put("rows", {"a": [0], "b": [0]})
+            twice = [Then("twice", on={"id": "b"})]
+            options = {"on": {"id": "a"}, "then": twice}
+            planned = client.explain("once", "rows", stream="right", **options)  # type: ignore[arg-type]
+            assert [(join["table"], join["how"], join["keys"]) for join in planned["chain"]] == [
+                ("once", "inner", ["a"]),
+                ("twice", "inner", ["b"]),
+            ]
+            once, second = planned["chain"]
+            assert once["predicted_share"] < second["predicted_share"]
+            assert planned["chain_order"] is None and once["rows"] is None
+            assert "probe 2 tables in one pass" in planned["text"]
+            # Every row has a partner in the first, and one of a hundred in the second.
+            sent = pa.table({"a": np.arange(50_000) % 1000, "b": np.arange(50_000) * 10})
+
+            def explained() -> dovetail.Explanation:
+                return client.job(client.jobs()[-1].id).explain()
+
+            schema = sent.schema
+            client.prepare("once", schema, keep_seconds=3600, **options)  # type: ignore[arg-type]
+            before = explained()
+            assert before["chain_order"] is None and before["prepared"] is None
+            with client.open_stream("once", schema, **options) as stream:  # type: ignore[arg-type]
+                for first in range(0, sent.num_rows, 10_000):
+                    stream.ask(sent.slice(first, 10_000))
+                after = explained()
+            ahead, behind = after["chain"]
+            assert (ahead["table"], ahead["predicted_place"], behind["predicted_place"]) == ("twice", 2, 1)
+            # A hundred rows have two partners each. After the change, the others do not reach the first table.
+            assert (ahead["rows"], ahead["kept_rows"], ahead["measured_share"]) == (50_000, 200, 0.004)
+            assert behind["rows"] == behind["kept_rows"] < 50_000 and behind["measured_share"] == 1.0
+            story = after["chain_order"]
+            assert '"twice" comes before "once", unlike predicted' in story, story
+            assert re.search(r"it has kept 0\.4 % of its rows \([0-9.]+ % predicted\)", story), story
+            assert re.search(r"changed (once|\d+ times) while rows arrived", story) and story in after["text"], story
+            # Its tables were prepared before it began.
+            (kept,) = client.prepared()
+            assert after["prepared"] == kept["prepared"] == client.jobs()[-1].raw["prepared"]
+            assert 0 < after["prepared_saves_seconds"] and "build table" in after["prepared_saves"]
+            assert f"build side {kept['prepared']} is kept there since" in after["text"]
+            assert "build table" not in {phase["name"] for phase in after["phases"]}
+            # A later stream begins with the order that this one has shown.
+            client.stream_join("once", sent.slice(0, 100), **options).read_all()  # type: ignore[arg-type]
+            assert "earlier rows of other streams" in explained()["chain_order"]
+            client.release_prepared(kept["prepared"])
+            with pytest.raises(dovetail.NotFound, match="columns from the table of that name"):
+                client.explain("once", "absent", stream="right", **options)  # type: ignore[arg-type]
             clean(server, client)
 
 

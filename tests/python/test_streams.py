@@ -354,6 +354,11 @@ def test_a_prepared_table_serves_streams_and_joins_at_once(tmp_path: Path) -> No
             explained = client.explain("kept", "facts", on="k")
             assert explained["prepared"] == prepared["prepared"], explained
             assert f"prepared {prepared['prepared']}" in explained["text"]
+            assert explained["prepared_saves_seconds"] > 0 and "build table" in explained["prepared_saves"]
+            assert "build table" not in {phase["name"] for phase in explained["phases"]}
+            assert f"build side {prepared['prepared']} is kept there since {explained['prepared_since']}" in str(
+                explained
+            )
             # A join that needs the memory takes it, and the next join prepares its own.
             sparse = np.arange(2_300_000) * 7_919_000_000_033 % (1 << 60)
             client.put("large", {"k": sparse, "v": np.arange(len(sparse))})

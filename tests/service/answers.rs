@@ -159,6 +159,26 @@ async fn answers_match_the_messages_of_the_proto() {
         r#"{{"join": {{"left": "plain", "right": "sent", "on": [{}], "stream": "right", "keep_seconds": 60}}}}"#,
         pair("k")
     );
+    let star = format!(
+        r#"{{"join": {{"left": "plain", "right": "skewed", "on": [{on}], "stream": "right", "keep_seconds": 60,
+            "then": [{{"table": "few", "on": [{on}], "how": "right_semi"}}]}}}}"#,
+        on = pair("k")
+    );
+    let planned = ask(&mut client, "explain", &star).await;
+    messages.compare::<proto::Explanation>("Explanation", &planned);
+    assert_eq!(planned["chain"].as_array().map(Vec::len), Some(2), "{planned}");
+    for is_kept in [false, true] {
+        let sent = exchange::messages(&star, &[batch_of(&[("k", &|row| row)])]).await;
+        assert_eq!(rows(&exchange::exchange(&mut client, sent).await.unwrap()), 55);
+        let jobs = act(&mut client, "list_jobs", "").await.unwrap();
+        let last: Value = serde_json::from_str(jobs.last().unwrap()).unwrap();
+        let explained = ask(&mut client, "explain", &format!(r#"{{"job": {}}}"#, last["job"])).await;
+        messages.compare::<proto::Explanation>("Explanation", &explained);
+        assert_eq!(explained["prepared"].is_null(), !is_kept, "{explained}");
+        assert_eq!(last["prepared"], explained["prepared"]);
+    }
+    let chain = ask(&mut client, "list_prepared", "").await;
+    ask(&mut client, "release_prepared", &format!(r#"{{"prepared": {}}}"#, chain["prepared"])).await;
     let sent = exchange::messages(&streamed, &[batch_of(&[("k", &|row| row)])]).await;
     assert_eq!(rows(&exchange::exchange(&mut client, sent).await.unwrap()), 30_000);
     let kept = ask(&mut client, "list_prepared", "").await;

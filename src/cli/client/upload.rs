@@ -14,6 +14,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::fetch::BatchStream;
 use super::{Client, command_descriptor, from_status, table_descriptor};
+use crate::service::JOB_HEADER;
 use crate::service::encode::Encoder;
 use crate::{Error, Result};
 
@@ -135,21 +136,27 @@ impl Client {
 }
 
 impl Client {
-    /// Joins rows while they are sent. Returns the batches of the result. `command` says which side
-    /// the rows are.
+    /// Joins rows while they are sent. Returns the number of the job, if the server says it, and the
+    /// batches of the result. `command` says which side the rows are.
     ///
     /// # Errors
     /// The server's. Later errors, and those of `batches`, come with the result.
-    pub async fn exchange(&self, command: &Value, schema: SchemaRef, batches: Batches) -> Result<BatchStream> {
+    pub async fn exchange(
+        &self,
+        command: &Value,
+        schema: SchemaRef,
+        batches: Batches,
+    ) -> Result<(Option<u64>, BatchStream)> {
         let describe = |first: &mut FlightData| first.flight_descriptor = Some(command_descriptor(command));
         let (request, failure) = self.request(schema, batches, describe, Arc::default(), |_| {})?;
         let mut service = self.service();
         let answers = tokio::select! {
-            answers = service.do_exchange(request) => answers.map_err(from_status)?.into_inner(),
+            answers = service.do_exchange(request) => answers.map_err(from_status)?,
             error = failure.wait() => return Err(error),
         };
+        let job = answers.metadata().get(JOB_HEADER).and_then(|job| job.to_str().ok()?.parse().ok());
         let failed = async move { failure.wait().await };
-        BatchStream::of_call(answers, failed.boxed()).await
+        Ok((job, BatchStream::of_call(answers.into_inner(), failed.boxed()).await?))
     }
 
     /// Returns the messages of a call that sends rows: the schema, which `describe` completes, and

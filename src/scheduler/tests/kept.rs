@@ -156,7 +156,7 @@ fn joins_run_as_usual_after_the_build_side_has_left(tells_jobs: bool) {
     let blocking = submit(&scheduler, &catalog, &with_many_rows(&catalog), unread, "").unwrap();
     let submitted = || submit(&scheduler, &catalog, &spec, JobOptions::default(), "").unwrap();
     let jobs = [submitted(), submitted()];
-    assert_eq!(jobs[0].planned().kept_build.map(|kept| kept.number), Some(number));
+    assert_eq!(jobs[0].planned().kept_build.as_ref().map(|kept| kept.number), Some(number));
     assert!(jobs.iter().all(|job| job.state() == JobState::Queued));
     take_away(&scheduler, tells_jobs);
     assert_eq!(scheduler.prepared()[0].device, None);

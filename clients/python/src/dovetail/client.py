@@ -658,15 +658,34 @@ class Client:
             return int(result.table().column("count")[0].as_py())
 
     def explain(
-        self, left: str, right: str, on: OnArgument | None = None, how: How = "inner", **options: Any
+        self,
+        left: str,
+        right: str,
+        on: OnArgument | None = None,
+        how: How = "inner",
+        *,
+        stream: Literal["left", "right"] | None = None,
+        then: Sequence[Then] | None = None,
+        **options: Any,
     ) -> Explanation:
         """Explains how a join would run, and why, without running it. Takes the arguments of :meth:`join`.
+
+        With ``stream``, it explains :meth:`stream_join`. The table of that side then stands for the rows: they have its
+        columns. ``then`` has the further tables of such a join. The detail ``chain`` has the joins in the order in
+        which the rows probe them, and the share of its rows that each is predicted to keep. The job of a stream that
+        runs or has run explains the measured shares, too (:meth:`Job.explain`), and why the order differs from the
+        predicted one.
 
         For a join that fits on no device, the detail ``refusal`` says what is too small and what would help. It is
         ``None`` for a join that may run.
         """
         _arguments.known("explain", options, OPTIONS)
-        return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
+        command = join_command(left, right, on, how, **options)
+        if stream is not None:
+            command["join"]["stream"] = _arguments.one_of("stream", stream, ("left", "right"))
+        if then is not None:
+            command["join"]["then"] = further_joins(then)
+        return Explanation(self._answer("explain", command))
 
     def jobs(self) -> Jobs:
         """Lists jobs that run, wait or have ended and are still known, oldest first.
