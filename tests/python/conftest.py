@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import dovetail
-from harness import GPUS, LONG, Server, clean
+from harness import GANG, GPUS, LONG, Server, clean
 
 # The same random tables in every run, so that nobody's change fails by chance.
 SEED = 20261121
@@ -67,7 +67,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with two small devices, or GPUs, shared by the tests of a file, which must leave it as they found it."""
-    devices = {"devices": "host:2", "device_memory": "64MiB"}
+    devices = {"devices": f"host:{max(GANG, 2)}", "device_memory": "64MiB"}
     if GPUS:
         devices = {"devices": f"cuda:{GPUS}", "device_memory": "512MiB", "device_cache": "0"}
     server = Server(tmp_path_factory.mktemp("server"), host_memory="1GiB", **devices)

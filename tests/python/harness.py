@@ -29,6 +29,9 @@ WAIT_SECONDS = 60
 DEVICE_KIND = "cuda" if os.environ.get("DOVETAIL_TEST_DEVICE") == "cuda" else "host"
 GPUS = int(os.environ.get("DOVETAIL_TEST_GPUS") or 1) if DEVICE_KIND == "cuda" else 0
 
+# Devices that run each join of the oracle's suite together; 0: as the server chooses.
+GANG = int(os.environ.get("DOVETAIL_TEST_GANG") or 0)
+
 # Whether devices have processes of their own, as `--device-processes` takes it; nothing: as the server chooses.
 PROCESSES = os.environ.get("DOVETAIL_TEST_PROCESSES")
 

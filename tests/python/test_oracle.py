@@ -1,7 +1,8 @@
 """Joins of random tables through a real server, against DuckDB.
 
 Every failure prints the seed of its case; ``pytest tests/python/test_oracle.py --seed N`` repeats the run, and
-``DOVETAIL_CASE=N`` repeats one case of the random ones.
+``DOVETAIL_CASE=N`` repeats one case of the random ones. With ``DOVETAIL_TEST_GANG=N``, N devices run each join
+together.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 import dovetail
 import oracle
 import tables
-from harness import GPUS, Server, clean
+from harness import GANG, GPUS, Server, clean
 from oracle import HOWS, LEFT_ROW, RIGHT_ROW, STRATEGIES, Case
 
 RESULT_ROWS_MAX = 400_000
@@ -37,6 +38,9 @@ RANDOM_HOSTS += [("host:4", "64MiB"), ("host:5", "24MiB"), ("host:6", "16MiB"), 
 if GPUS:
     # With all of their memory, and with so little that large joins go in pieces.
     HOSTS = RANDOM_HOSTS = [(f"cuda:{GPUS}", "auto"), (f"cuda:{GPUS}", "64MiB")]
+elif GANG:
+    # A rank of a gang takes more than a device alone for its windows.
+    HOSTS = RANDOM_HOSTS = [(f"host:{GANG}", "64MiB"), (f"host:{GANG}", "8MiB")]
 
 # Cases in a row that one server is asked.
 GROUP = 25
@@ -70,6 +74,8 @@ def send(client: dovetail.Client, name: str, table: pa.Table, rng: tables.Rng) -
 def run(client: dovetail.Client, case: Case, strategy: str, rng: tables.Rng, **options: object) -> pa.Table:
     """Runs the join and fetches the result in one of the ways that there are."""
     retain = 0 if rng.random() < 0.3 else None
+    if GANG:
+        options["devices"] = GANG
     result = client.join(
         "l",
         "r",
