@@ -215,11 +215,13 @@ def peers_program() -> list[str]:
 CHOSEN = (0, "chosen")
 
 
-def ways(devices: int) -> Iterator[tuple[int, str]]:
-    """One device, then gangs of all sizes by each distribution, then the server's choice."""
-    yield 1, "alone"
-    for ranks in range(2, devices + 1):
-        yield from ((ranks, distribution) for distribution in DISTRIBUTIONS)
+def ways(options: argparse.Namespace, devices: int) -> Iterator[tuple[int, str]]:
+    """One device, then gangs of each size by each distribution, then the server's choice."""
+    for ranks in options.ranks or range(1, devices + 1):
+        if ranks == 1:
+            yield 1, "alone"
+        else:
+            yield from ((ranks, distribution) for distribution in options.distributions)
     yield CHOSEN
 
 
@@ -251,6 +253,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each join, after one that is not timed")
     parser.add_argument("--counted-only", action="store_true", help="leave out the joins with all columns")
     parser.add_argument("--processes", type=int, default=4, help="that make and upload the tables of HMG")
+    parser.add_argument("--ranks", type=int, nargs="+", help="devices of a join (default: one, two, ... and all)")
+    parser.add_argument("--distributions", nargs="+", choices=DISTRIBUTIONS, default=DISTRIBUTIONS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--link", default="1GiB", help="bytes of each copy that measures a link")
     parser.add_argument("--no-floors", action="store_true", help="measure no rates of plain copies")
@@ -298,7 +302,7 @@ def measure(
         refused: dict[tuple[int, str], str] = {}
         for timed in range(options.runs + 1):
             check = timed == 0 and probe <= 1 << options.check_rows_max_log2
-            for ranks, distribution in ways(len(rate)):
+            for ranks, distribution in ways(options, len(rate)):
                 if (ranks, distribution) in refused:
                     continue
                 # Wide keys cannot be exchanged.

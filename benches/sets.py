@@ -28,13 +28,13 @@ from drawn import Join
 CHOSEN = "chosen"
 
 
-def ways(devices: int) -> dict[str, dict[str, object]]:
+def ways(ranks_of_gangs: list[int]) -> dict[str, dict[str, object]]:
     """Every set, and the server's choice: a name, and the fields of the command that ask for it.
 
     Of equal sets there is one.
     """
     asked: dict[str, dict[str, object]] = {"1": {"devices": 1}}
-    for ranks in range(2, devices + 1):
+    for ranks in ranks_of_gangs:
         for distribution in ("broadcast", "hash"):
             asked[f"{ranks} {distribution}"] = {"devices": ranks, "distribution": distribution}
     return {**asked, CHOSEN: {}}
@@ -46,7 +46,7 @@ def set_of(status: dict[str, object]) -> str:
     return f"{ranks} {status['distribution']}" if ranks > 1 else "1"
 
 
-def measure(client: dovetail.Client, join: Join, count: bool, devices: int, repeat: int) -> dict[str, object]:
+def measure(client: dovetail.Client, join: Join, count: bool, gangs: list[int], repeat: int) -> dict[str, object]:
     build, probe, rows = join.tables()
     for name, table in (("build", build), ("probe", probe)):
         client.put(name, table, mode="replace")
@@ -54,7 +54,7 @@ def measure(client: dovetail.Client, join: Join, count: bool, devices: int, repe
     chosen: Counter[str] = Counter()
     predicted: dict[str, float] = {}
     refused: dict[str, str] = {}
-    turns = list(ways(devices).items())
+    turns = list(ways(gangs).items())
     random = Random(join.build_rows)
     # The first run of each is not timed.
     for again in range(repeat + 1):
@@ -104,18 +104,20 @@ def main() -> None:
     parser.add_argument("--device-cache", default="50%", help="as for `dovetail serve --device-cache`")
     parser.add_argument("--draw", type=int, default=60, help="joins")
     parser.add_argument("--build-log2", type=float, nargs=2, default=(10, 18), help="bounds of the build side's rows")
+    parser.add_argument("--ranks", type=int, nargs="+", help="devices of a join (default: one, two, ... and all)")
     parser.add_argument("--seed", type=int, default=1, help="which ones are drawn")
     parser.add_argument("--repeat", type=int, default=3, help="timed runs of each join on each set")
     options = parser.parse_args()
     recorder = Recorder("sets")
     random, losses = Random(options.seed), []
     devices = int(options.devices.partition(":")[2])
+    gangs = [ranks for ranks in options.ranks or range(2, devices + 1) if ranks > 1]
     settings = {"host_memory": options.host_memory, "device_cache": options.device_cache}
     with Dovetail(devices=options.devices, **settings) as server:
         wait_until_prepared(server)
         with dovetail.connect(server.uri) as client:
             for join in drawn.joins(options.draw, options.seed, tuple(options.build_log2), ratio_log2=(-1, 3)):
-                line = measure(client, join, random.random() < 0.5, devices, options.repeat)
+                line = measure(client, join, random.random() < 0.5, gangs, options.repeat)
                 recorder.write(benchmark="sets", devices=options.devices, device_cache=options.device_cache, **line)
                 losses.append(line["loss"])
                 times = ", ".join(f"{name} {1e3 * took:.2f}" for name, took in line["seconds"].items())
