@@ -65,14 +65,15 @@ fn like_a_gpu() -> DeviceInfo {
         parallelism: 1,
         cpu_threads: 4,
     };
+    // As of an H200 (`device/cuda/tuning.rs`), because plans and their memory depend on it.
     let tuning = Tuning {
-        streams: 3,
+        streams: 5,
         morsel_rows: 1,
-        probe_batch_rows: 1 << 26,
+        probe_batch_rows: 1 << 24,
         gather_bytes: 64 << 20,
-        row_scratch_bytes: None,
-        partition_rows: 4096,
-        pass_bits_max: 8,
+        row_scratch_bytes: Some(40),
+        partition_rows: 2048,
+        pass_bits_max: 16,
         fuses_partition_join: true,
     };
     let capabilities = Capabilities { strings: true, exchanges: true, forms_gangs: true };
