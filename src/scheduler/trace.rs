@@ -12,7 +12,7 @@ use super::job_options::DeviceRequest;
 use crate::columns::Role;
 use crate::human::file_failure;
 use crate::lines::Lines;
-use crate::planner::{JoinKind, Plan, Side};
+use crate::planner::{Distribution, JoinKind, Plan, Side};
 use crate::{Error, Result};
 
 /// Join of a trace: its time, its submitter, and the sizes that a plan depends on.
@@ -38,6 +38,9 @@ pub struct TracedJob {
     pub count: bool,
     #[serde(default)]
     pub devices: TracedDevices,
+    /// Division among several devices that the caller asked for: `broadcast` or `hash`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distribution: Option<String>,
     /// Times of a join that completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<TracedTimes>,
@@ -135,6 +138,7 @@ impl TracedJob {
             right: TracedTable::of(plan, Side::Right),
             count: plan.join.counts_rows,
             devices: (&job.options.devices).into(),
+            distribution: job.options.distribution.map(|asked| asked.name().into()),
             measured: None,
         }
     }
@@ -160,6 +164,7 @@ impl TracedJob {
             return Err(Error::Invalid("\"waited\" and \"ran\" are numbers of seconds, 0 or more".into()));
         }
         let _: JoinKind = job.how.parse()?;
+        let _: Option<Distribution> = job.distribution.as_deref().map(str::parse).transpose()?;
         let widths = |table: &TracedTable| table.key_bytes.iter().chain(&table.payload_bytes).copied().all(is_positive);
         let is_joined = job.left.key_bytes.len() == job.right.key_bytes.len() && !job.left.key_bytes.is_empty();
         if !is_joined || ![&job.left, &job.right].into_iter().all(widths) {

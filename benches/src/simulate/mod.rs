@@ -41,9 +41,11 @@ const HOST_MEMORY: u64 = 1 << 40;
 #[command(after_help = "A trace has one JSON line for each job:
   {\"at\": 0.25, \"tenant\": \"a\", \"weight\": 2, \"priority\": 0, \"how\": \"inner\",
    \"left\": {\"rows\": 1000000, \"key_bytes\": [8], \"payload_bytes\": [8, 4], \"distinct\": 1000000},
-   \"right\": {\"rows\": 4000000, \"key_bytes\": [8], \"payload_bytes\": [8]}, \"count\": false, \"devices\": \"any\"}
-\"at\" is in seconds, \"devices\" is \"any\", \"all\", a number or a list of names. Only \"at\" and the two tables
-are needed. `dovetail serve --job-trace FILE` records one. Examples:
+   \"right\": {\"rows\": 4000000, \"key_bytes\": [8], \"payload_bytes\": [8]}, \"count\": false, \"devices\": 2,
+   \"distribution\": \"hash\"}
+\"at\" is in seconds, \"devices\" is \"any\", \"all\", a number or a list of names, and \"distribution\"
+is \"broadcast\" or \"hash\". Only \"at\" and the two tables are needed. `dovetail serve --job-trace FILE`
+records one. Examples:
   dovetail-bench simulate --topology tests/fixtures/topology/dgx-h100.toml --load 0.9
   dovetail-bench simulate --topology FILE --trace jobs.jsonl --policy greedy
   dovetail-bench simulate --topology FILE --load 1.2 --tenants 1,1,2 --faults lost=60,wrong=0.05 --json")]
@@ -110,6 +112,11 @@ pub struct SimulateArgs {
     #[arg(long, default_value = "3GB", value_parser = parse_size)]
     read_rate: u64,
 
+    /// Also report each job: its predicted and simulated seconds, its devices, strategy and
+    /// distribution, or why it was refused
+    #[arg(long)]
+    each: bool,
+
     /// Seed of all random values
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -127,8 +134,19 @@ pub fn run(args: &SimulateArgs) -> Result<()> {
     let outcome = simulate(&setup, trace)?;
     let report = Report::of(&outcome);
     match output::is_json() {
-        true => output::json(&report.json(&head(args, &setup, jobs))),
-        false => report.show(),
+        true => {
+            let mut line = report.json(&head(args, &setup, jobs));
+            if args.each {
+                line["each"] = report::each(&outcome.records);
+            }
+            output::json(&line);
+        }
+        false => {
+            report.show();
+            if args.each {
+                report::show_each(&outcome.records);
+            }
+        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use dovetail::Error;
 use dovetail::cli::output::{self, Align};
+use dovetail::planner::{Distribution, Strategy};
 use dovetail::scheduler::JobState;
 use serde_json::{Value, json};
 
@@ -227,6 +228,52 @@ impl Report {
             self.jain()
         )
     }
+}
+
+/// Returns what became of each job, in the order of arrival.
+pub fn each(records: &[Record]) -> Value {
+    let of_job = |job: &Record| {
+        let (strategy, distribution) = job.composed.unzip();
+        json!({
+            "arrived": job.arrived, "predicted_seconds": (!is_refused(job)).then_some(job.predicted), "seconds": ran(job),
+            "devices": job.devices, "strategy": strategy.map(Strategy::name), "distribution": distribution.map(Distribution::name),
+            "is_complete": job.state == Some(JobState::Complete), "refused": job.refusal,
+        })
+    };
+    records.iter().map(of_job).collect()
+}
+
+/// Prints what became of each job.
+pub fn show_each(records: &[Record]) {
+    let columns = [
+        ("arrived", Align::Right),
+        ("predicted", Align::Right),
+        ("ran", Align::Right),
+        ("devices", Align::Right),
+        ("plan", Align::Left),
+    ];
+    let row = |job: &Record| {
+        let plan = job.composed.map(|(strategy, distribution)| format!("{strategy}, {}", distribution.name()));
+        let seconds = |seconds: Option<f64>| seconds.map(output::seconds).unwrap_or_default();
+        vec![
+            output::seconds(job.arrived),
+            seconds((!is_refused(job)).then_some(job.predicted)),
+            seconds(ran(job)),
+            job.devices.to_string(),
+            job.refusal.clone().or(plan).unwrap_or_default(),
+        ]
+    };
+    let rows: Vec<_> = records.iter().map(row).collect();
+    output::line(format!("\n{}", output::table(&columns, &rows)));
+}
+
+fn is_refused(job: &Record) -> bool {
+    job.refusal.is_some()
+}
+
+/// Seconds from the first run of a job to its end.
+fn ran(job: &Record) -> Option<f64> {
+    Some(job.ended? - job.started?)
 }
 
 impl Compared {

@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 use dovetail::catalog::Catalog;
 use dovetail::engine::Engine;
 use dovetail::memory::{Arena, Budget, Interrupt, Reservation};
-use dovetail::planner::bind;
+use dovetail::planner::{Distribution, Strategy, bind};
 use dovetail::scheduler::{
     Clock, DeviceRequest, Job, JobId, JobOptions, JobState, KeptResult, PlacedJob, Policy, Scheduler, SchedulerOptions,
     Submission, TracedJob, TracedTimes,
@@ -29,7 +29,7 @@ use dovetail::{Error, Result};
 
 use super::faults::{Fate, Faults, Losses};
 use super::machine::{Load, Machine};
-use super::tables::{devices_of, spec_of};
+use super::tables::{devices_of, options_of, spec_of};
 
 /// Inputs of a run.
 #[derive(Clone, Debug)]
@@ -77,6 +77,10 @@ pub struct Record {
     pub ended: Option<f64>,
     /// `None` if it was refused at its submission.
     pub state: Option<JobState>,
+    /// Reason of the refusal at its submission.
+    pub refusal: Option<String>,
+    /// Strategy and distribution of the plan of its last run.
+    pub composed: Option<(Strategy, Distribution)>,
     /// Most devices that it ran on.
     pub devices: usize,
     /// Seconds of device time that it was given, and the part of them until the last arrival.
@@ -108,6 +112,8 @@ impl Record {
             started: None,
             ended: None,
             state: None,
+            refusal: None,
+            composed: None,
             devices: 0,
             device_seconds: 0.0,
             device_seconds_of_window: 0.0,
@@ -399,19 +405,24 @@ impl Simulation {
         self.arrivals_left -= 1;
         let traced = &self.trace[number];
         self.scheduler.set_weight(&traced.tenant, traced.weight)?;
-        let options = JobOptions { devices: devices_of(traced), priority: traced.priority, ..JobOptions::default() };
+        let options = JobOptions { priority: traced.priority, ..options_of(traced)? };
         let terms = Submission { owner: traced.tenant.clone(), is_admin: false, interrupt: Interrupt::default() };
         let bound = bind(&spec_of(traced)?, &self.catalog)?;
         let record = &mut self.records[number];
-        if let Ok(job) = self.scheduler.submit(bound, options, terms) {
-            record.predicted = job.plan.seconds;
-            record.predicted_devices = job.plan.target.ranks;
-            self.open.insert(job.id, number);
-            record.job = Some(job);
-            let seconds = record.predicted * record.fate.time;
-            if let Some(after) = record.fate.cancelled_after {
-                self.plan(self.now + after * seconds, What::IsCancelled(number));
+        let job = match self.scheduler.submit(bound, options, terms) {
+            Ok(job) => job,
+            Err(refusal) => {
+                record.refusal = Some(refusal.to_string());
+                return Ok(());
             }
+        };
+        record.predicted = job.plan.seconds;
+        record.predicted_devices = job.plan.target.ranks;
+        self.open.insert(job.id, number);
+        record.job = Some(job);
+        let seconds = record.predicted * record.fate.time;
+        if let Some(after) = record.fate.cancelled_after {
+            self.plan(self.now + after * seconds, What::IsCancelled(number));
         }
         Ok(())
     }
@@ -474,6 +485,7 @@ impl Simulation {
         record.started.get_or_insert(self.now);
         record.devices = record.devices.max(devices.len());
         record.runs += 1;
+        record.composed = Some((plan.strategy(), plan.composition.distribution));
         let fails = record.fate.fails_once && record.runs == 1;
         let seconds = (plan.seconds * record.fate.time).max(1e-6);
         Ok(Work {
@@ -590,9 +602,8 @@ impl Simulation {
 pub fn device_seconds(setup: &Setup, trace: &[TracedJob]) -> Result<f64> {
     let Simulation { scheduler, catalog, .. } = Simulation::new(setup.clone(), Vec::new())?;
     let of_job = |job: &TracedJob| {
-        let options = JobOptions { devices: devices_of(job), ..JobOptions::default() };
-        let explained =
-            scheduler.explain(bind(&spec_of(job)?, &catalog)?, &options, &job.tenant, &Interrupt::default())?;
+        let bound = bind(&spec_of(job)?, &catalog)?;
+        let explained = scheduler.explain(bound, &options_of(job)?, &job.tenant, &Interrupt::default())?;
         let sets = explained.sets.iter().filter(|set| set.rejected.is_none());
         let of_sets = sets.map(|set| set.predicted_seconds * set.ranks as f64);
         let chosen = explained.predicted_seconds * explained.device.ranks as f64;

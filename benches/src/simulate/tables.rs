@@ -6,7 +6,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 use dovetail::Result;
 use dovetail::catalog::{ColumnStatistics, Table};
 use dovetail::planner::{JoinSpec, KeyPair};
-use dovetail::scheduler::{DeviceRequest, TracedJob, TracedTable};
+use dovetail::scheduler::{DeviceRequest, JobOptions, TracedJob, TracedTable};
 
 /// Returns the join of a trace, over tables that have no rows to read.
 ///
@@ -18,6 +18,15 @@ pub fn spec_of(job: &TracedJob) -> Result<JoinSpec> {
     let on = (0..keys.len()).map(|at| KeyPair::new(&format!("k{at}"), &format!("k{at}"))).collect();
     let (left, right) = (Arc::new(table("left", &job.left, &keys)?), Arc::new(table("right", &job.right, &keys)?));
     Ok(JoinSpec { how: job.how.parse()?, count: job.count, ..JoinSpec::inner(left, right, on) })
+}
+
+/// Returns the options that a traced join asks for, without its priority.
+///
+/// # Errors
+/// [`Error::Invalid`](dovetail::Error::Invalid) for an unknown distribution.
+pub fn options_of(job: &TracedJob) -> Result<JobOptions> {
+    let distribution = job.distribution.as_deref().map(str::parse).transpose()?;
+    Ok(JobOptions { devices: devices_of(job), distribution, ..JobOptions::default() })
 }
 
 /// Returns the devices that a traced join asks for. The GPUs of the server that wrote the trace are

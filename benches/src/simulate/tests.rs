@@ -47,6 +47,7 @@ fn join(at: f64, rows: u64, devices: TracedDevices) -> TracedJob {
         right: side(),
         count: true,
         devices,
+        distribution: None,
         measured: None,
     }
 }
@@ -81,6 +82,27 @@ fn simulated_times_are_compared_with_those_of_the_trace() {
     }
     let half = Report::of(&simulate(&setup, trace).unwrap()).compared.unwrap();
     assert_eq!((half.close, half.close_runs), (0.5, 0.5));
+}
+
+#[test]
+fn each_job_tells_of_the_distribution_that_it_asked_for() {
+    let setup = Setup { spread: 0.0, ..setup("dgx-h100") };
+    let asked = |at: f64, rows: u64, distribution: &str| TracedJob {
+        distribution: Some(distribution.into()),
+        ..join(at, rows, TracedDevices::Count(4))
+    };
+    let trace = vec![asked(0.0, 1 << 28, "broadcast"), asked(100.0, 1 << 28, "hash"), asked(200.0, 1 << 36, "hash")];
+    let each = report::each(&simulate(&setup, trace).unwrap().records);
+    for (at, distribution) in ["broadcast", "hash"].into_iter().enumerate() {
+        let job = &each[at];
+        assert_eq!((&job["distribution"], &job["devices"]), (&json!(distribution), &json!(4)), "{job}");
+        let [predicted, ran] = ["predicted_seconds", "seconds"].map(|name| job[name].as_f64().unwrap());
+        assert!(predicted > 0.0 && (ran / predicted - 1.0).abs() < 1e-6, "{job}");
+        assert_eq!((&job["is_complete"], &job["refused"]), (&json!(true), &Value::Null));
+    }
+    let refused = &each[2];
+    assert!(refused["refused"].as_str().unwrap().contains("ask for more devices"), "{refused}");
+    assert_eq!((&refused["seconds"], &refused["predicted_seconds"]), (&Value::Null, &Value::Null));
 }
 
 fn waited(job: &Record) -> f64 {

@@ -119,6 +119,7 @@ impl Drawing<'_> {
             right: side(probe_rows, random.random_range(1..=2)),
             count: random.random_bool(0.3),
             devices,
+            distribution: None,
             measured: None,
         }
     }

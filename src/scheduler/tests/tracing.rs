@@ -1,6 +1,7 @@
 //! Tests of the trace that a server writes of its jobs.
 
 use super::*;
+use crate::planner::Distribution;
 
 #[test]
 fn each_job_is_a_line_that_can_be_read_again() {
@@ -9,7 +10,7 @@ fn each_job_is_a_line_that_can_be_read_again() {
     let trace = Some(JobTrace::open(&file).unwrap());
     let stage = Stage::with(2, SchedulerOptions { trace, ..SchedulerOptions::default() });
     stage.scheduler.set_weight("a", 2.5).unwrap();
-    let of_two = JobOptions { priority: 7, ..on(&["host:0", "host:1"]) };
+    let of_two = JobOptions { priority: 7, distribution: Some(Distribution::Hash), ..on(&["host:0", "host:1"]) };
     stage.submit_join(&spec("r3"), of_two, "a").unwrap();
     let count = JoinSpec { count: true, columns: Vec::new(), how: JoinKind::LeftSemi, ..spec("r0") };
     stage.submit_join(&count, JobOptions::default(), "").unwrap();
@@ -34,6 +35,7 @@ fn each_job_is_a_line_that_can_be_read_again() {
             right: side(&[]),
             count: false,
             devices: TracedDevices::Named(vec!["host:0".into(), "host:1".into()]),
+            distribution: Some("hash".into()),
             measured: None,
         },
         TracedJob {
@@ -46,12 +48,15 @@ fn each_job_is_a_line_that_can_be_read_again() {
             right: side(&[]),
             count: true,
             devices: TracedDevices::default(),
+            distribution: None,
             measured: None,
         },
     ];
     assert_eq!(lines, expected);
     assert!(lines[0].at > 1.7e9 && lines[1].at >= lines[0].at, "{lines:?}");
     assert!(text.contains(r#""devices":"any""#), "{text}");
+    let wrong = TracedJob::parse(&text.lines().next().unwrap().replace("hash", "hsah")).unwrap_err();
+    assert!(wrong.message().contains("did you mean \"hash\"?"), "{wrong}");
 }
 
 #[test]
