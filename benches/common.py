@@ -238,6 +238,14 @@ def wait_until_prepared(server: Dovetail) -> float:
         time.sleep(0.05)
 
 
+def bench_program() -> Path:
+    """`dovetail-bench`, which is built into the folder of the server's binary, or packed into it."""
+    path = binary().parent / "dovetail-bench"
+    if not path.exists():
+        raise SystemExit(f"{path} is not there; run `cargo build --release --workspace` first, or set DOVETAIL_BIN")
+    return path
+
+
 def binary() -> Path:
     given = os.environ.get("DOVETAIL_BIN")
     if given:
