@@ -33,13 +33,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import RESULTS, ROOT, Recorder, binary
+from common import RESULTS, ROOT, Recorder, binary, gpu
 from gangs import HMG, peers_program
+from predicted import MACHINES
 
 GIB = 1 << 30
 
 # Of the processes that make and upload the tables of HMG.
 PROCESS_BYTES = 300_000_000
+
+# What a server has of a GPU's memory: 132 of 140 GiB of an H200, and 73 of 80 of an H100.
+OWN_MEMORY = 0.93
 
 # Seconds for the processes of a part to end by themselves, once they are asked to.
 STOP_SECONDS = 20
@@ -249,7 +253,9 @@ class Plan:
         missing = None if self.trace.exists() else "there is no trace; run the part `clients` before"
         missing = missing if program.exists() else f"{program} is not there"
         topology = self.folder / f"topology-{self.count}.toml"
-        arguments = ["simulate", "--topology", str(topology), "--trace", str(self.trace), "--spread", "0", "--json"]
+        speed = MACHINES["h100" if "H100" in (gpu() or "") else "h200"][0]
+        arguments = ["simulate", "--topology", str(topology), "--trace", str(self.trace), "--speed", str(speed)]
+        arguments += ["--spread", "0", "--json"]
         prepared = [sys.executable, "benches/several_gpus.py", "--devices", self.devices]
         steps = [
             Step([*prepared, "--folder", str(self.folder), "--write-topology", str(topology)]),
@@ -307,12 +313,25 @@ def topology_of(count: int) -> str:
     gone = {device["name"] for device in described["device"][count:]}
     described["device"] = described["device"][:count]
     described["link"] = [link for link in described["link"] if not gone & set(link["between"])]
+    if megabytes := gpu_megabytes():
+        for device in described["device"]:
+            device["memory"] = f"{int(OWN_MEMORY * megabytes)}MiB"
     lines = [f"# The first {count} devices of {file.name}.", f"name = {json.dumps(described.pop('name'))}"]
     for name, tables in described.items():
         for table in tables:
             # Values are numbers, text and lists of text, which JSON writes as TOML does.
             lines += [f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def gpu_megabytes() -> int | None:
+    """MiB of the first GPU, where there is one."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return int(said[0]) if said else None
 
 
 def available_bytes() -> int:
