@@ -12,7 +12,7 @@ pub struct ChainReport {
     /// Numbers of the joins in the order in which the first rows probed them. Empty before any
     /// rows.
     pub first_order: Vec<usize>,
-    /// The same for the last rows.
+    /// Numbers of the joins in the order in which the last rows probed them.
     pub order: Vec<usize>,
     /// Number of times that the order changed.
     pub changes: u64,

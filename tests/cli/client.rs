@@ -261,7 +261,8 @@ fn rows_of_a_file_are_joined_with_several_tables_in_one_pass() {
     write("shops.csv", "shop,town\n5,Ulm\n6,Bonn\n");
     write("sales.csv", "buyer,seller,part,shop,amount\n1,3,7,5,100\n2,1,8,9,200\n2,3,7,6,300\n9,1,7,6,400\n");
     server.ok(&["put", "customers.csv", "parts.csv", "shops.csv"]);
-    let join = ["join", "customers", "sales", "--on", "id=buyer", "--probe", "sales.csv", "--limit", "0"];
+    let join = ["join", "customers", "sales", "--on", "id=buyer", "--probe", "sales.csv"];
+    let all = ["--limit", "0"];
     let star = [
         "--then",
         "parts on part",
@@ -270,7 +271,7 @@ fn rows_of_a_file_are_joined_with_several_tables_in_one_pass() {
         "--then",
         "shops on shop how right-semi",
     ];
-    let mut rows = server.json(&[&join[..], &star].concat());
+    let mut rows = server.json(&[&join[..], &star, &all].concat());
     rows.sort_by_key(|row| row["amount"].as_u64());
     let row = |buyer, seller, place, amount, name| {
         json!({"buyer": buyer, "seller": seller, "part": 7, "shop": place, "amount": amount, "name": name,
@@ -278,7 +279,7 @@ fn rows_of_a_file_are_joined_with_several_tables_in_one_pass() {
     };
     assert_eq!(rows, [row(1, 3, 5, 100, "ann"), row(2, 3, 6, 300, "bob")]);
     let named = ["--columns", "sellers.name,parts.weight,amount"];
-    let rows = server.json(&[&join[..], &star, &named].concat());
+    let rows = server.json(&[&join[..], &star, &named, &all].concat());
     assert_eq!(
         rows.iter().filter(|row| row["amount"] == 300).collect::<Vec<_>>(),
         [&json!({"name": "cid", "weight": 10, "amount": 300})]

@@ -322,7 +322,7 @@ async fn a_command_that_cannot_be_streamed_is_refused() {
     let not_here = client.get_flight_info(command(&streamed)).await;
     refused(not_here, Code::InvalidArgument, "DoExchange");
     let explained = act(&mut client, "explain", &streamed).await;
-    refused(explained, Code::InvalidArgument, "DoExchange");
+    refused(explained, Code::NotFound, "columns from the table of that name");
     refused(exchange(&mut client, Vec::new()).await, Code::InvalidArgument, "before the schema");
     let mut no_command = messages(&streamed, &keyed(10, 10)).await;
     no_command[0].flight_descriptor = Some(path("names"));
