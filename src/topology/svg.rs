@@ -7,6 +7,7 @@
 //!   peer links        ╰─────────╯            ╰─────────╯      curves
 //!   NVSwitch         └┴──────────── nvswitch ───────────┴┘
 //!   legend           ── PCIe 5 x16, 55 GB/s each way
+//!                    links from sysfs, measured rates
 //! ```
 //!
 //! Each device has a column. The columns of a socket, and of a switch, are adjacent, so boxes do
@@ -115,12 +116,15 @@ struct Picture<'a> {
 impl<'a> Picture<'a> {
     fn of(layout: &'a Layout<'a>) -> Self {
         let topology = layout.topology;
-        let legend = legend(topology);
-        let height = layout.height + legend.len() as f64 * LEGEND_LINE + if legend.is_empty() { 0.0 } else { 12.0 };
+        let (legend, origins) = (legend(topology), origins(topology));
+        let lines = legend.len() + usize::from(origins.is_some());
+        let height = layout.height + lines as f64 * LEGEND_LINE + if lines == 0 { 0.0 } else { 12.0 };
         let taken = layout.nodes.values().map(|node| node.at).collect();
         let mut picture = Self { layout, text: String::new(), taken, labels: Vec::new() };
-        let of_legend = legend.iter().map(|(_, text)| text.chars().count() as f64 * CHARACTER).fold(0.0, f64::max);
-        let width = layout.width.max((of_legend + 2.0 * MARGIN + 50.0).min(WIDTH_OF_LEGEND_MAX));
+        let width_of = |text: &String| text.chars().count() as f64 * CHARACTER;
+        let of_legend = legend.iter().map(|(_, text)| width_of(text) + 50.0).fold(0.0, f64::max);
+        let of_legend = origins.iter().map(width_of).fold(of_legend, f64::max);
+        let width = layout.width.max((of_legend + 2.0 * MARGIN).min(WIDTH_OF_LEGEND_MAX));
         let name = escaped(&topology.name);
         let counts =
             format!("{}, {}", counted(topology.sockets.len(), "socket"), counted(topology.devices.len(), "device"));
@@ -153,6 +157,11 @@ impl<'a> Picture<'a> {
                 MARGIN + 50.0,
                 y + 4.0
             ));
+        }
+        if let Some(origins) = origins {
+            let text = escaped(&fitted(&origins, width - 2.0 * MARGIN, FONT));
+            let y = layout.height + 10.0 + legend.len() as f64 * LEGEND_LINE;
+            picture.line(&format!("<text x=\"{MARGIN}\" y=\"{y:.1}\" fill=\"#495057\">{text}</text>"));
         }
         picture.line("</svg>");
         picture
@@ -295,6 +304,12 @@ fn legend(topology: &Topology) -> Vec<(&Link, String)> {
         }
     }
     kinds.into_iter().map(|(kind, links)| (links[0], legend_line(kind, &links))).collect()
+}
+
+/// Returns the line that says where the links come from; `None` without links or origins.
+fn origins(topology: &Topology) -> Option<String> {
+    let is_known = !topology.links.is_empty() && !topology.links_from.is_empty();
+    is_known.then(|| format!("links from {}", topology.links_from.join(", ")))
 }
 
 fn legend_line(kind: &str, links: &[&Link]) -> String {

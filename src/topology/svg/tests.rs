@@ -224,6 +224,29 @@ fn the_legend_has_each_kind_of_link_with_the_range_of_its_rates() {
 }
 
 #[test]
+fn the_foot_says_where_the_links_come_from() {
+    let foot = |topology: &Topology| {
+        check(topology);
+        let picture = topology.to_svg();
+        let (before, text) = picture.split_once(">links from ")?;
+        let y: f64 = before.rsplit_once(" y=\"").unwrap().1.split('"').next().unwrap().parse().unwrap();
+        let height: f64 = picture.split_once("height=\"").unwrap().1.split('"').next().unwrap().parse().unwrap();
+        let legend = picture.rsplit_once("<line ").unwrap().1.split_once("y1=\"").unwrap().1;
+        let of_legend: f64 = legend.split('"').next().unwrap().parse().unwrap();
+        assert!(of_legend < y - 10.0 && y < height, "it follows the legend: {picture}");
+        Some(text.split('<').next().unwrap().to_string())
+    };
+    let drawn = Topology::fixture("h100-nvl");
+    assert_eq!(foot(&drawn).as_deref(), Some("topology file"));
+    let measured = Topology::cuda(2).with_measured_links(&|_| Some([55.6e9, 54.1e9]), &|_, _| None);
+    assert_eq!(foot(&measured).as_deref(), Some("measured rates"));
+    let several = Topology { links_from: vec!["sysfs".into(), "<NVML>".into()], ..drawn.clone() };
+    assert_eq!(foot(&several).as_deref(), Some("sysfs, &lt;NVML&gt;"));
+    assert_eq!(foot(&Topology { links_from: Vec::new(), ..drawn }), None, "not known");
+    assert_eq!(foot(&Topology::host(2)), None, "no links");
+}
+
+#[test]
 fn a_gpu_shows_its_model_memory_and_uuid() {
     let mut topology = Topology::cuda(4);
     for gpu in &mut topology.devices {
