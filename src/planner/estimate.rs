@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::rank_parts::RankParts;
 use super::{BoundJoin, JoinKey, JoinKind, Side};
 use crate::Result;
 use crate::catalog::{Combination, HeavyValue, Overlap, Sketch, Table, Value};
@@ -54,6 +55,9 @@ pub struct Estimates {
     pub left_matched: f64,
     pub right_matched: f64,
     pub pairs: f64,
+    /// Pairs of the key that has most of them, as far as it is known.
+    #[serde(default)]
+    pub heaviest_pairs: f64,
     pub rows: f64,
 }
 
@@ -90,16 +94,20 @@ impl Estimates {
             left_matched: left_met.min(left_keyed),
             right_matched: right_met.min(right_keyed),
             pairs,
+            heaviest_pairs: left.heaviest_pairs(&right).min(pairs),
             rows: 0.0,
         };
-        estimates.rows = estimates.rows_of(join);
+        estimates.rows = estimates.rows_of(join, [1.0; 2]);
         Ok(estimates)
     }
 
-    /// Returns the estimates of a rank that makes one of `parts` equal parts of the result.
-    pub(super) fn of_rank(&self, parts: usize) -> Self {
-        let (pairs, rows) = (self.pairs / parts as f64, self.rows / parts as f64);
-        Self { pairs, rows, ..self.clone() }
+    /// Returns the estimates of a result's part that the fullest rank makes. The numbers of both
+    /// sides stay those of the whole join.
+    pub(super) fn of_rank(&self, join: &BoundJoin, build_side: Side, parts: RankParts) -> Self {
+        let of_side = |side: Side| if side == build_side { parts.build } else { parts.probe };
+        let mut of_rank = Self { pairs: parts.pairs * self.pairs, ..self.clone() };
+        of_rank.rows = of_rank.rows_of(join, [Side::Left, Side::Right].map(of_side));
+        of_rank
     }
 
     /// Rows of the given side with a key.
@@ -140,17 +148,19 @@ impl Estimates {
         rows.filter(move |(_, rows)| *rows > HEAVY * average)
     }
 
-    fn rows_of(&self, join: &BoundJoin) -> f64 {
-        let (left, right) = (join.left.rows as f64, join.right.rows as f64);
+    /// Rows of the result, for parts of the left and the right side.
+    fn rows_of(&self, join: &BoundJoin, [left, right]: [f64; 2]) -> f64 {
+        let (left_matched, right_matched) = (left * self.left_matched, right * self.right_matched);
+        let (left, right) = (left * join.left.rows as f64, right * join.right.rows as f64);
         match join.how {
             JoinKind::Inner => self.pairs,
-            JoinKind::Left => self.pairs + left - self.left_matched,
-            JoinKind::Right => self.pairs + right - self.right_matched,
-            JoinKind::Full => self.pairs + left - self.left_matched + right - self.right_matched,
-            JoinKind::LeftSemi => self.left_matched,
-            JoinKind::LeftAnti => left - self.left_matched,
-            JoinKind::RightSemi => self.right_matched,
-            JoinKind::RightAnti => right - self.right_matched,
+            JoinKind::Left => self.pairs + left - left_matched,
+            JoinKind::Right => self.pairs + right - right_matched,
+            JoinKind::Full => self.pairs + left - left_matched + right - right_matched,
+            JoinKind::LeftSemi => left_matched,
+            JoinKind::LeftAnti => left - left_matched,
+            JoinKind::RightSemi => right_matched,
+            JoinKind::RightAnti => right - right_matched,
         }
     }
 }
@@ -262,6 +272,17 @@ impl Spread {
             pairs += self.rest_rows * self.shared_rows * other.rest_rows * other.shared_rows / distinct_max;
         }
         (matched, pairs)
+    }
+
+    /// Returns the pairs of the value that has most of them, among nulls and the heavy values of
+    /// either side; zero without any.
+    fn heaviest_pairs(&self, other: &Self) -> f64 {
+        let of_both = self.heavy.iter().filter_map(|(hash, own)| Some(own.rows * other.heavy.get(hash)?.rows));
+        let only_in = |one: &Self, other: &Self| {
+            let values = one.heavy.iter().filter(|(hash, _)| !other.heavy.contains_key(hash));
+            values.map(|(_, heavy)| heavy.shared * heavy.rows * other.rest_rows_each()).fold(0.0, f64::max)
+        };
+        of_both.fold(self.nulls * other.nulls, f64::max).max(only_in(self, other)).max(only_in(other, self))
     }
 
     /// Heavy values of this side that are not heavy on the other side. Counts those in the range of

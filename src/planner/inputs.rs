@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
+use super::rank_parts::RankParts;
 use super::value_sizes::result_row_bytes;
 use super::{BoundJoin, Distribution, JoinKey, OutputSource, Side};
 use crate::Result;
@@ -32,6 +33,8 @@ pub(super) struct Inputs {
     /// Source column of each column of the result, in the result's order. Clones share the list.
     pub(super) given: Arc<[Given]>,
     pub(super) distribution: Distribution,
+    /// Parts of the whole join that these inputs are.
+    pub(super) parts: RankParts,
     /// True if each rank reads a share of the build side and sends it to the others.
     pub(super) shares_build_read: bool,
 }
@@ -59,6 +62,8 @@ pub(super) enum Place {
 pub(super) struct Input {
     pub(super) side: Side,
     pub(super) rows: f64,
+    /// Rows that the device reads from the host. The others come from other ranks.
+    pub(super) rows_read: f64,
     pub(super) keyed: f64,
     pub(super) matched: f64,
     pub(super) repeats: bool,
@@ -232,19 +237,24 @@ impl Inputs {
             dense_slots,
             given,
             distribution,
+            parts: RankParts::ALONE,
             shares_build_read,
         })
     }
 
-    /// Returns the inputs of one rank of a gang that divides rows into `parts`.
-    pub(super) fn of_rank(mut self, distribution: Distribution, parts: usize) -> Self {
-        self.distribution = distribution;
+    /// Returns the inputs of the fullest rank of a gang that gets these parts of both sides.
+    pub(super) fn of_rank(mut self, distribution: Distribution, parts: RankParts) -> Self {
+        (self.distribution, self.parts) = (distribution, parts);
         match distribution {
             Distribution::Alone => {}
-            Distribution::Broadcast => self.probe.divide(parts as f64),
+            Distribution::Broadcast => {
+                self.probe.divide(parts.equal, parts.equal);
+                self.probe.heaviest_rows *= parts.equal;
+            }
+            // No rank has a part of the rows of a key.
             Distribution::Hash => {
-                for input in [&mut self.build, &mut self.probe] {
-                    input.divide(parts as f64);
+                for (input, part) in [(&mut self.build, parts.build), (&mut self.probe, parts.probe)] {
+                    input.divide(parts.equal, part);
                     // Rows are in the order of their arrival.
                     input.sorted = false;
                 }
@@ -368,6 +378,7 @@ impl Input {
         Self {
             side,
             rows: table.rows as f64,
+            rows_read: table.rows as f64,
             keyed: estimates.keyed(side),
             matched: estimates.matched(side),
             repeats: estimates.repeats(side),
@@ -388,14 +399,18 @@ impl Input {
         }
     }
 
-    /// Takes an equal share of the rows.
-    fn divide(&mut self, shares: f64) {
-        let Self { rows, keyed, matched, heaviest_rows, .. } = self;
+    /// Takes the part of the rows that the device reads, and of the rows with a key the part that
+    /// it joins. Rows without a key stay where they are read.
+    fn divide(&mut self, read: f64, joined: f64) {
+        self.rows_read *= read;
+        self.rows = (self.rows - self.keyed) * read + self.keyed * joined;
+        self.keyed *= joined;
+        self.matched *= joined;
         let ValueBytes { stays, arriving, crossing, row_max: _ } = &mut self.values;
-        for number in [rows, keyed, matched, heaviest_rows, stays, arriving, crossing] {
-            *number /= shares;
+        for number in [stays, arriving, crossing] {
+            *number *= read;
         }
-        self.text_columns.iter_mut().for_each(|text| text.bytes /= shares);
+        self.text_columns.iter_mut().for_each(|text| text.bytes *= joined);
     }
 
     /// True if an exchange moves all columns of the rows. The host gathers other columns by row

@@ -31,6 +31,7 @@ mod inputs;
 mod kept_build;
 mod overrides;
 mod plan;
+mod rank_parts;
 mod rates;
 mod saved_rates;
 mod spec;

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use super::cost::{Chunks, Costed, Demand, Links, MemoryNeed, PredictedPhase, Question, Resource};
 use super::divide;
 use super::inputs::{Input, Inputs, TextWork};
+use super::rank_parts::RankParts;
 use super::value_sizes::result_row_bytes;
 use super::{BoundJoin, Composition, Distribution, Estimates, KeptBuild, PlanOverrides, Side, Strategy, Target};
 use crate::columns::{KeyLayout, Role};
@@ -304,13 +305,11 @@ struct Candidate {
 }
 
 fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
-    let Question { join, overrides, estimates, target, .. } = *question;
+    let Question { join, overrides, target, .. } = *question;
     let mut candidates = Vec::new();
     if target.ranks > 1 && target.capabilities.forms_gangs {
-        let of_rank = estimates.of_rank(target.parts());
-        let question = Question { estimates: &of_rank, ..*question };
         for distribution in [Distribution::Broadcast, Distribution::Hash] {
-            candidates.extend(candidates_distributed(&question, distribution)?);
+            candidates.extend(candidates_distributed(question, distribution)?);
         }
     }
     if candidates.is_empty() {
@@ -332,7 +331,7 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
 
 /// Prices each strategy on each build side, for ranks that divide the join in one way.
 fn candidates_distributed(question: &Question<'_>, distribution: Distribution) -> Result<Vec<Candidate>> {
-    let Question { join, overrides, target, .. } = *question;
+    let Question { join, overrides, estimates, target, .. } = *question;
     // The smaller side comes first, so it wins if times are equal.
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
@@ -345,15 +344,19 @@ fn candidates_distributed(question: &Question<'_>, distribution: Distribution) -
         if build_rows.div_ceil(shares) > ROWS_MAX as u64 {
             continue;
         }
-        let ways = text_ways(question, build_side)?.into_iter();
-        let mut ways: Vec<Inputs> = ways.map(|inputs| inputs.of_rank(distribution, target.parts())).collect();
+        let whole = text_ways(question, build_side)?;
+        let Some(Inputs { build, probe, .. }) = whole.last() else { continue };
+        let parts = RankParts::of(distribution, target.parts(), build, probe, estimates);
+        let of_rank = estimates.of_rank(join, build_side, parts);
+        let question = Question { estimates: &of_rank, ..*question };
+        let mut ways: Vec<Inputs> = whole.into_iter().map(|inputs| inputs.of_rank(distribution, parts)).collect();
         if target.capabilities.exchanges {
             let shared: Vec<Inputs> = ways.iter().filter_map(Inputs::sharing_build_read).collect();
             ways.extend(shared);
         }
         let links: Vec<Links> = ways.iter().map(|inputs| Links::new(join, inputs, target)).collect();
         for strategy in Strategy::ALL {
-            let costed = |(inputs, links)| Ok((inputs, Costed::cheapest(question, strategy, inputs, links)?));
+            let costed = |(inputs, links)| Ok((inputs, Costed::cheapest(&question, strategy, inputs, links)?));
             // Plans that agree with the overridden decisions come first.
             let is_other = |costed: &Costed| !overrides.allows(&costed.composition);
             let by_way: Vec<(&Inputs, Costed)> = ways.iter().zip(&links).map(costed).collect::<Result<_>>()?;
@@ -476,7 +479,7 @@ fn too_large(join: &BoundJoin, chosen: &Candidate, overrides: bool, others: &[Ca
 /// build side and the concurrent chunks of the probe side.
 fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 {
     let made = |input: &Input| match input.host_keys {
-        true => input.rows * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
+        true => input.rows_read * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
         false => 0.0,
     };
     let Composition { transfer_order, .. } = costed.composition;

@@ -78,6 +78,28 @@ mod tests {
     }
 
     #[test]
+    fn a_heavy_bucket_bounds_the_rows_and_the_other_buckets_of_a_rank() {
+        // `planner/rank_parts.rs` prices joins by these bounds.
+        const EVEN: u64 = 1000;
+        let cases = [0.1, 0.25, 0.5, 0.9].into_iter().flat_map(|heavy| (2..=8).map(move |ranks| (heavy, ranks)));
+        for (heavy, ranks, place) in cases.flat_map(|(heavy, ranks)| (0..BUCKETS).map(move |at| (heavy, ranks, at))) {
+            let others = (BUCKETS - 1) as f64 * EVEN as f64;
+            let mut rows = [EVEN; BUCKETS];
+            rows[place] = (heavy / (1.0 - heavy) * others) as u64;
+            let (total, equal) = (rows.iter().sum::<u64>() as f64, 1.0 / ranks as f64);
+            let bounds = Owners::of(&rows, ranks).bounds;
+            for buckets in bounds.windows(2).map(|bounds| bounds[0]..bounds[1]) {
+                let owned = rows[buckets.clone()].iter().sum::<u64>() as f64;
+                let (most, bucket) = (heavy + (1.0 - heavy) * equal, EVEN as f64);
+                assert!(owned <= most * total + bucket, "{heavy}, {ranks}, {place}: {owned} of {total}");
+                let of_others = buckets.filter(|&bucket| bucket != place).count() as f64 * EVEN as f64;
+                let most = (equal / (1.0 - heavy)).min(1.0);
+                assert!(of_others <= most * others + bucket, "{heavy}, {ranks}, {place}: {of_others} of {others}");
+            }
+        }
+    }
+
+    #[test]
     fn without_rows_every_rank_owns_buckets() {
         assert_eq!(Owners::of(&[0; BUCKETS], 4).bounds, [0, 64, 128, 192, 256]);
     }

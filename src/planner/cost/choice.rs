@@ -7,7 +7,7 @@ use super::super::inputs::{Input, Inputs};
 use super::super::{BoundJoin, Estimates, PlanOverrides, Side, Strategy, Target};
 use super::links::Links;
 use super::memory::{Chunks, MemoryNeed};
-use super::steps::{phases_of, total_seconds};
+use super::steps::{HostShare, phases_of, total_seconds};
 use super::{Costed, Filter, Model};
 use crate::Result;
 use crate::columns::Role;
@@ -182,7 +182,9 @@ impl Choice<'_> {
             distribution: inputs.distribution,
             shares_build_read: inputs.shares_build_read,
         };
-        let (seconds, demand) = total_seconds(&steps, chunks, rates, host_share);
+        // Others copy less out than the fullest rank does.
+        let mean_out = inputs.parts.equal / inputs.parts.pairs;
+        let (seconds, demand) = total_seconds(&steps, chunks, rates, HostShare { rate: host_share, mean_out });
         Costed {
             composition,
             seconds,

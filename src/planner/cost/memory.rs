@@ -90,7 +90,7 @@ impl Model<'_> {
         let numbers = if build.is_partly_keyed() { 4.0 } else { 0.0 };
         let lying = rows * (self.packed_row_bytes(build) + self.copied_row_bytes(build) + numbers) + build.values.stays;
         let lying = lying + build.text_held_bytes();
-        let packing = rows * (self.source_row_bytes(build) + self.packed_row_bytes(build) + numbers);
+        let packing = build.rows_read * (self.source_row_bytes(build) + self.packed_row_bytes(build) + numbers);
         let packing = packing + build.values.arriving;
         // Finding the rows without a key takes a flag per row.
         let flagging = if build.is_partly_keyed() { lying + rows } else { 0.0 };
@@ -165,7 +165,7 @@ impl Model<'_> {
         // Rows that were read and wait for their owner, rows that have arrived, and one more copy
         // of a column while pieces are joined together.
         let exchanging = match self.inputs.distribution {
-            Distribution::Hash => (2.5 * rows + build.heaviest_rows) * self.exchanged_row_bytes(build),
+            Distribution::Hash => (build.rows_read + 1.5 * rows) * self.exchanged_row_bytes(build),
             _ if self.inputs.shares_build_read => 2.5 * rows * self.exchanged_row_bytes(build),
             Distribution::Alone | Distribution::Broadcast => 0.0,
         };

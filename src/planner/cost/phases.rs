@@ -195,7 +195,7 @@ impl Model<'_> {
     /// Rows of a side that this device reads from the host.
     fn rows_read(&self, role: Role) -> f64 {
         let is_shared = role == Role::Build && self.inputs.shares_build_read;
-        self.inputs.of(role).rows / if is_shared { self.target.ranks as f64 } else { 1.0 }
+        self.inputs.of(role).rows_read / if is_shared { self.target.ranks as f64 } else { 1.0 }
     }
 
     /// Seconds in which bytes of a column cross the link. A device that reads host memory copies no
@@ -212,18 +212,19 @@ impl Model<'_> {
         self.rates.reads_host_memory && input.one_piece
     }
 
-    /// Partitions rows by bucket, sends most of them to other ranks, and copies those that arrive
-    /// out of the window.
+    /// Partitions the rows that were read by bucket, sends most of them to other ranks, and copies
+    /// those that arrive out of the window.
     fn exchange(&self, role: Role, chunks: Chunks) -> Step {
-        let rows = self.transformed(role);
-        let bytes = rows * self.exchanged_row_bytes(self.inputs.of(role));
+        let row_bytes = self.exchanged_row_bytes(self.inputs.of(role));
+        let (read, arriving) = (self.keyed_read(role), self.transformed(role) * row_bytes);
         // Reads and writes everything, and reads the keys once more for the histogram.
-        let partitioned = 2.0 * bytes + rows * self.inputs.key_bytes();
-        let leaving = self.leaving_bytes(role);
-        let work = partitioned / self.rates.partition + 2.0 * bytes / self.rates.stream;
+        let partitioned = read * (2.0 * row_bytes + self.inputs.key_bytes());
+        // A rank that owns more rows than others receives more than it sends.
+        let crossing = self.leaving_bytes(role).max(self.of_others(arriving));
+        let work = partitioned / self.rates.partition + 2.0 * arriving / self.rates.stream;
         let calls = chunks.count * self.target.ranks as f64;
-        Step::new(Phase::Exchange, role, partitioned + 2.0 * bytes, work)
-            .copying(Demand::of(Resource::Peers, leaving / self.target.gang.peers))
+        Step::new(Phase::Exchange, role, partitioned + 2.0 * arriving, work)
+            .copying(Demand::of(Resource::Peers, crossing / self.target.gang.peers))
             .calling(calls, self.rates.partition_call_seconds)
             .calling(1.0, EXCHANGE_SECONDS)
     }
@@ -238,10 +239,21 @@ impl Model<'_> {
             .calling(1.0, EXCHANGE_SECONDS)
     }
 
+    /// Rows with a key that this device reads from the host.
+    fn keyed_read(&self, role: Role) -> f64 {
+        let input = self.inputs.of(role);
+        input.rows_read - (input.rows - input.keyed)
+    }
+
+    /// Part of bytes that are of all other ranks.
+    fn of_others(&self, bytes: f64) -> f64 {
+        let ranks = self.target.ranks as f64;
+        bytes * (ranks - 1.0) / ranks
+    }
+
     /// Bytes of a side that leave a rank for others.
     fn leaving_bytes(&self, role: Role) -> f64 {
-        let ranks = self.target.ranks as f64;
-        self.transformed(role) * self.exchanged_row_bytes(self.inputs.of(role)) * (ranks - 1.0) / ranks
+        self.of_others(self.keyed_read(role) * self.exchanged_row_bytes(self.inputs.of(role)))
     }
 
     /// Bytes that a rank sends to the others.

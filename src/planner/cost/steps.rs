@@ -108,6 +108,15 @@ pub(super) fn phases_of(steps: &[Step]) -> Vec<PredictedPhase> {
 /// e736af3.)
 const JOB_CALLS: f64 = 20.0;
 
+/// A rank's share of the memory of the host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostShare {
+    /// Bytes per second.
+    pub(super) rate: f64,
+    /// Bytes that ranks copy out on average, over those of the priced rank.
+    pub(super) mean_out: f64,
+}
+
 /// Total seconds of all steps, and the resource that is busy for longest.
 ///
 /// Without overlap, that is their sum. With overlap, the steps of each role add up by resource, and
@@ -120,9 +129,8 @@ const JOB_CALLS: f64 = 20.0;
 /// One driver takes the calls one by one. Streams begin together, so nothing else is done during
 /// the calls of each stream's first chunk.
 ///
-/// The links of all devices of a gang share the memory of the host. Each device has `host_share`
-/// bytes per second of it.
-pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_share: f64) -> (f64, Demand) {
+/// The links of all devices of a gang share the memory of the host.
+pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host: HostShare) -> (f64, Demand) {
     let busy: Demand = steps.iter().map(|step| step.busy()).sum();
     if !rates.copies_overlap {
         return (steps.iter().map(Step::seconds).sum(), busy);
@@ -141,9 +149,10 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates, host_
     let calls = calls(Role::Probe);
     let overlapped = probe.in_chunks(chunks.at_once) + calls * chunks.at_once / chunks.count;
     let of_driver = probe.sum() / chunks.at_once + calls;
-    let crossing =
-        |demand: Demand| demand[Resource::LinkIn] * rates.copy_in + demand[Resource::LinkOut] * rates.copy_out;
-    let of_host = |demand: Demand| crossing(demand) / host_share;
+    let crossing = |demand: Demand| {
+        demand[Resource::LinkIn] * rates.copy_in + host.mean_out * demand[Resource::LinkOut] * rates.copy_out
+    };
+    let of_host = |demand: Demand| crossing(demand) / host.rate;
     let build = build.max(of_host(of_build + meanwhile));
     let seconds = JOB_CALLS * rates.call_seconds + build + overlapped.max(of_driver).max(of_host(probe));
     (seconds, busy.with(Resource::HostMemory, of_host(busy)))

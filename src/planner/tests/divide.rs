@@ -1,8 +1,11 @@
 //! Tests of distributions that a caller asks for.
 
+use super::super::inputs::{Inputs, TextWork};
+use super::super::rank_parts::RankParts;
 use super::*;
 use crate::device::ROWS_MAX;
 use crate::join::RankReport;
+use crate::memory::Interrupt;
 
 /// Tables `r` and `s` with an integer `k` and a text `t`.
 fn join(how: JoinKind, key: &str) -> BoundJoin {
@@ -157,4 +160,68 @@ fn the_limit_of_build_rows_holds_for_each_rank() {
     assert_eq!(plan(2, None).unwrap().composition.distribution, Hash);
     let refused = plan(2, Some(Broadcast)).unwrap_err();
     assert!(refused.message().contains("the most that a device can index; ask for \"hash\""), "{refused}");
+}
+
+/// Keys of which one has a share of the rows, and `rows / 4` others have the rest evenly.
+fn skewed(rows: u64, heaviest_share: Option<f64>) -> TableSpec {
+    TableSpec { distinct: rows as f64 / 4.0, heaviest_share, ..sparse(rows, 2) }
+}
+
+/// Inputs and estimates of the fullest of four ranks that divide keys by hash.
+fn of_fullest_rank(join: &BoundJoin) -> (Inputs, Estimates) {
+    let estimates = Estimates::of(join, &Interrupt::default()).unwrap();
+    let inputs = Inputs::new(join, Side::Left, &estimates, TextWork::default()).unwrap();
+    let parts = RankParts::of(Distribution::Hash, 4, &inputs.build, &inputs.probe, &estimates);
+    (inputs.of_rank(Distribution::Hash, parts), estimates.of_rank(join, Side::Left, parts))
+}
+
+#[test]
+fn a_rank_owns_all_rows_of_a_heavy_key() {
+    let (rows, probe_rows) = (1u64 << 24, 1u64 << 25);
+    let (build, probe) = (rows as f64, probe_rows as f64);
+    let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 1e-4;
+    let of = |build_share, probe_share| {
+        let join = bound(&skewed(rows, build_share), &skewed(probe_rows, probe_share), JoinKind::Inner);
+        let whole = Estimates::of(&join, &Interrupt::default()).unwrap();
+        let (inputs, estimates) = of_fullest_rank(&join);
+        let read = [inputs.build.rows_read, inputs.probe.rows_read];
+        assert_eq!(read, [build / 4.0, probe / 4.0], "ranks read equal parts");
+        (inputs, estimates.pairs, whole.pairs)
+    };
+    let (uniform, pairs, all_pairs) = of(None, None);
+    assert!(near(uniform.build.rows, build / 4.0) && near(uniform.probe.rows, probe / 4.0), "{uniform:?}");
+    assert!(near(pairs, all_pairs / 4.0), "{pairs} of {all_pairs}");
+
+    let (heavy_build, ..) = of(Some(0.5), None);
+    assert!(near(heavy_build.build.rows, build * 5.0 / 8.0), "{heavy_build:?}");
+    assert_eq!(heavy_build.build.heaviest_rows, build / 2.0, "no rank has a part of it");
+    assert!(near(heavy_build.probe.rows, probe / 2.0), "other ranks have more of the other keys: {heavy_build:?}");
+
+    let (heavy_probe, ..) = of(None, Some(0.5));
+    assert!(near(heavy_probe.build.rows, build / 4.0), "{heavy_probe:?}");
+    assert!(near(heavy_probe.probe.rows, probe * 5.0 / 8.0), "{heavy_probe:?}");
+
+    let (heavy_both, pairs, all_pairs) = of(Some(0.5), Some(0.5));
+    assert!(near(heavy_both.build.rows, build * 5.0 / 8.0) && near(heavy_both.probe.rows, probe * 5.0 / 8.0));
+    let product = build / 2.0 * (probe / 2.0);
+    assert!(pairs >= product && pairs <= all_pairs, "one rank makes the product: {pairs} of {all_pairs}");
+}
+
+#[test]
+fn a_rank_that_would_have_nearly_all_rows_is_avoided() {
+    // Tables are in device memory, so the work of the devices decides.
+    let gang = GangRates { peers: 390e9, host_memory: 1e15 };
+    let target = Target { gang, ranks: 4, ..a100() };
+    let planned = |share, wanted| {
+        let join = bound(&skewed(1 << 28, share), &skewed(1 << 28, None), JoinKind::Inner);
+        let build_side = Some(Side::Left);
+        let overrides = PlanOverrides { distribution: wanted, build_side, ..PlanOverrides::default() };
+        plan_with_overrides(join, &overrides, &target).unwrap()
+    };
+    let (even, heavy) = (planned(None, None), planned(Some(0.95), None));
+    assert_eq!(even.composition.distribution, Distribution::Hash);
+    assert_eq!(heavy.composition.distribution, Distribution::Broadcast);
+    let [even, heavy] = [None, Some(0.95)].map(|share| planned(share, Some(Distribution::Hash)));
+    assert!(heavy.seconds > 1.5 * even.seconds, "{} s, {} s", heavy.seconds, even.seconds);
+    assert!(heavy.memory.minimum_bytes > 2 * even.memory.minimum_bytes, "{:?}, {:?}", heavy.memory, even.memory);
 }
