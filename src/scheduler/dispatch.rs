@@ -79,7 +79,7 @@ impl Shared {
         options: JobOptions,
         terms: Submission,
     ) -> Result<Arc<Job>> {
-        let Submission { owner, is_admin, interrupt: planning } = terms;
+        let Submission { owner, is_admin, client, interrupt: planning } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes long, so it is done without the lock.
         let mut admitted = self.admit(join, &options, &planning)?;
@@ -172,7 +172,7 @@ impl Shared {
         tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy(), predicted_ms, "queued");
         // The size of rows that arrive is not known.
         if self.options.trace.is_some() && job.feed.is_none() {
-            let traced = TracedJob::of(&job, state.queue.weight(&job.owner));
+            let traced = TracedJob::of(&job, state.queue.weight(&job.owner), client);
             job.life.lock().traced = Some(Box::new(traced));
         }
         let mut leftovers = Vec::new();

@@ -29,6 +29,8 @@ pub struct Submission {
     pub owner: String,
     /// True if the result may replace tables of other tenants.
     pub is_admin: bool,
+    /// Number of the connection that the join came over, for the trace.
+    pub client: Option<u64>,
     /// Ends the planning. A job that is queued runs on.
     pub interrupt: Interrupt,
 }

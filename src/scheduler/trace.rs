@@ -24,6 +24,9 @@ pub struct TracedJob {
     /// Empty for anonymous callers.
     #[serde(default)]
     pub tenant: String,
+    /// Number of the client: of its connection, in the line of a server. `None` if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<u64>,
     /// Share of the tenant relative to others.
     #[serde(default = "one")]
     pub weight: f64,
@@ -125,12 +128,13 @@ impl From<&TracedDevices> for DeviceRequest {
 }
 
 impl TracedJob {
-    /// Describes a job at its submission. Its tenant has the given weight.
-    pub(super) fn of(job: &Job, weight: f64) -> Self {
+    /// Describes a job at its submission by a client. Its tenant has the given weight.
+    pub(super) fn of(job: &Job, weight: f64, client: Option<u64>) -> Self {
         let plan = &job.plan;
         Self {
             at: job.submitted.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             tenant: job.owner.clone(),
+            client,
             weight,
             priority: job.options.priority,
             how: plan.join.how.name().into(),

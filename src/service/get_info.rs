@@ -38,6 +38,7 @@ use super::call_memory::{CallShare, LISTED_BYTES};
 use super::call_record::CallRecord;
 use super::commands::{self, JoinCommand};
 use super::describe;
+use super::incoming::ConnectionInfo;
 use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
 use crate::catalog::{Editor, SpoolState, Table};
@@ -66,6 +67,8 @@ enum Asked {
 pub struct Asker {
     pub caller: Caller,
     pub session: Option<Uuid>,
+    /// Number of the call's connection, if it came over one.
+    pub connection: Option<u64>,
     pub record: CallRecord,
     pub memory: CallShare,
 }
@@ -84,9 +87,10 @@ impl Asker {
     pub fn of(shared: &Shared, headers: &HeaderMap, extensions: &Extensions) -> Result<Self> {
         let caller = extensions.get::<Caller>().cloned().ok_or_else(not_identified)?;
         let session = shared.sessions.find(headers, &caller);
+        let connection = extensions.get::<ConnectionInfo>().map(|info| info.number);
         let record = extensions.get::<CallRecord>().cloned().unwrap_or_default();
         let memory = extensions.get::<CallShare>().cloned().ok_or_else(not_identified)?;
-        Ok(Self { caller, session, record, memory })
+        Ok(Self { caller, session, connection, record, memory })
     }
 
     /// Takes the memory of an answer with that schema, until the end of the call.
@@ -408,7 +412,7 @@ pub(super) fn submit_join(
 ) -> Result<Arc<Job>> {
     let JoinCommand { spec, options } = join;
     let Editor { tenant, is_admin } = asker.caller.editor();
-    let submission = Submission { owner: tenant, is_admin, interrupt: interrupt.clone() };
+    let submission = Submission { owner: tenant, is_admin, client: asker.connection, interrupt: interrupt.clone() };
     let bound = bind(shared, &spec, &submission);
     shared.scheduler.count_refusal(&bound, interrupt);
     let job = shared.scheduler.submit(bound?, options, submission)?;

@@ -16,6 +16,7 @@ mod limits;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -69,6 +70,8 @@ pub(super) struct Socket {
 /// Facts about a connection, for its calls.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionInfo {
+    /// Number among the connections of this process. It names a client without its address.
+    pub number: u64,
     pub peer: SocketAddr,
     /// Certificate of the client (DER), checked by TLS.
     pub certificate: Option<Arc<[u8]>>,
@@ -110,6 +113,7 @@ impl Connection {
 
     /// Returns the facts about the connection with `peer`, which has a place.
     pub(super) fn info(&self, peer: SocketAddr, place: Arc<Place>) -> ConnectionInfo {
+        static LAST: AtomicU64 = AtomicU64::new(0);
         let (socket, certificates) = match &self.io {
             Io::Plain(socket) => (socket, None),
             Io::Tls(stream) => {
@@ -120,6 +124,7 @@ impl Connection {
         // The client's own certificate is first; those of its signers follow.
         let certificate = certificates.and_then(|chain| chain.first()).map(|own| Arc::from(own.as_ref()));
         ConnectionInfo {
+            number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
             peer,
             certificate,
             writing: socket.writing.clone(),

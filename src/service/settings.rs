@@ -188,7 +188,7 @@ pub struct Settings {
     pub jobs_per_device: usize,
 
     /// File to append a JSON line to for each join that has ended, for `dovetail-bench simulate`:
-    /// times, tenant, sizes of the tables and columns, and the devices asked for
+    /// times, tenant, connection, sizes of the tables and columns, and the devices asked for
     #[arg(long, env = "DOVETAIL_JOB_TRACE", value_name = "FILE")]
     pub job_trace: Option<PathBuf>,
 

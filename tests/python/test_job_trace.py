@@ -31,6 +31,7 @@ def test_a_server_appends_a_line_for_each_join_that_it_accepts(start: Callable[.
     assert earlier == {"an": "earlier line"}
     assert began <= line.pop("at") <= time.time()
     measured = line.pop("measured")
+    assert line.pop("client") >= 1
     assert measured["waited"] >= 0 and 0 < measured["ran"] < time.time() - began
     name_bytes = line["right"]["payload_bytes"].pop()
     assert 4 <= name_bytes < 9, "text with its offset"
@@ -44,3 +45,24 @@ def test_a_server_appends_a_line_for_each_join_that_it_accepts(start: Callable[.
         "count": False,
         "devices": "any",
     }
+
+
+def test_lines_tell_which_joins_are_of_one_client(start: Callable[..., Server], tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.jsonl"
+    server = start(devices="host:1", job_trace=trace)
+    keys = pa.table({"k": pa.array(range(100), pa.int32())})
+
+    def join(priority: int) -> None:
+        client.join("build", "probe", on="k", priority=priority).table()
+
+    with server.connect() as client:
+        client.put("build", keys)
+        client.put("probe", keys)
+        join(1)
+        join(2)
+    with server.connect() as client:
+        join(3)
+    server.stop()
+    lines = sorted(map(json.loads, trace.read_text().splitlines()), key=lambda line: line["priority"])
+    first, second, other = (line["client"] for line in lines)
+    assert first == second != other

@@ -41,6 +41,7 @@ fn join(at: f64, rows: u64, devices: TracedDevices) -> TracedJob {
         at,
         tenant: "a".into(),
         weight: 1.0,
+        client: None,
         priority: 0,
         how: "inner".into(),
         left: side(),

@@ -112,6 +112,7 @@ impl Drawing<'_> {
         TracedJob {
             at,
             tenant: format!("tenant-{tenant}"),
+            client: None,
             weight: self.weights[tenant],
             priority: 0,
             how: "inner".into(),

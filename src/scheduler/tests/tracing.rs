@@ -13,7 +13,8 @@ fn each_job_is_a_line_that_can_be_read_again() {
     let of_two = JobOptions { priority: 7, distribution: Some(Distribution::Hash), ..on(&["host:0", "host:1"]) };
     stage.submit_join(&spec("r3"), of_two, "a").unwrap();
     let count = JoinSpec { count: true, columns: Vec::new(), how: JoinKind::LeftSemi, ..spec("r0") };
-    stage.submit_join(&count, JobOptions::default(), "").unwrap();
+    let terms = Submission { client: Some(3), ..Submission::default() };
+    stage.scheduler.submit(bind(&count, &stage.catalog).unwrap(), JobOptions::default(), terms).unwrap();
     drop(stage);
     let text = std::fs::read_to_string(&file).unwrap();
     let mut lines: Vec<TracedJob> = text.lines().map(|line| TracedJob::parse(line).unwrap()).collect();
@@ -28,6 +29,7 @@ fn each_job_is_a_line_that_can_be_read_again() {
         TracedJob {
             at: lines[0].at,
             tenant: "a".into(),
+            client: None,
             weight: 2.5,
             priority: 7,
             how: "inner".into(),
@@ -41,6 +43,7 @@ fn each_job_is_a_line_that_can_be_read_again() {
         TracedJob {
             at: lines[1].at,
             tenant: String::new(),
+            client: Some(3),
             weight: 1.0,
             priority: 0,
             how: "left_semi".into(),
