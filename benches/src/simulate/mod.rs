@@ -9,6 +9,7 @@
 //! Plans and predicted times come from the server's planner, places and turns from its scheduler.
 //! Only the work itself is simulated: it takes the predicted time, times a drawn factor.
 
+mod clients;
 mod faults;
 mod machine;
 mod report;
@@ -39,7 +40,7 @@ const HOST_MEMORY: u64 = 1 << 40;
 /// Run the server's scheduler on a simulated machine and clock
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "A trace has one JSON line for each job:
-  {\"at\": 0.25, \"tenant\": \"a\", \"weight\": 2, \"priority\": 0, \"how\": \"inner\",
+  {\"at\": 0.25, \"tenant\": \"a\", \"client\": 7, \"weight\": 2, \"priority\": 0, \"how\": \"inner\",
    \"left\": {\"rows\": 1000000, \"key_bytes\": [8], \"payload_bytes\": [8, 4], \"distinct\": 1000000},
    \"right\": {\"rows\": 4000000, \"key_bytes\": [8], \"payload_bytes\": [8]}, \"count\": false, \"devices\": 2,
    \"distribution\": \"hash\"}
@@ -48,6 +49,7 @@ is \"broadcast\" or \"hash\". Only \"at\" and the two tables are needed. `doveta
 records one. Examples:
   dovetail-bench simulate --topology tests/fixtures/topology/dgx-h100.toml --load 0.9
   dovetail-bench simulate --topology FILE --trace jobs.jsonl --policy greedy
+  dovetail-bench simulate --topology FILE --trace jobs.jsonl --closed-loop
   dovetail-bench simulate --topology FILE --load 1.2 --tenants 1,1,2 --faults lost=60,wrong=0.05 --json")]
 pub struct SimulateArgs {
     /// Topology file of the machine
@@ -57,6 +59,11 @@ pub struct SimulateArgs {
     /// Trace to run. Without one, --jobs are drawn
     #[arg(long, value_name = "FILE", conflicts_with_all = ["jobs", "load", "mix", "tenants", "tenant_by_kind"])]
     trace: Option<PathBuf>,
+
+    /// Let each client of the trace ask for its next join after the end of its last one, with the
+    /// pause between both that the trace has. Otherwise joins arrive at the times of the trace
+    #[arg(long, requires = "trace")]
+    closed_loop: bool,
 
     /// Number of drawn jobs
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -179,6 +186,7 @@ fn setup_of(args: &SimulateArgs) -> Result<Setup> {
         speed: args.speed,
         device_memory: args.device_memory,
         host_memory,
+        closed_loop: args.closed_loop,
         read_rate: args.read_rate as f64,
         spread: args.spread,
         faults: args.faults,
@@ -209,6 +217,13 @@ fn trace_of(args: &SimulateArgs, setup: &Setup) -> Result<Vec<TracedJob>> {
     if dropped > 0 {
         output::remark(format!("the server dropped {dropped} jobs of the trace"));
     }
+    if args.closed_loop && trace.iter().all(|job| job.client.is_none()) {
+        return Err(Error::Invalid(format!(
+            "{} names no client, so --closed-loop has no loops; record it again with a server of this version, or add \
+             \"client\" to its lines",
+            path.display()
+        )));
+    }
     Ok(trace)
 }
 
@@ -234,6 +249,7 @@ fn head(args: &SimulateArgs, setup: &Setup, jobs: usize) -> Value {
         "jobs": jobs,
         "load": load,
         "policy": args.policy,
+        "closed_loop": args.closed_loop,
         "spread": args.spread,
         "speed": args.speed,
         "host_memory_bytes": setup.host_memory,

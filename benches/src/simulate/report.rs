@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dovetail::Error;
 use dovetail::cli::output::{self, Align};
 use dovetail::planner::{Distribution, Strategy};
-use dovetail::scheduler::JobState;
+use dovetail::scheduler::{JobState, TracedTimes};
 use serde_json::{Value, json};
 
 use super::simulation::{Outcome, Record};
@@ -68,9 +68,16 @@ pub struct Compared {
     pub close: f64,
     /// Share of the jobs whose time from start to end is.
     pub close_runs: f64,
+    /// Share of the jobs whose time from submission to start differs from the measured one by at
+    /// most [`CLOSE`] of the measured time from submission to end. (Many jobs hardly wait.)
+    pub close_waits: f64,
     /// Simulated time from submission to end over the measured one: the median, and the 99th
     /// percentile.
     pub ratio: [f64; 2],
+    /// Simulated time from start to end over the measured one: the median, and the 99th percentile.
+    pub ratio_of_runs: [f64; 2],
+    /// Mean seconds from submission to start: simulated, and measured.
+    pub waited: [f64; 2],
 }
 
 /// Largest difference of a simulated time that is close to the measured one, relative to it.
@@ -145,9 +152,13 @@ impl Report {
             "tenants": Value::Object(self.shares.iter().map(tenant).collect()),
         });
         line.extend(of_run.as_object().cloned().unwrap_or_default());
-        if let Some(Compared { jobs, close, close_runs, ratio: [p50, p99] }) = &self.compared {
+        if let Some(compared) = &self.compared {
+            let Compared { jobs, close, close_runs, close_waits, ratio, ratio_of_runs, waited } = compared;
             let compared = json!({
-                "jobs": jobs, "close": close, "close_runs": close_runs, "ratio_p50": p50, "ratio_p99": p99,
+                "jobs": jobs, "close": close, "close_runs": close_runs, "close_waits": close_waits,
+                "ratio_p50": ratio[0], "ratio_p99": ratio[1],
+                "ratio_of_runs_p50": ratio_of_runs[0], "ratio_of_runs_p99": ratio_of_runs[1],
+                "waited_mean": waited[0], "waited_mean_measured": waited[1],
             });
             line.insert("compared".into(), compared);
         }
@@ -162,14 +173,8 @@ impl Report {
             output::seconds(self.seconds)
         ));
         output::line(self.classes_table());
-        if let Some(Compared { jobs, close, close_runs, ratio: [p50, p99] }) = &self.compared {
-            output::line(format!(
-                "\nof {jobs} jobs that a server has run, {} end within {} of the measured time, and {} of the runs take so long; \
-                 simulated over measured: median {p50:.2}, p99 {p99:.2}",
-                percent(*close),
-                percent(CLOSE),
-                percent(*close_runs),
-            ));
+        if let Some(compared) = &self.compared {
+            output::line(format!("\n{}", compared.in_words()));
         }
         output::line(self.shares_table());
         let used = |list: &[(String, f64)]| {
@@ -278,23 +283,68 @@ fn ran(job: &Record) -> Option<f64> {
 
 impl Compared {
     fn of(records: &[Record]) -> Option<Self> {
-        let compared = |job: &Record| {
-            let (measured, started, ended) = (job.measured?, job.started?, job.ended?);
-            let ratio = |simulated: f64, measured: f64| (measured > 0.0).then(|| simulated / measured);
-            let whole = ratio(ended - job.arrived, measured.waited + measured.ran)?;
-            (job.state == Some(JobState::Complete)).then_some((whole, ratio(ended - started, measured.ran)?))
+        let jobs: Vec<Times> = records.iter().filter_map(Times::of).collect();
+        let share_of = |is_close: &dyn Fn(&Times) -> bool| {
+            jobs.iter().filter(|&job| is_close(job)).count() as f64 / jobs.len() as f64
         };
-        let (whole, runs): (Vec<f64>, Vec<f64>) = records.iter().filter_map(compared).unzip();
-        let share_of = |ratios: &[f64]| {
-            let close = ratios.iter().filter(|&&ratio| (ratio - 1.0).abs() <= CLOSE).count();
-            close as f64 / ratios.len() as f64
-        };
-        (!whole.is_empty()).then(|| Self {
-            jobs: whole.len(),
-            close: share_of(&whole),
-            close_runs: share_of(&runs),
-            ratio: percentiles(whole),
+        let ratios = |ratio: &dyn Fn(&Times) -> f64| percentiles(jobs.iter().map(ratio).collect());
+        let mean = |seconds: &dyn Fn(&Times) -> f64| jobs.iter().map(seconds).sum::<f64>() / jobs.len() as f64;
+        let is_close = |ratio: f64| (ratio - 1.0).abs() <= CLOSE;
+        (!jobs.is_empty()).then(|| Self {
+            jobs: jobs.len(),
+            close: share_of(&|job| is_close(job.ratio())),
+            close_runs: share_of(&|job| is_close(job.ratio_of_runs())),
+            close_waits: share_of(&|job| (job.waited - job.measured.waited).abs() <= CLOSE * job.measured_whole()),
+            ratio: ratios(&Times::ratio),
+            ratio_of_runs: ratios(&Times::ratio_of_runs),
+            waited: [mean(&|job| job.waited), mean(&|job| job.measured.waited)],
         })
+    }
+
+    fn in_words(&self) -> String {
+        let Self { jobs, close, close_runs, close_waits, ratio, ratio_of_runs, waited } = self;
+        let in_words = |[p50, p99]: &[f64; 2]| format!("median {p50:.2}, p99 {p99:.2}");
+        let [simulated, measured] = waited.map(output::seconds);
+        let close_of = percent(CLOSE);
+        format!(
+            "of {jobs} jobs that a server has run, {} end within {close_of} of the measured time; simulated over measured: {}\n\
+             of their runs, {} take within {close_of} of the measured time; simulated over measured: {}\n\
+             of their waits, {} differ by at most {close_of} of the job's measured time; mean: {simulated} simulated, \
+             {measured} measured",
+            percent(*close),
+            in_words(ratio),
+            percent(*close_runs),
+            in_words(ratio_of_runs),
+            percent(*close_waits),
+        )
+    }
+}
+
+/// Simulated times of a job, and those of the server that wrote the trace.
+struct Times {
+    waited: f64,
+    ran: f64,
+    measured: TracedTimes,
+}
+
+impl Times {
+    /// `None` for a job that did not complete, here or on the server.
+    fn of(job: &Record) -> Option<Self> {
+        let (measured, started, ended) = (job.measured?, job.started?, job.ended?);
+        let is_compared = job.state == Some(JobState::Complete) && measured.ran > 0.0;
+        is_compared.then_some(Self { waited: started - job.arrived, ran: ended - started, measured })
+    }
+
+    fn measured_whole(&self) -> f64 {
+        self.measured.waited + self.measured.ran
+    }
+
+    fn ratio(&self) -> f64 {
+        (self.waited + self.ran) / self.measured_whole()
+    }
+
+    fn ratio_of_runs(&self) -> f64 {
+        self.ran / self.measured.ran
     }
 }
 

@@ -11,7 +11,7 @@
 //! bytes together are more than a link or the memory of a socket moves are slower in proportion.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
@@ -27,6 +27,7 @@ use dovetail::scheduler::{
 use dovetail::topology::Topology;
 use dovetail::{Error, Result};
 
+use super::clients::{Next, loops};
 use super::faults::{Fate, Faults, Losses};
 use super::machine::{Load, Machine};
 use super::tables::{devices_of, options_of, spec_of};
@@ -42,6 +43,9 @@ pub struct Setup {
     pub device_memory: u64,
     /// Host memory for results. Tables do not count.
     pub host_memory: u64,
+    /// True if a client asks for its next join after the end of its last one. Otherwise jobs arrive
+    /// at the times of the trace.
+    pub closed_loop: bool,
     /// Bytes per second at which a client reads a result.
     pub read_rate: f64,
     /// Standard deviation of the logarithm of run times over predicted ones.
@@ -63,6 +67,7 @@ impl Clock for SimulatedClock {
 /// A job of the trace, from its arrival to its end.
 #[derive(Debug)]
 pub struct Record {
+    /// Time of its submission. Until then, that in the trace.
     pub arrived: f64,
     pub tenant: String,
     pub weight: f64,
@@ -198,9 +203,9 @@ pub struct Simulation {
     host: Budget,
     machine: Machine,
     trace: Vec<TracedJob>,
+    /// The job that follows the end of each job. The others arrive at the times of the trace.
+    next: Vec<Option<Next>>,
     now: f64,
-    /// Time of the last arrival.
-    window: f64,
     events: BinaryHeap<Reverse<Event>>,
     planned: u64,
     losses: Losses,
@@ -268,14 +273,15 @@ impl Simulation {
             Record::new(job, job.at - first, Fate::draw(setup.seed, number, setup.spread, &setup.faults))
         };
         let records: Vec<Record> = trace.iter().enumerate().map(record).collect();
+        let next = if setup.closed_loop { loops(&trace) } else { vec![None; trace.len()] };
         let mut simulation = Self {
             clock,
             scheduler,
             catalog,
             host,
             trace,
+            next,
             now: 0.0,
-            window: records.last().map_or(0.0, |record| record.arrived),
             events: BinaryHeap::new(),
             planned: 0,
             losses: Losses::new(setup.seed, &setup.faults),
@@ -296,7 +302,8 @@ impl Simulation {
     }
 
     fn plan_all(&mut self) {
-        for number in 0..self.records.len() {
+        let follow: BTreeSet<usize> = self.next.iter().flatten().map(|next| next.job).collect();
+        for number in (0..self.records.len()).filter(|number| !follow.contains(number)) {
             self.plan(self.records[number].arrived, What::Arrives(number));
         }
         for device in 0..self.machine.devices.len() {
@@ -356,7 +363,7 @@ impl Simulation {
     /// Lets work go on until a time.
     fn advance(&mut self, until: f64) {
         let seconds = until - self.now;
-        let of_window = (self.window.min(until) - self.now).max(0.0);
+        let of_window = if self.arrivals_left > 0 { seconds } else { 0.0 };
         let mut jobs = vec![0usize; self.busy.len()];
         for work in &self.working {
             work.devices.iter().for_each(|&device| jobs[device] += 1);
@@ -406,10 +413,15 @@ impl Simulation {
         let traced = &self.trace[number];
         self.scheduler.set_weight(&traced.tenant, traced.weight)?;
         let options = JobOptions { priority: traced.priority, ..options_of(traced)? };
-        let terms = Submission { owner: traced.tenant.clone(), is_admin: false, interrupt: Interrupt::default() };
+        let terms = Submission { owner: traced.tenant.clone(), ..Submission::default() };
         let bound = bind(&spec_of(traced)?, &self.catalog)?;
+        let submitted = self.scheduler.submit(bound, options, terms);
+        if submitted.is_err() || traced.measured.is_none() {
+            self.plan_next(number);
+        }
         let record = &mut self.records[number];
-        let job = match self.scheduler.submit(bound, options, terms) {
+        record.arrived = self.now;
+        let job = match submitted {
             Ok(job) => job,
             Err(refusal) => {
                 record.refusal = Some(refusal.to_string());
@@ -551,6 +563,7 @@ impl Simulation {
         }
         self.counted = counted;
         let (scheduler, records, now) = (&self.scheduler, &mut self.records, self.now);
+        let mut ended = Vec::new();
         self.open.retain(|&id, &mut number| {
             let record = &mut records[number];
             let state = record.job.as_ref().map(|job| job.state()).filter(JobState::is_final);
@@ -561,8 +574,21 @@ impl Simulation {
             }
             record.state = Some(state);
             record.ended = Some(now);
+            ended.push(number);
             false
         });
+        for number in ended {
+            if self.trace[number].measured.is_some() {
+                self.plan_next(number);
+            }
+        }
+    }
+
+    /// Plans the arrival of the job that follows a job, if there is one.
+    fn plan_next(&mut self, number: usize) {
+        if let Some(Next { job, pause }) = self.next[number] {
+            self.plan(self.now + pause, What::Arrives(job));
+        }
     }
 
     /// Fails if jobs wait, and nothing will happen that lets them run.

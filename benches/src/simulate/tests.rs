@@ -18,6 +18,7 @@ fn setup(fixture: &str) -> Setup {
         speed: 1.0,
         device_memory: 16 << 30,
         host_memory: 64 << 30,
+        closed_loop: false,
         read_rate: 3e9,
         spread: 0.2,
         faults: Faults::default(),
@@ -40,8 +41,8 @@ fn join(at: f64, rows: u64, devices: TracedDevices) -> TracedJob {
     TracedJob {
         at,
         tenant: "a".into(),
-        weight: 1.0,
         client: None,
+        weight: 1.0,
         priority: 0,
         how: "inner".into(),
         left: side(),
@@ -50,6 +51,15 @@ fn join(at: f64, rows: u64, devices: TracedDevices) -> TracedJob {
         devices,
         distribution: None,
         measured: None,
+    }
+}
+
+/// Notes in a trace when its jobs arrived, and how long they took.
+fn record(trace: &mut [TracedJob], outcome: &Outcome) {
+    for (traced, job) in trace.iter_mut().zip(&outcome.records) {
+        let (started, ended) = (job.started.unwrap(), job.ended.unwrap());
+        traced.at = job.arrived;
+        traced.measured = Some(TracedTimes { waited: started - job.arrived, ran: ended - started });
     }
 }
 
@@ -63,18 +73,22 @@ fn simulated_times_are_compared_with_those_of_the_trace() {
     let mut trace = draw(&setup, 50, 0.8, &[1.0], "small=1");
     let unmeasured = simulate(&setup, trace.clone()).unwrap();
     assert!(Report::of(&unmeasured).compared.is_none());
-    let times = |job: &Record| {
-        let (started, ended) = (job.started.unwrap(), job.ended.unwrap());
-        TracedTimes { waited: started - job.arrived, ran: ended - started }
-    };
-    for (traced, job) in trace.iter_mut().zip(&unmeasured.records) {
-        traced.measured = Some(times(job));
-    }
+    record(&mut trace, &unmeasured);
     let same = Report::of(&simulate(&setup, trace.clone()).unwrap());
     let compared = same.compared.as_ref().unwrap();
-    assert_eq!((compared.jobs, compared.close, compared.close_runs), (50, 1.0, 1.0));
-    assert!(compared.ratio.iter().all(|ratio| (ratio - 1.0).abs() < 1e-6), "{compared:?}");
+    assert_eq!((compared.jobs, compared.close, compared.close_runs, compared.close_waits), (50, 1.0, 1.0, 1.0));
+    let ratios = || compared.ratio.iter().chain(&compared.ratio_of_runs);
+    assert!(ratios().all(|ratio| (ratio - 1.0).abs() < 1e-6), "{compared:?}");
+    let [waited, measured] = compared.waited;
+    assert!(waited > 0.0 && (waited - measured).abs() < 1e-6, "{compared:?}");
     assert_eq!(same.json(&json!({}))["compared"]["close"], 1.0);
+    let mut waiting = trace.clone();
+    waiting.iter_mut().step_by(2).for_each(|traced| {
+        let times = traced.measured.as_mut().unwrap();
+        times.waited += times.waited + times.ran;
+    });
+    let waits = Report::of(&simulate(&setup, waiting).unwrap()).compared.unwrap();
+    assert_eq!((waits.close, waits.close_runs, waits.close_waits), (0.5, 1.0, 0.5), "only the queue deviates");
     for (at, traced) in trace.iter_mut().enumerate() {
         let times = traced.measured.as_mut().unwrap();
         if at % 2 == 0 {
@@ -104,6 +118,108 @@ fn each_job_tells_of_the_distribution_that_it_asked_for() {
     let refused = &each[2];
     assert!(refused["refused"].as_str().unwrap().contains("ask for more devices"), "{refused}");
     assert_eq!((&refused["seconds"], &refused["predicted_seconds"]), (&Value::Null, &Value::Null));
+}
+
+/// Trace of a server with clients that ask for one join after the other, with pauses between them.
+/// Also returns the setup in which it is run again, exactly.
+fn of_clients(clients: u64) -> (Setup, Vec<TracedJob>) {
+    let setup = Setup { closed_loop: true, spread: 0.0, ..setup("h200-x4") };
+    let mut trace = draw(&setup, 25 * clients as usize, 0.8, &[1.0], "small=0.8,large=0.2");
+    for (number, traced) in (0..).zip(&mut trace) {
+        traced.client = Some(number % clients);
+        // As if the server had needed no time: all the time to the next join is a pause.
+        traced.at = 2e-3 * number as f64;
+        traced.measured = Some(TracedTimes { waited: 0.0, ran: 0.0 });
+    }
+    let outcome = simulate(&setup, trace.clone()).unwrap();
+    record(&mut trace, &outcome);
+    (setup, trace)
+}
+
+fn longest_wait(outcome: &Outcome) -> f64 {
+    outcome.records.iter().map(waited).fold(0.0, f64::max)
+}
+
+#[test]
+fn a_closed_loop_reproduces_the_times_of_its_trace_if_predictions_are_right() {
+    let (setup, trace) = of_clients(8);
+    let outcome = simulate(&setup, trace.clone()).unwrap();
+    let mut arrived: Vec<f64> = trace.iter().map(|traced| traced.at).collect();
+    arrived.sort_by(f64::total_cmp);
+    for (job, at) in outcome.records.iter().zip(arrived) {
+        assert!((job.arrived - at).abs() < 1e-6, "{job:?} arrived at {at}");
+    }
+    let compared = Report::of(&outcome).compared.unwrap();
+    assert_eq!((compared.jobs, compared.close_runs, compared.close_waits), (200, 1.0, 1.0));
+    assert!(compared.ratio.iter().all(|ratio| (ratio - 1.0).abs() < 1e-5), "{compared:?}");
+    assert!(compared.waited[0] > 0.0, "jobs waited: {compared:?}");
+}
+
+#[test]
+fn slower_runs_pile_up_at_fixed_times_and_not_in_a_closed_loop() {
+    let (setup, trace) = of_clients(8);
+    let measured = longest_wait(&simulate(&setup, trace.clone()).unwrap());
+    let slower = Setup { speed: setup.speed / 2.0, ..setup };
+    let mut most_open = 0;
+    let mut observe = |simulation: &Simulation| {
+        most_open = most_open.max(simulation.records().iter().filter(|job| job.is_open()).count());
+        Ok(())
+    };
+    let closed = Simulation::new(slower.clone(), trace.clone()).unwrap().run(&mut observe).unwrap();
+    assert!(most_open <= 8, "a client has one job at a time, and {most_open} were open");
+    let fixed = simulate(&Setup { closed_loop: false, ..slower }, trace).unwrap();
+    let (closed, fixed) = (longest_wait(&closed), longest_wait(&fixed));
+    assert!(closed < 4.0 * measured && 4.0 * closed < fixed, "{measured} s measured, {closed} s and {fixed} s");
+}
+
+#[test]
+fn a_client_has_a_loop_for_each_join_that_it_waits_for() {
+    let job = |at: f64, client: Option<u64>, ran: Option<f64>| TracedJob {
+        client,
+        measured: ran.map(|ran| TracedTimes { waited: 0.5, ran }),
+        ..join(at, 1, TracedDevices::default())
+    };
+    let trace = [
+        job(0.0, Some(1), Some(1.0)),
+        // It is asked for while the first one runs, which ends at 1.5.
+        job(1.0, Some(1), Some(3.5)),
+        job(1.0, Some(2), None),
+        job(2.0, Some(1), Some(1.0)),
+        job(2.0, None, Some(1.0)),
+        // Nothing says when the one before ended.
+        job(4.0, Some(2), Some(1.0)),
+        // Joins ended at 5.0 and 3.5, and the later one tells the client to go on.
+        job(5.25, Some(1), None),
+        // The client was told before the server noted it.
+        job(4.9996 + 0.5, Some(2), None),
+    ];
+    let follows = |job: usize, pause: f64| Some(clients::Next { job, pause });
+    let next = clients::loops(&trace);
+    assert_eq!(next, [follows(3, 0.5), follows(6, 0.25), follows(5, 3.0), None, None, follows(7, 0.0), None, None]);
+}
+
+#[test]
+fn a_job_that_ends_without_a_result_lets_its_client_go_on() {
+    let lines = [
+        (0.0, 1 << 10, Some(TracedTimes { waited: 0.0, ran: 1.0 })),
+        // Its tables fit on no device.
+        (1.5, 1 << 40, Some(TracedTimes { waited: 0.0, ran: 1.0 })),
+        (3.0, 1 << 10, None),
+        (5.0, 1 << 10, Some(TracedTimes { waited: 0.0, ran: 1.0 })),
+    ];
+    let of_client = |&(at, rows, measured): &(f64, u64, Option<TracedTimes>)| TracedJob {
+        client: Some(7),
+        measured,
+        ..join(at, rows, TracedDevices::Count(1))
+    };
+    let trace: Vec<TracedJob> = lines.iter().map(of_client).collect();
+    let setup = Setup { closed_loop: true, ..setup("h200-x4") };
+    let outcome = simulate(&setup, trace).unwrap();
+    let records = &outcome.records;
+    let (end, arrived) = (records[0].ended.unwrap(), |job: usize| records[job].arrived);
+    assert!((arrived(1) - end - 0.5).abs() < 1e-9 && records[1].state.is_none(), "{records:?}");
+    assert!((arrived(2) - arrived(1) - 0.5).abs() < 1e-9, "{records:?}");
+    assert!((arrived(3) - arrived(2) - 2.0).abs() < 1e-9, "{records:?}");
 }
 
 fn waited(job: &Record) -> f64 {

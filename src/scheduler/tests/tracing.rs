@@ -10,7 +10,7 @@ fn each_job_is_a_line_that_can_be_read_again() {
     let trace = Some(JobTrace::open(&file).unwrap());
     let stage = Stage::with(2, SchedulerOptions { trace, ..SchedulerOptions::default() });
     stage.scheduler.set_weight("a", 2.5).unwrap();
-    let of_two = JobOptions { priority: 7, distribution: Some(Distribution::Hash), ..on(&["host:0", "host:1"]) };
+    let of_two = JobOptions { priority: 7, distribution: Some(Distribution::Broadcast), ..on(&["host:0", "host:1"]) };
     stage.submit_join(&spec("r3"), of_two, "a").unwrap();
     let count = JoinSpec { count: true, columns: Vec::new(), how: JoinKind::LeftSemi, ..spec("r0") };
     let terms = Submission { client: Some(3), ..Submission::default() };
@@ -37,7 +37,7 @@ fn each_job_is_a_line_that_can_be_read_again() {
             right: side(&[]),
             count: false,
             devices: TracedDevices::Named(vec!["host:0".into(), "host:1".into()]),
-            distribution: Some("hash".into()),
+            distribution: Some("broadcast".into()),
             measured: None,
         },
         TracedJob {
@@ -58,8 +58,8 @@ fn each_job_is_a_line_that_can_be_read_again() {
     assert_eq!(lines, expected);
     assert!(lines[0].at > 1.7e9 && lines[1].at >= lines[0].at, "{lines:?}");
     assert!(text.contains(r#""devices":"any""#), "{text}");
-    let wrong = TracedJob::parse(&text.lines().next().unwrap().replace("hash", "hsah")).unwrap_err();
-    assert!(wrong.message().contains("did you mean \"hash\"?"), "{wrong}");
+    let wrong = TracedJob::parse(&text.lines().next().unwrap().replace("broadcast", "brodcast")).unwrap_err();
+    assert!(wrong.message().contains("did you mean \"broadcast\"?"), "{wrong}");
 }
 
 #[test]
