@@ -413,7 +413,7 @@ def record(step: Step, folder: Path, said: list[str]) -> None:
     recorder = Recorder(step.records, folder, " ".join(Path(word).name for word in step.command))
     for line in said:
         if line.startswith("{"):
-            recorder.write(**json.loads(line))
+            recorder.write(**{"benchmark": step.records, **json.loads(line)})
 
 
 def outcomes(plan: Plan, recorder: Recorder) -> dict[str, str]:
