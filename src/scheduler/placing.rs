@@ -59,8 +59,8 @@ pub(super) struct Waiting {
     pub(super) starved_since: Option<Duration>,
     /// Time from which nothing is known to give that memory back.
     pub(super) unsatisfiable_since: Option<Duration>,
-    /// Predicted time until the turn of the build side at the job's prepared place. `None`: no other
-    /// job has it.
+    /// Predicted time until the job has the turn of the build side at its prepared place. `None`:
+    /// no other job has it.
     pub(super) turn_wait: Option<Duration>,
 }
 

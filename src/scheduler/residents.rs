@@ -406,8 +406,8 @@ impl Shared {
         state.residents.retain(|resident| !resident.held.lock().is_gone);
     }
 
-    /// Queues the next turn of each resident that has none, and tells the jobs in the queue how many
-    /// turns come before theirs.
+    /// Queues the next turn of each resident that has none, and tells the jobs in the queue how
+    /// many turns come before theirs.
     pub(super) fn queue_next_turns(&self, state: &mut State) {
         for resident in state.residents.clone() {
             while let Some(id) = resident.take_next() {
