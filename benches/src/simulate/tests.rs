@@ -85,7 +85,7 @@ fn simulated_times_are_compared_with_those_of_the_trace() {
     let mut waiting = trace.clone();
     waiting.iter_mut().step_by(2).for_each(|traced| {
         let times = traced.measured.as_mut().unwrap();
-        times.waited += times.waited + times.ran;
+        times.waited = 2.0 * times.waited + times.ran;
     });
     let waits = Report::of(&simulate(&setup, waiting).unwrap()).compared.unwrap();
     assert_eq!((waits.close, waits.close_runs, waits.close_waits), (0.5, 1.0, 0.5), "only the queue deviates");
