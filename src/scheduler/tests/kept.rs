@@ -8,6 +8,7 @@ use super::real::start_with;
 use super::*;
 use crate::device::Phase;
 use crate::join::Side;
+use crate::memory::Reservation;
 use crate::testing::wait_until;
 
 /// Submits a join of the left table with rows that arrive and have the columns of the right one.
@@ -127,6 +128,12 @@ fn with_many_rows(catalog: &Catalog) -> JoinSpec {
     JoinSpec { batch_rows: Some(10), ..JoinSpec::inner("m", "n", vec![KeyPair::new("k", "k")]) }
 }
 
+/// Takes most of the host memory. Then a result with more than its window waits for its reader.
+fn take_most_memory(catalog: &Catalog) -> Reservation {
+    let budget = catalog.arena().budget();
+    budget.reserve(budget.free_bytes() - (4 << 20), "a test").unwrap()
+}
+
 /// Takes the build side of the only resident away from its device. Jobs that wait are told, unless
 /// the job is just being submitted or put back.
 fn take_away(scheduler: &Scheduler, tells_jobs: bool) {
@@ -152,6 +159,7 @@ fn joins_run_as_usual_after_the_build_side_has_left(tells_jobs: bool) {
     let spec = JoinSpec { columns: Vec::new(), ..spec("r0") };
     let number = prepare(&scheduler, &catalog, &spec, "");
     // A result that no client reads keeps the device.
+    let most = take_most_memory(&catalog);
     let unread = JobOptions { retain_seconds: Some(0), ..JobOptions::default() };
     let blocking = submit(&scheduler, &catalog, &with_many_rows(&catalog), unread, "").unwrap();
     let submitted = || submit(&scheduler, &catalog, &spec, JobOptions::default(), "").unwrap();
@@ -161,6 +169,7 @@ fn joins_run_as_usual_after_the_build_side_has_left(tells_jobs: bool) {
     take_away(&scheduler, tells_jobs);
     assert_eq!(scheduler.prepared()[0].device, None);
     scheduler.cancel(blocking.id).unwrap();
+    drop(most);
     assert!(jobs.iter().all(|job| probed(&scheduler, job).is_none()));
     scheduler.release_prepared(number).unwrap();
     assert_eq!((scheduler.prepared().len(), budgets[0].used_bytes()), (0, 0));
@@ -184,6 +193,7 @@ fn a_join_that_starts_elsewhere_leaves_the_build_side() {
     let number = prepare(&scheduler, &catalog, &spec, "");
     let device = scheduler.prepared()[0].device.unwrap();
     // Results that no client reads keep their devices.
+    let _most = take_most_memory(&catalog);
     let unread = || JobOptions { retain_seconds: Some(0), ..JobOptions::default() };
     let there = JobOptions { devices: DeviceRequest::Named(vec![device.to_string()]), ..unread() };
     let blocking = submit(&scheduler, &catalog, &JoinSpec { how: JoinKind::Left, ..spec.clone() }, there, "").unwrap();
