@@ -58,7 +58,8 @@ fn each_job_is_a_line_that_can_be_read_again() {
     assert_eq!(lines, expected);
     assert!(lines[0].at > 1.7e9 && lines[1].at >= lines[0].at, "{lines:?}");
     assert!(text.contains(r#""devices":"any""#), "{text}");
-    let wrong = TracedJob::parse(&text.lines().next().unwrap().replace("broadcast", "brodcast")).unwrap_err();
+    let asks = text.lines().find(|line| line.contains("broadcast")).unwrap();
+    let wrong = TracedJob::parse(&asks.replace("broadcast", "brodcast")).unwrap_err();
     assert!(wrong.message().contains("did you mean \"broadcast\"?"), "{wrong}");
 }
 
