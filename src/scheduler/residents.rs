@@ -276,7 +276,11 @@ impl Resident {
         let mut held = self.held.lock();
         held.last_used = now;
         match held.turn {
-            None => held.turn = Some(job),
+            None => {
+                // It may come before others, and waits no longer.
+                held.turn = Some(job);
+                held.next.retain(|&waiting| waiting != job);
+            }
             Some(_) if !held.next.contains(&job) => held.next.push_back(job),
             Some(_) => {}
         }

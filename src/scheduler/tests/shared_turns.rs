@@ -170,3 +170,19 @@ fn a_stream_that_is_cancelled_gets_nothing_and_disturbs_no_other() {
         assert_eq!(streams.jobs[cancelled].state(), JobState::Cancelled);
     }
 }
+
+#[test]
+fn a_job_that_gets_the_turn_before_others_waits_for_it_no_longer() {
+    let streams = Streams::open(rows_of("t", 1000), Strategy::Hash, 3);
+    let resident = streams.scheduler.handle.shared.state.lock().residents[0].clone();
+    let [a, b, c] = [0, 1, 2].map(|stream: usize| streams.jobs[stream].id);
+    let begin = |job: JobId| resident.begin_turn(job, Duration::ZERO);
+    assert_eq!([a, b, c].map(begin), [true, false, false]);
+    resident.end_turn(a);
+    assert!(begin(c));
+    assert_eq!(resident.waiting(), [b]);
+    resident.end_turn(c);
+    assert!(begin(b));
+    assert!(resident.waiting().is_empty());
+    resident.end_turn(b);
+}
