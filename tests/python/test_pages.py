@@ -135,6 +135,7 @@ def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
     help_text = serve("--help")
     unknown = {flag for flag in flags if flag not in help_text}
     others = {
+        "--closed-loop",
         "--json",
         "--measure",
         "--check",
