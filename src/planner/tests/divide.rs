@@ -162,7 +162,7 @@ fn the_limit_of_build_rows_holds_for_each_rank() {
     assert!(refused.message().contains("the most that a device can index; ask for \"hash\""), "{refused}");
 }
 
-/// Keys of which one has a share of the rows, and `rows / 4` others have the rest evenly.
+/// Rows with one key that has a share of them, and `rows / 4` other keys that have the rest evenly.
 fn skewed(rows: u64, heaviest_share: Option<f64>) -> TableSpec {
     TableSpec { distinct: rows as f64 / 4.0, heaviest_share, ..sparse(rows, 2) }
 }
