@@ -30,7 +30,7 @@ use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
 
 use super::batch_sizes::BatchSizes;
-use super::chain_report::{ChainReport, PassedRows, kept_share};
+use super::chain_report::{ChainReport, PassedRows, kept_share, order_of};
 use super::chunks::{
     Chunk, ProbeRows, chunk_row_bytes, chunk_rows, even_chunk_rows, fitting_probe_batch_rows, streams_of,
 };
@@ -123,10 +123,7 @@ impl Chain {
 
     /// Returns the order in which the next chunk probes the joins.
     pub fn order(&self) -> Vec<usize> {
-        let shares = self.kept_shares();
-        let mut order: Vec<usize> = (0..shares.len()).collect();
-        order.sort_by(|&a, &b| shares[a].total_cmp(&shares[b]));
-        order
+        order_of(&self.kept_shares())
     }
 
     /// Probes all joins with all rows of a source, and pushes the rows that they give. `device` is

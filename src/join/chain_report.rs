@@ -58,6 +58,14 @@ pub(crate) fn kept_share(pairs_per_row: f64, how: JoinKind, probe_side: Side) ->
     if share.is_finite() { share } else { 1.0 }
 }
 
+/// Returns the order of joins that keep these shares of their rows: those that keep least come
+/// first.
+pub(crate) fn order_of(shares: &[f64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|&a, &b| shares[a].total_cmp(&shares[b]));
+    order
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -92,8 +92,8 @@ use arrow::array::RecordBatch;
 
 pub(crate) use batch_sizes::{BatchSizes, MESSAGE_BYTES};
 pub use chain::Chain;
-pub(crate) use chain_report::kept_share;
 pub use chain_report::{ChainReport, PassedRows};
+pub(crate) use chain_report::{kept_share, order_of};
 pub(crate) use chunks::{CHUNK_ROWS_MIN, chunks_per_stream};
 pub use composition::{Composition, Distribution, MovedPayload, RowLayout, TransferOrder};
 pub use kind::{JoinKind, Side};

@@ -8,7 +8,7 @@ use super::Plan;
 use super::cost::PredictedPhase;
 use crate::columns::Role;
 use crate::human;
-use crate::join::{ChainReport, kept_share};
+use crate::join::{ChainReport, kept_share, order_of};
 use crate::memory::human_bytes;
 
 /// Join of a chain.
@@ -38,8 +38,7 @@ pub(super) fn explained_chain(plan: &Plan, report: Option<&ChainReport>) -> (Vec
     let Some(then) = &plan.join.then else { return (Vec::new(), None) };
     let plans: Vec<&Plan> = plans_of(plan).collect();
     let shares: Vec<f64> = plans.iter().map(|plan| predicted_share(plan)).collect();
-    let mut predicted_order: Vec<usize> = (0..plans.len()).collect();
-    predicted_order.sort_by(|&a, &b| shares[a].total_cmp(&shares[b]));
+    let predicted_order = order_of(&shares);
     let report = report.filter(|report| report.order.len() == plans.len() && report.joins.len() == plans.len());
     let explained = |&join: &usize| {
         let (plan, rows_side) = (plans[join], plans[join].side(Role::Probe));
