@@ -65,11 +65,6 @@ impl ChildJoin {
         Ok(Self { jobs, number, composition, schema, numbered_schema, tables, rank, _device_memory })
     }
 
-    fn probe_with(&self, rows: &dyn RowSource, numbered: bool) -> Work {
-        let (total_rows, is_stored) = (rows.total_rows(), rows.is_stored());
-        Work::Probe { prepared: self.number, numbered, total_rows, is_stored }
-    }
-
     fn call<'a>(
         &'a self,
         host_memory: &'a ReservedPool,
@@ -77,7 +72,11 @@ impl ChildJoin {
         sink: &'a dyn BatchSink,
         monitor: &'a Monitor,
     ) -> JobCall<'a> {
-        JobCall { schema: &self.schema, buffers: &self.tables, host_memory, rank: &self.rank, rows, sink, monitor }
+        let schema = match rows.is_some_and(RowSource::is_numbered) {
+            true => &self.numbered_schema,
+            false => &self.schema,
+        };
+        JobCall { schema, buffers: &self.tables, host_memory, rank: &self.rank, rows, sink, monitor }
     }
 }
 
@@ -93,18 +92,9 @@ impl Prepared for ChildJoin {
         sink: &dyn BatchSink,
         monitor: &Monitor,
     ) -> Result<()> {
-        self.jobs.run(self.probe_with(rows, false), &self.call(host_memory, Some(rows), sink, monitor)).map(drop)
-    }
-
-    fn probe_numbered(
-        &self,
-        rows: &dyn RowSource,
-        host_memory: &ReservedPool,
-        sink: &dyn BatchSink,
-        monitor: &Monitor,
-    ) -> Result<()> {
-        let call = JobCall { schema: &self.numbered_schema, ..self.call(host_memory, Some(rows), sink, monitor) };
-        self.jobs.run(self.probe_with(rows, true), &call).map(drop)
+        let (total_rows, is_stored, is_numbered) = (rows.total_rows(), rows.is_stored(), rows.is_numbered());
+        let work = Work::Probe { prepared: self.number, total_rows, is_stored, is_numbered };
+        self.jobs.run(work, &self.call(host_memory, Some(rows), sink, monitor)).map(drop)
     }
 
     fn finish(&self, host_memory: &ReservedPool, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {

@@ -134,12 +134,12 @@ pub(super) enum Work {
         build: u64,
         is_stored: bool,
     },
-    /// Probes with the rows that the job asks for. They have a number if they are `numbered`.
+    /// Probes with the rows that the job asks for.
     Probe {
         prepared: u64,
-        numbered: bool,
         total_rows: Option<u64>,
         is_stored: bool,
+        is_numbered: bool,
     },
     Finish {
         prepared: u64,

@@ -18,25 +18,13 @@ pub trait Prepared: Send + Sync {
     fn composition(&self) -> &Composition;
 
     /// Probes the build side with all rows of a source, as [`PreparedJoin::probe`] does. Host
-    /// memory comes from `host_memory`. Several threads may call it at once.
+    /// memory comes from `host_memory`. Several threads may call it at once. If the rows have a
+    /// number ([`RowSource::is_numbered`]), the result has it as its last column.
     ///
     /// # Errors
     /// The errors of [`Engine::run`](super::Engine::run), and of the source. The source gets the
-    /// error, too.
+    /// error, too. Those of [`PreparedJoin::numbered`] for rows with a number.
     fn probe(
-        &self,
-        rows: &dyn RowSource,
-        host_memory: &ReservedPool,
-        sink: &dyn BatchSink,
-        monitor: &Monitor,
-    ) -> Result<()>;
-
-    /// Probes as [`probe`](Self::probe) does, with rows that have a
-    /// [number](crate::join::with_number). The result has it too.
-    ///
-    /// # Errors
-    /// Also those of [`PreparedJoin::numbered`].
-    fn probe_numbered(
         &self,
         rows: &dyn RowSource,
         host_memory: &ReservedPool,
@@ -142,21 +130,15 @@ impl LocalJoin {
         monitor: &Monitor,
     ) -> Result<()> {
         let view = view(&*self.device, &self.memory, rows)?;
-        self.join.probe(rows, &*view, arena, sink, monitor)
+        self.join_of(rows).inspect_err(|error| rows.stop(error))?.probe(rows, &*view, arena, sink, monitor)
     }
 
-    /// Probes as [`probe`](Self::probe) does, with rows that have a number.
-    pub(super) fn probe_numbered(
-        &self,
-        rows: &dyn RowSource,
-        arena: &Arena,
-        sink: &dyn BatchSink,
-        monitor: &Monitor,
-    ) -> Result<()> {
-        let view = view(&*self.device, &self.memory, rows)?;
-        let numbered = self.numbered.get_or_init(|| self.join.numbered(&*self.device));
-        let numbered = numbered.as_ref().map_err(Error::clone).inspect_err(|error| rows.stop(error))?;
-        numbered.probe(rows, &*view, arena, sink, monitor)
+    /// Returns the join that these rows probe.
+    fn join_of(&self, rows: &dyn RowSource) -> Result<&Join> {
+        match rows.is_numbered() {
+            true => self.numbered.get_or_init(|| self.join.numbered(&*self.device)).as_ref().map_err(Error::clone),
+            false => Ok(&self.join),
+        }
     }
 
     /// Finishes as [`PreparedJoin::finish`] does.
@@ -194,16 +176,6 @@ impl Prepared for InProcessJoin {
         monitor: &Monitor,
     ) -> Result<()> {
         self.join.probe(rows, &arena_of_call(&self.arena, host_memory, monitor), sink, monitor)
-    }
-
-    fn probe_numbered(
-        &self,
-        rows: &dyn RowSource,
-        host_memory: &ReservedPool,
-        sink: &dyn BatchSink,
-        monitor: &Monitor,
-    ) -> Result<()> {
-        self.join.probe_numbered(rows, &arena_of_call(&self.arena, host_memory, monitor), sink, monitor)
     }
 
     fn finish(&self, host_memory: &ReservedPool, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {

@@ -379,14 +379,10 @@ impl Process {
                 self.prepared.lock().insert(job, Arc::new(join));
                 Ok(())
             }
-            Work::Probe { prepared, numbered, total_rows, is_stored } => {
+            Work::Probe { prepared, total_rows, is_stored, is_numbered } => {
                 let (server, slabs, stored) = (&self.server, &self.slabs, &|number| self.table(number));
-                let rows = ServerRows { job, server, slabs, stored, total_rows, is_stored };
-                let prepared = self.prepared(prepared)?;
-                match numbered {
-                    true => prepared.probe_numbered(&rows, &arena, &sink, monitor),
-                    false => prepared.probe(&rows, &arena, &sink, monitor),
-                }
+                let rows = ServerRows { job, server, slabs, stored, total_rows, is_stored, is_numbered };
+                self.prepared(prepared)?.probe(&rows, &arena, &sink, monitor)
             }
             Work::Finish { prepared } => self.prepared(prepared)?.finish(&arena, &sink, monitor),
         }

@@ -241,6 +241,7 @@ pub(super) struct ServerRows<'a> {
     pub(super) stored: &'a (dyn Fn(u64) -> Result<Arc<Table>> + Sync),
     pub(super) total_rows: Option<u64>,
     pub(super) is_stored: bool,
+    pub(super) is_numbered: bool,
 }
 
 impl RowSource for ServerRows<'_> {
@@ -250,6 +251,10 @@ impl RowSource for ServerRows<'_> {
 
     fn is_stored(&self) -> bool {
         self.is_stored
+    }
+
+    fn is_numbered(&self) -> bool {
+        self.is_numbered
     }
 
     /// Waits for the server's answer, which comes soon after the job is cancelled or the source is

@@ -37,6 +37,11 @@ pub trait RowSource: Send + Sync {
     /// their columns.
     fn is_stored(&self) -> bool;
 
+    /// True if the rows have a [number](super::with_number). The joined rows have it, too.
+    fn is_numbered(&self) -> bool {
+        false
+    }
+
     /// Takes the next segment, which has rows. Waits until rows arrive. After the last row, each
     /// call returns `None`, because each stream of a device makes one.
     ///
@@ -94,6 +99,7 @@ pub struct IncomingBatches {
     name: String,
     schema: SchemaRef,
     queued_bytes_max: usize,
+    is_numbered: bool,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -111,7 +117,14 @@ impl IncomingBatches {
     /// batch of any size while it is empty, and at most `queued_bytes_max` bytes otherwise.
     pub fn new(name: &str, schema: SchemaRef, queued_bytes_max: usize) -> Self {
         let (queue, changed) = (Mutex::default(), Condvar::new());
-        Self { name: name.into(), schema, queued_bytes_max, queue, changed }
+        Self { name: name.into(), schema, queued_bytes_max, is_numbered: false, queue, changed }
+    }
+
+    /// Returns the source for rows with a [number](super::with_number), which `schema` has as its
+    /// last column.
+    #[must_use]
+    pub fn numbered(self) -> Self {
+        Self { is_numbered: true, ..self }
     }
 
     /// Adds a batch, once the queue has room for it.
@@ -176,6 +189,10 @@ impl RowSource for IncomingBatches {
 
     fn is_stored(&self) -> bool {
         false
+    }
+
+    fn is_numbered(&self) -> bool {
+        self.is_numbered
     }
 
     /// Takes all batches that have arrived, up to the first with another dictionary: devices move

@@ -159,7 +159,7 @@ impl Shared {
             let numbers = numbered.iter().flat_map(|(number, batch)| std::iter::repeat_n(*number, batch.num_rows()));
             let numbers = self.in_arena(job, UInt32Array::from_iter_values(numbers))?;
             let schema = with_number(feed.schema());
-            let rows = IncomingBatches::new(feed.name(), schema.clone(), usize::MAX);
+            let rows = IncomingBatches::new(feed.name(), schema.clone(), usize::MAX).numbered();
             let mut start = 0;
             for (_, batch) in numbered {
                 let count = batch.num_rows();
@@ -168,7 +168,7 @@ impl Shared {
                 start += count;
             }
             rows.finish();
-            prepared.probe_numbered(&rows, &job.host_memory, &answers, monitor)?;
+            prepared.probe(&rows, &job.host_memory, &answers, monitor)?;
         }
         Ok(answers.kept.into_inner().0)
     }

@@ -619,10 +619,10 @@ fn numbered_rows_get_the_answers_that_they_get_alone() {
                 let (join, monitor, memory) =
                     (engines.prepare(engine, &task), Monitor::default(), engines.grant().host_memory);
                 let probe_numbered = |sink: &Batches| {
-                    let source = TestSource::of_unbounded(&numbered[0]);
+                    let source = IncomingBatches::new("stream", numbered[0].schema(), usize::MAX).numbered();
                     numbered.iter().for_each(|batch| source.push(batch.clone(), &CancelFlag::new()).unwrap());
                     source.finish();
-                    join.probe_numbered(&*source, &memory, sink, &monitor)
+                    join.probe(&source, &memory, sink, &monitor)
                 };
                 let together = Batches::default();
                 if how == JoinKind::Full {
