@@ -45,7 +45,7 @@ use super::residents::{Built, Resident, ResidentUse};
 use super::state::{Leftovers, Shared, State, Taken};
 use crate::columns::Role;
 use crate::engine::{Engine, Grant, Prepared};
-use crate::join::{IncomingBatches, Monitor, Side, TableRows};
+use crate::join::{Monitor, Side, TableRows};
 use crate::memory::{Budget, human_bytes};
 use crate::planner::{BoundJoin, KeptBuild, Plan};
 use crate::{Error, Result};
@@ -109,6 +109,19 @@ struct Arriving {
     is_closed: bool,
 }
 
+impl Arriving {
+    /// Counts rows that are added.
+    fn count(&mut self, arrived: &Arrived) {
+        self.bytes += arrived.bytes();
+        self.rows += arrived.batch.num_rows() as u64;
+    }
+
+    fn take_all(&mut self) -> Vec<Arrived> {
+        (self.bytes, self.rows) = (0, 0);
+        std::mem::take(&mut self.batches).into()
+    }
+}
+
 /// Job between two turns.
 #[derive(Debug)]
 pub(super) struct Open {
@@ -159,8 +172,7 @@ impl Feed {
         if arriving.is_closed {
             return;
         }
-        arriving.bytes += arrived.bytes();
-        arriving.rows += arrived.batch.num_rows() as u64;
+        arriving.count(&arrived);
         arriving.batches.push_back(arrived);
     }
 
@@ -184,10 +196,8 @@ impl Feed {
     /// Takes the rows that have arrived, and returns true with them if no more will.
     fn take(&self) -> (Vec<Arrived>, bool) {
         let mut arriving = self.arriving.lock();
-        let batches = std::mem::take(&mut arriving.batches);
-        (arriving.bytes, arriving.rows) = (0, 0);
         self.has_room.notify_waiters();
-        (batches.into(), arriving.has_ended)
+        (arriving.take_all(), arriving.has_ended)
     }
 
     /// Puts the rows of a turn that failed back, before those that have arrived since. Returns
@@ -208,8 +218,7 @@ impl Feed {
             return;
         }
         for arrived in rows.into_iter().rev() {
-            arriving.bytes += arrived.bytes();
-            arriving.rows += arrived.batch.num_rows() as u64;
+            arriving.count(&arrived);
             arriving.batches.push_front(arrived);
         }
     }
@@ -221,10 +230,8 @@ impl Feed {
         if arriving.batches.is_empty() || arriving.rows > room.0 || arriving.bytes as u64 > room.1 {
             return None;
         }
-        let batches = std::mem::take(&mut arriving.batches);
-        (arriving.bytes, arriving.rows) = (0, 0);
         self.has_room.notify_waiters();
-        Some(batches.into())
+        Some(arriving.take_all())
     }
 
     /// Drops the rows that wait, and ends the use of the build side. Returns the prepared join that
@@ -267,18 +274,9 @@ impl Feed {
         (rows as f64 * self.row_bytes) as u64
     }
 
-    /// Returns the jobs that wait for the turn of their common build side, in the order of their
-    /// turns.
-    pub(super) fn waiting(&self) -> Vec<JobId> {
-        self.build.resident().waiting()
-    }
-
-    pub(super) fn shares_turns(&self) -> bool {
-        self.build.resident().shares_turns()
-    }
-
-    pub(super) fn share_turns_no_longer(&self) {
-        self.build.resident().share_turns_no_longer();
+    /// Returns the build side, which other jobs may use too.
+    pub(super) fn resident(&self) -> &Resident {
+        self.build.resident()
     }
 
     /// True if other jobs wait for the turn of their common build side.
@@ -504,19 +502,8 @@ impl Shared {
         };
         let (arrived, has_ended) = feed.take();
         feed.in_turn.lock().0.clone_from(&arrived);
-        let is_answered = self.answer_together(feed, job, &arrived, &*prepared, monitor)?;
-        // Rows up to a note are joined together.
-        let left = if is_answered { &[] } else { &arrived[..] };
-        for answered in left.split_inclusive(|arrived| arrived.note.is_some()) {
-            let batches = answered.iter().map(|arrived| &arrived.batch).filter(|batch| batch.num_rows() > 0);
-            let batches: Vec<RecordBatch> = batches.cloned().collect();
-            if !batches.is_empty() {
-                let rows = IncomingBatches::new(&feed.name, feed.schema.clone(), usize::MAX);
-                batches.into_iter().try_for_each(|batch| rows.push(batch, monitor.cancel()))?;
-                rows.finish();
-                prepared.probe(&rows, &job.host_memory, &job.result, monitor)?;
-            }
-            answered.last().and_then(|last| last.note.clone()).map_or(Ok(()), |note| job.result.push_note(note))?;
+        if !self.answer_together(feed, job, &arrived, &*prepared, monitor)? {
+            Self::answer_one_by_one(feed, job, &arrived, &*prepared, monitor)?;
         }
         *feed.in_turn.lock() = (Vec::new(), job.result.progress().0);
         if !has_ended {

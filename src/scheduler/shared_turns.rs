@@ -48,6 +48,18 @@ struct Question<'a> {
     arrived: &'a [Arrived],
 }
 
+impl Question<'_> {
+    fn batches(&self) -> impl Iterator<Item = &RecordBatch> {
+        self.arrived.iter().map(|arrived| &arrived.batch).filter(|batch| batch.num_rows() > 0)
+    }
+
+    /// Ends the answer with the note of the question, if it has one.
+    fn push_note(&self) -> Result<()> {
+        let note = self.arrived.last().and_then(|last| last.note.clone());
+        note.map_or(Ok(()), |note| self.job.result.push_note(note))
+    }
+}
+
 /// Returns the questions of a job.
 fn questions<'a>(job: &'a Job, arrived: &'a [Arrived]) -> impl Iterator<Item = Question<'a>> {
     let of_job = arrived.split_inclusive(|arrived| arrived.note.is_some());
@@ -87,7 +99,7 @@ impl Shared {
         let (rows, bytes) = size(arrived);
         // An answer of this size waits for no reader.
         let bytes_max = BYTES_MAX.min(self.window_bytes() / 2);
-        if !feed.shares_turns() || rows > ROWS_MAX || bytes.max(feed.result_bytes(rows)) > bytes_max {
+        if !feed.resident().shares_turns() || rows > ROWS_MAX || bytes.max(feed.result_bytes(rows)) > bytes_max {
             return Ok(false);
         }
         let guests = self.take_guests(feed, (ROWS_MAX - rows, bytes_max - bytes));
@@ -104,11 +116,35 @@ impl Shared {
             Err(error) => {
                 if job.check_stop().is_ok() {
                     tracing::debug!(%error, "questions that share a pass are answered one by one");
-                    feed.share_turns_no_longer();
+                    feed.resident().share_turns_no_longer();
                 }
                 Ok(false)
             }
         }
+    }
+
+    /// Answers the questions of a job, each in a pass of its own.
+    ///
+    /// # Errors
+    /// Those of [`Prepared::probe`] and of the job's result.
+    pub(super) fn answer_one_by_one(
+        feed: &Feed,
+        job: &Job,
+        arrived: &[Arrived],
+        prepared: &dyn Prepared,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        for question in questions(job, arrived) {
+            let mut batches = question.batches().peekable();
+            if batches.peek().is_some() {
+                let rows = IncomingBatches::new(feed.name(), feed.schema().clone(), usize::MAX);
+                batches.try_for_each(|batch| rows.push(batch.clone(), monitor.cancel()))?;
+                rows.finish();
+                prepared.probe(&rows, &job.host_memory, &job.result, monitor)?;
+            }
+            question.push_note()?;
+        }
+        Ok(())
     }
 
     /// Takes rows along of jobs that wait for the turn of this feed's build side, in the order of
@@ -116,7 +152,7 @@ impl Shared {
     fn take_guests(&self, feed: &Feed, mut room: (u64, u64)) -> Vec<Guest> {
         let state = self.state.lock();
         let mut guests = Vec::new();
-        for id in feed.waiting() {
+        for id in feed.resident().waiting() {
             let Some(job) = state.open.get(&id).map(|open| open.job.clone()) else { continue };
             // The first turn of a job is its own.
             let has_begun = job.life.lock().state == JobState::Running;
@@ -141,14 +177,8 @@ impl Shared {
         monitor: &Monitor,
         bytes_max: u64,
     ) -> Result<Vec<Vec<RecordBatch>>> {
-        let batches = |question: &Question<'_>| -> Vec<RecordBatch> {
-            let batches = question.arrived.iter().map(|arrived| arrived.batch.clone());
-            batches.filter(|batch| batch.num_rows() > 0).collect()
-        };
-        let numbered: Vec<(u32, RecordBatch)> = (0..)
-            .zip(all)
-            .flat_map(|(number, question)| batches(question).into_iter().map(move |of| (number, of)))
-            .collect();
+        let of_question = |(number, question)| Question::batches(question).map(move |batch| (number, batch));
+        let numbered: Vec<(u32, &RecordBatch)> = (0..).zip(all).flat_map(of_question).collect();
         let answers = Answers {
             arena: self.catalog.arena().clone(),
             bytes_max,
@@ -189,9 +219,8 @@ impl Shared {
                 continue;
             }
             let result = &question.job.result;
-            let note = question.arrived.last().and_then(|last| last.note.clone());
             let pushed = batches.into_iter().try_for_each(|batch| result.push(batch));
-            if let Err(error) = pushed.and_then(|()| note.map_or(Ok(()), |note| result.push_note(note))) {
+            if let Err(error) = pushed.and_then(|()| question.push_note()) {
                 failed.insert(question.job.id, error);
             }
         }
