@@ -312,8 +312,10 @@ impl<'a> Timeline<'a> {
         self.returned().get(at).map(|(time, _)| self.now.max(*time))
     }
 
-    /// False if the place leaves other jobs less than an equal share of all devices, and wastes a
-    /// part of what it takes. `alone_seconds`: the job's time on one device, if it fits there.
+    /// False if the place leaves other jobs less than an equal share of all devices, and they lose by
+    /// that. They lose if much of the device time is wasted, or if many jobs together wait longer
+    /// for the wasted part than this job gains. `alone_seconds`: the job's time on one device, if
+    /// it fits there.
     fn leaves_others_their_share(&self, place: &Place, alone_seconds: Option<f64>) -> bool {
         /// Device time over that of one device, up to which several devices waste little.
         const WASTE_MAX: f64 = 1.25;
@@ -323,7 +325,13 @@ impl<'a> Timeline<'a> {
         let ranks = place.devices.len();
         let devices = self.slots.iter().filter(|slots| !slots.is_empty()).count();
         let is_share = ranks == 1 || ranks * self.jobs <= devices;
-        is_share || alone_seconds.is_none_or(|alone| place.seconds * ranks as f64 <= alone * WASTE_MAX)
+        is_share
+            || alone_seconds.is_none_or(|alone| {
+                let others = self.jobs.saturating_sub(1) as f64;
+                let wasted = place.device_seconds() - alone;
+                let others_wait = wasted / devices as f64 * others;
+                place.device_seconds() <= alone * WASTE_MAX && others_wait <= alone - place.seconds
+            })
     }
 
     /// Returns when one slot of each device is free for the job, or all slots if it runs alone.

@@ -279,6 +279,19 @@ fn jobs_that_several_devices_divide_well_take_all_in_turn() {
 }
 
 #[test]
+fn jobs_take_a_device_each_if_many_would_wait_for_what_several_waste() {
+    let devices_of_first = |jobs: u64| {
+        let mut queue = Queue::default();
+        for id in 1..=jobs {
+            queue.push(divisible(id, 2, &[(2, 0.6)]));
+        }
+        devices_and_starts(&queue, &[IDLE, IDLE])[0].0
+    };
+    // A job gains 0.4 s, and the others wait for half of the 0.2 s that two devices waste.
+    assert_eq!((devices_of_first(5), devices_of_first(6)), (2, 1));
+}
+
+#[test]
 fn devices_that_wait_for_a_large_job_run_short_ones_that_end_before_it() {
     let on_both = |id: u64, run: f64| Waiting {
         places: vec![Place { devices: DeviceSet::new([0, 1]), ..place(0, run, None) }],
