@@ -67,7 +67,7 @@ def measure(client: dovetail.Client, join: Join, count: bool, gangs: list[int], 
                 with client.command({"join": command}) as result:
                     status = result.job.wait()
                     found = result.table()["count"][0].as_py() if count else status.rows
-            except dovetail.Unsupported as refusal:
+            except (dovetail.Unsupported, dovetail.InvalidRequest) as refusal:
                 # A set may be unable to divide the join.
                 refused[name] = str(refusal)
                 continue
