@@ -13,6 +13,8 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag {
     raised: Arc<AtomicBool>,
+    /// Further reason to stop the work that has this clone.
+    also: Interrupt,
     #[cfg(test)]
     looks: Arc<Looks>,
 }
@@ -58,11 +60,15 @@ impl CancelFlag {
         self.raised.store(true, Ordering::Release);
     }
 
+    /// Returns a clone of the flag for work that `also` stops. Work with other clones goes on then.
+    #[must_use]
+    pub fn or(&self, also: Interrupt) -> Self {
+        Self { also: self.also.or(also), ..self.clone() }
+    }
+
     /// True if the work should stop.
     pub fn is_raised(&self) -> bool {
-        #[cfg(test)]
-        self.count_look();
-        self.raised.load(Ordering::Acquire)
+        self.check().is_err()
     }
 
     /// Returns the interrupt that ends waits for memory once the flag is raised.
@@ -72,11 +78,33 @@ impl CancelFlag {
     }
 
     /// # Errors
-    /// [`Error::Cancelled`] once the flag is raised.
+    /// [`Error::Cancelled`] once the flag is raised, and the error of a further reason to stop.
     pub fn check(&self) -> Result<()> {
-        if self.is_raised() {
+        #[cfg(test)]
+        self.count_look();
+        if self.raised.load(Ordering::Acquire) {
             return Err(Error::Cancelled("the job was cancelled".into()));
         }
-        Ok(())
+        self.also.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_further_reason_stops_only_the_work_that_has_it() {
+        let (flag, reason) = (CancelFlag::new(), CancelFlag::new());
+        let with_reason = flag.or(reason.interrupt());
+        assert_eq!([flag.is_raised(), with_reason.is_raised()], [false, false]);
+        reason.raise();
+        assert_eq!([flag.is_raised(), with_reason.is_raised()], [false, true]);
+        flag.raise();
+        assert!(flag.is_raised());
+        let both = CancelFlag::new();
+        let other = both.or(CancelFlag::new().interrupt());
+        both.raise();
+        assert!(other.is_raised());
     }
 }
