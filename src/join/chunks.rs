@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::helping::{HelpedRows, helping_rows_min};
 use super::inputs::SideInput;
 use super::rank::Rank;
 use super::source::RowSource;
@@ -30,11 +31,6 @@ pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
 /// Rows of the smallest chunk that ranks with one stream each take in turn: a few milliseconds of
 /// work.
 const BALANCED_CHUNK_ROWS_MIN: u64 = 1 << 16;
-
-/// Rows of the largest chunk that a host device takes beside GPUs: a few milliseconds of work. GPUs
-/// join many times as many rows meanwhile, and wait at the end for the chunk that the host device
-/// has.
-const HELPING_CHUNK_ROWS: u64 = 1 << 18;
 
 /// Bytes that one copy should carry.
 const COPY_BYTES: u64 = 16 << 20;
@@ -70,6 +66,8 @@ struct RowsLeft {
     /// Segment that chunks are cut from, and its next row.
     segment: Option<(Arc<SideInput>, u64)>,
     put_back: Option<Chunk>,
+    /// Chunks of a rank that helps.
+    helped: HelpedRows,
 }
 
 /// Consecutive rows of one segment.
@@ -103,9 +101,15 @@ impl<'a> ProbeRows<'a> {
         Self { rank: rank.clone(), ..self }
     }
 
-    /// Returns the number of ranks that take rows.
+    /// True if other ranks take rows too.
+    pub(super) fn are_shared(&self) -> bool {
+        self.rank.shares_rows()
+    }
+
+    /// Returns the number of ranks that divide the rows evenly. A rank that helps takes other
+    /// chunks. So GPUs take the chunks that they would take without it, which they may have cached.
     pub(super) fn ranks(&self) -> usize {
-        self.rank.ranks()
+        self.rank.even_ranks()
     }
 
     /// Returns the number of rows that this rank will take if all take equally many. `None` if the
@@ -130,9 +134,15 @@ impl<'a> ProbeRows<'a> {
             return Ok(Some(chunk));
         }
         if self.rank.shares_rows() {
-            let most = if self.rank.helps_gpus() { HELPING_CHUNK_ROWS } else { u64::MAX };
-            let rows_of = |left| rows_of(self.shape, left).min(most);
-            let rows = self.rank.take_rows(Role::Probe, self.shape.table.rows, rows_of);
+            let (helped, total) = (&mut left.helped, self.shape.table.rows);
+            let take = |rows_of: &dyn Fn(Range<u64>) -> u64| self.rank.take_rows(Role::Probe, total, rows_of);
+            let rows_of = |left| rows_of(self.shape, left);
+            let rows = match self.rank.helps_gpus() {
+                true => helped.take(self.rank.left_rows(Role::Probe, total), helping_rows_min(self.task), |most| {
+                    take(&|left| rows_of(left).min(most))
+                }),
+                false => take(&rows_of),
+            };
             return Ok(rows.map(|rows| Chunk { segment: self.shape.clone(), rows }));
         }
         let (segment, start) = match left.segment.take() {

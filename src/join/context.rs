@@ -2,7 +2,7 @@
 
 use super::Monitor;
 use crate::Result;
-use crate::device::{Device, Stream};
+use crate::device::{CancelFlag, Device, Stream};
 use crate::memory::Arena;
 
 /// Everything that the steps of a join need, except rows and decisions.
@@ -30,8 +30,16 @@ impl CallStreams {
     /// # Errors
     /// Errors of the device.
     pub(super) fn new(device: &dyn Device, monitor: &Monitor) -> Result<Self> {
-        let main = device.stream(monitor.cancel().clone())?;
-        let copies = if device.tuning().streams > 1 { device.stream(monitor.cancel().clone())? } else { main.clone() };
+        Self::stopped_by(monitor.cancel(), device)
+    }
+
+    /// Creates the streams of work that `cancel` may stop.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn stopped_by(cancel: &CancelFlag, device: &dyn Device) -> Result<Self> {
+        let main = device.stream(cancel.clone())?;
+        let copies = if device.tuning().streams > 1 { device.stream(cancel.clone())? } else { main.clone() };
         Ok(Self { main, copies })
     }
 

@@ -63,6 +63,7 @@ mod count;
 mod deferred;
 mod exchange;
 mod fused;
+mod helping;
 mod inputs;
 mod kind;
 mod matching;

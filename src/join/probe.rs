@@ -221,7 +221,7 @@ impl<'a> Probing<'a> {
         let device = cx.device;
         self.rows.take(
             |segment, left| {
-                let most = match streams > 1 || self.rows.ranks() > 1 {
+                let most = match streams > 1 || self.rows.are_shared() {
                     true => even_chunk_rows(task, layout, segment.table.rows, streams, self.rows.ranks()),
                     false => segment.table.rows,
                 };

@@ -76,6 +76,11 @@ impl RowNodes {
         }
     }
 
+    /// True if no node has rows of its own.
+    pub(super) fn are_alike(&self) -> bool {
+        self.by_node.is_empty()
+    }
+
     /// Returns the counters in the order in which a rank on a node takes rows: its own node's
     /// first, then the others, from the next one on.
     pub(super) fn order(&self, node: Option<u32>) -> impl Iterator<Item = usize> + use<> {

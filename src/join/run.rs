@@ -13,6 +13,7 @@ use super::context::CallStreams;
 use super::count::{RowCount, batch_of_count};
 use super::deferred::DeferredPayload;
 use super::exchange::run_exchanged;
+use super::helping::Leaving;
 use super::inputs::SideInput;
 use super::monitor::Monitor;
 use super::prefetch::{Prefetch, Probes};
@@ -23,10 +24,10 @@ use super::rank::Rank;
 use super::source::TableRows;
 use super::transform::CopyIn;
 use super::{BatchSink, Task};
-use crate::Result;
 use crate::columns::Role;
 use crate::device::Device;
 use crate::memory::Arena;
+use crate::{Error, Result};
 
 /// Runs a join on one device, and pushes the result batch by batch.
 ///
@@ -97,14 +98,28 @@ fn run_prepared(
     let rows = ProbeRows::new(&source, &task, &probe, device).of_rank(rank);
     let mut prefetch = Prefetch::default();
     let preparation = Preparation { defers_payload: deferred.is_some(), ..preparation };
+    // A rank that helps prepares on streams that end when no rows are left for it.
+    let leaving = rank.helps_gpus().then(|| Leaving::new(rank, &task));
+    let until_leaving = match &leaving {
+        Some(leaving) => Some(CallStreams::stopped_by(&monitor.cancel().or(leaving.interrupt()), device)?),
+        None => None,
+    };
+    let preparing = until_leaving.as_ref().unwrap_or(&streams).context(device, arena, monitor);
     // The device indexes the build side's keys while its other columns still cross the link.
-    let join = PreparedJoin::prepare_with(preparation, &cx, &mut |layout| {
+    let join = PreparedJoin::prepare_with(preparation, &preparing, &mut |layout| {
         let probes = Probes { task: &task, build: &build, probe: &probe, layout, copy_in };
         let held_back = deferred.as_ref().map_or(0, DeferredPayload::bytes_to_come);
-        prefetch = Prefetch::queue(&probes, &cx, &rows, held_back)?;
+        prefetch = Prefetch::queue(&probes, &preparing, &rows, held_back)?;
         progress.reach(Stage::TransformBuild, 1.0);
         Ok(())
-    })?;
+    });
+    let join = match join {
+        Err(Error::Cancelled(_)) if leaving.is_some_and(|leaving| leaving.is_due()) => {
+            progress.finish();
+            return Ok(());
+        }
+        join => join?,
+    };
     progress.reach(Stage::IndexBuild, 1.0);
     monitor.set_build_rows(build.table.rows);
 

@@ -1,6 +1,7 @@
 //! Joins at the edges: little memory, small batches, jobs that are stopped, keys that look
 //! different on both sides.
 
+mod helping;
 mod prepared;
 mod shared;
 
