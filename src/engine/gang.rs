@@ -48,7 +48,7 @@ pub fn run_gang(
     let gang = Gang { stop: CancelFlag::new(), state: Mutex::default(), changed: Condvar::new() };
     let devices: Vec<DeviceId> = engines.iter().map(|engine| engine.id()).collect();
     let board = GangBoard::new(&devices)?;
-    let rows = near_rows(engines, &task);
+    let rows = near_rows(engines, &board, &task);
     let monitors: Vec<Monitor> = engines.iter().map(|_| Monitor::new(gang.stop.clone())).collect();
     let interrupted = sink.interrupted_by(gang.stop.interrupt());
     let sink = interrupted.as_deref().unwrap_or(sink);
@@ -66,18 +66,20 @@ pub fn run_gang(
                 gang.ended(Err(error));
             }
         }
-        gang.watch(&devices, monitor, &monitors);
+        gang.watch(&board, monitor, &monitors);
     });
-    monitor.take_over(sum_of(&devices, &monitors));
+    monitor.take_over(sum_of(&board, &monitors));
     disconnect_lost(engines);
     gang.state.into_inner().failure.map_or(Ok(()), Err)
 }
 
 /// Finds the NUMA nodes of both sides' rows, if the devices are on several nodes. Ranks of one node
-/// take rows in their order.
-fn near_rows(engines: &[Arc<dyn Engine>], task: &Task) -> NearRows {
-    let first = engines[0].numa_node();
-    if engines.iter().all(|engine| engine.numa_node() == first) {
+/// take rows in their order. Host devices that help GPUs do not count.
+fn near_rows(engines: &[Arc<dyn Engine>], board: &GangBoard, task: &Task) -> NearRows {
+    let ranks = engines.iter().enumerate().filter(|&(number, _)| !board.helps_gpus(number));
+    let mut nodes = ranks.map(|(_, engine)| engine.numa_node());
+    let first = nodes.next();
+    if nodes.all(|node| Some(node) == first) {
         return NearRows::default();
     }
     let of = |table: &Table| Arc::new(RowNodes::of(table, &|address| engines[0].node_of(address)));
@@ -112,13 +114,13 @@ impl Gang {
     }
 
     /// Reports progress and passes on the request to stop, until all ranks have ended.
-    fn watch(&self, devices: &[DeviceId], job: &Monitor, monitors: &[Monitor]) {
+    fn watch(&self, board: &GangBoard, job: &Monitor, monitors: &[Monitor]) {
         let mut state = self.state.lock();
-        while state.ended < devices.len() {
+        while state.ended < monitors.len() {
             if job.cancel().is_raised() {
                 self.stop.raise();
             }
-            job.take_over(sum_of(devices, monitors));
+            job.take_over(sum_of(board, monitors));
             self.changed.wait_for(&mut state, LOOK_INTERVAL);
         }
     }
@@ -136,15 +138,18 @@ fn explains(later: &Error, earlier: &Error) -> bool {
 }
 
 /// Adds up what the ranks report, and lists the part of each. Work that a rank has not announced
-/// yet counts as the work that others have announced, so that progress does not go back.
-fn sum_of(devices: &[DeviceId], monitors: &[Monitor]) -> Report {
+/// yet counts as the work that others have announced, so that progress does not go back. The work
+/// of host devices that help GPUs does not count, because no share of the rows is theirs.
+fn sum_of(board: &GangBoard, monitors: &[Monitor]) -> Report {
     let reports: Vec<Report> = monitors.iter().map(Monitor::report).collect();
     let announced = reports.iter().map(|report| report.work_total).max().unwrap_or(0);
-    let ranks = devices.iter().zip(&reports).map(|(&device, report)| RankReport::of(device, report)).collect();
+    let ranks = board.devices().iter().zip(&reports).map(|(&device, report)| RankReport::of(device, report)).collect();
     let mut sum = Report { ranks, ..Report::default() };
-    for report in reports {
-        sum.work_done += report.work_done;
-        sum.work_total += report.work_total.max(announced);
+    for (number, report) in reports.into_iter().enumerate() {
+        if !board.helps_gpus(number) {
+            sum.work_done += report.work_done;
+            sum.work_total += report.work_total.max(announced);
+        }
         sum.probed_rows += report.probed_rows;
         sum.build_rows += report.build_rows;
         sum.sent_bytes += report.sent_bytes;
@@ -152,4 +157,30 @@ fn sum_of(devices: &[DeviceId], monitors: &[Monitor]) -> Report {
         add_phases(&mut sum.phases, report.phases);
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceKind;
+
+    #[test]
+    fn the_progress_of_a_gang_is_that_of_the_ranks_that_divide_the_rows() {
+        let device = |kind, index| DeviceId { kind, index };
+        let gpus = [device(DeviceKind::Cuda, 0), device(DeviceKind::Cuda, 1)];
+        let hosts = [device(DeviceKind::Host, 0), device(DeviceKind::Host, 1)];
+        let progress_of = |devices: [DeviceId; 2]| {
+            let monitors = [50, 10].map(|done| {
+                let monitor = Monitor::default();
+                monitor.expect_work(100);
+                monitor.advance(done);
+                monitor
+            });
+            let report = sum_of(&GangBoard::new(&devices).unwrap(), &monitors);
+            assert_eq!(report.ranks.len(), 2);
+            (report.work_done, report.work_total)
+        };
+        assert_eq!([progress_of(gpus), progress_of(hosts)], [(60, 200); 2]);
+        assert_eq!(progress_of([gpus[0], hosts[0]]), (50, 100));
+    }
 }
