@@ -312,10 +312,10 @@ impl<'a> Timeline<'a> {
         self.returned().get(at).map(|(time, _)| self.now.max(*time))
     }
 
-    /// False if the place leaves other jobs less than an equal share of all devices, and they lose by
-    /// that. They lose if much of the device time is wasted, or if many jobs together wait longer
-    /// for the wasted part than this job gains. `alone_seconds`: the job's time on one device, if
-    /// it fits there.
+    /// False if the place leaves other jobs less than an equal share of all devices, and they lose
+    /// by that. They lose if much of the device time is wasted, or if many jobs together wait
+    /// longer for the wasted part than this job gains. `alone_seconds`: the job's time on one
+    /// device, if it fits there.
     fn leaves_others_their_share(&self, place: &Place, alone_seconds: Option<f64>) -> bool {
         /// Device time over that of one device, up to which several devices waste little.
         const WASTE_MAX: f64 = 1.25;
