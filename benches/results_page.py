@@ -299,7 +299,9 @@ def beyond(joins: Iterable[dict[int, Line]]) -> str:
 def two_gpus() -> str:
     lines = [line for line in lines_of("gangs") if line.get("devices") == "cuda:2"]
     lines = [line for line in lines if not line["commit"].endswith("-dirty") and line.get("floor_seconds")]
-    run = newest_head(lines)
+    # Later runs have a few joins only.
+    whole = {line["commit"] for line in lines if line["workload"] == "hmg-b"}
+    run = newest_head(line for line in lines if line["commit"] in whole)
     return gang_table(run) if run else nothing("python benches/gangs.py --devices cuda:2")
 
 
