@@ -15,6 +15,10 @@ use crate::{Error, Result};
 /// Rate of links that no file describes. The described links of a machine are the narrower ones.
 const WIDE: f64 = 1e12;
 
+/// Seconds of a call, as a server measured them on an H200 (`benches/results/rates.jsonl`,
+/// 3372c37). They decide how long small joins take.
+const CALL_SECONDS: f64 = 15.8e-6;
+
 /// Device that a topology describes, with the rates of a GPU.
 #[derive(Debug)]
 pub struct SimulatedDevice {
@@ -32,7 +36,7 @@ impl SimulatedDevice {
     pub fn all_of(links: &Arc<SharedLinks>, speed: f64, memory_bytes: u64) -> Vec<Arc<Self>> {
         let topology = links.topology();
         let device = |node: &DeviceNode| {
-            let h200 = Rates::h200().of_faster_device(speed);
+            let h200 = Rates { call_seconds: CALL_SECONDS, ..Rates::h200().of_faster_device(speed) };
             let rates = match topology.host_link(node) {
                 Some(_) => Rates { copy_in: WIDE, copy_out: WIDE, ..h200 },
                 None => h200,

@@ -13,6 +13,7 @@ mod clients;
 mod faults;
 mod machine;
 mod report;
+mod sharing;
 mod simulation;
 mod tables;
 #[cfg(test)]
@@ -119,8 +120,8 @@ pub struct SimulateArgs {
     #[arg(long, default_value = "3GB", value_parser = parse_size)]
     read_rate: u64,
 
-    /// Also report each job: its predicted and simulated seconds, its devices, strategy and
-    /// distribution, or why it was refused
+    /// Also report each job: its predicted and simulated seconds, its wait, its devices, strategy
+    /// and distribution, or why it was refused
     #[arg(long)]
     each: bool,
 

@@ -241,7 +241,7 @@ pub fn each(records: &[Record]) -> Value {
         let (strategy, distribution) = job.composed.unzip();
         json!({
             "arrived": job.arrived, "predicted_seconds": (!is_refused(job)).then_some(job.predicted), "seconds": ran(job),
-            "devices": job.devices, "strategy": strategy.map(Strategy::name), "distribution": distribution.map(Distribution::name),
+            "waited_seconds": waited(job), "devices": job.devices, "strategy": strategy.map(Strategy::name), "distribution": distribution.map(Distribution::name),
             "is_complete": job.state == Some(JobState::Complete), "refused": job.refusal,
         })
     };
@@ -253,6 +253,7 @@ pub fn show_each(records: &[Record]) {
     let columns = [
         ("arrived", Align::Right),
         ("predicted", Align::Right),
+        ("waited", Align::Right),
         ("ran", Align::Right),
         ("devices", Align::Right),
         ("plan", Align::Left),
@@ -263,6 +264,7 @@ pub fn show_each(records: &[Record]) {
         vec![
             output::seconds(job.arrived),
             seconds((!is_refused(job)).then_some(job.predicted)),
+            seconds(waited(job)),
             seconds(ran(job)),
             job.devices.to_string(),
             job.refusal.clone().or(plan).unwrap_or_default(),
@@ -274,6 +276,11 @@ pub fn show_each(records: &[Record]) {
 
 fn is_refused(job: &Record) -> bool {
     job.refusal.is_some()
+}
+
+/// Seconds from the submission of a job to its first run.
+fn waited(job: &Record) -> Option<f64> {
+    Some(job.started? - job.arrived)
 }
 
 /// Seconds from the first run of a job to its end.
@@ -351,7 +358,7 @@ impl Times {
 impl Class {
     fn of(name: &'static str, records: &[Record], is_of_class: IsOf) -> Self {
         let of_class = || records.iter().filter(|job| job.state.is_some() && is_of_class(job));
-        let waited = of_class().filter_map(|job| Some(job.started? - job.arrived)).collect();
+        let waited = of_class().filter_map(waited).collect();
         let slowdown = |job: &Record| {
             let is_done = job.state == Some(JobState::Complete);
             let least = job.predicted * job.fate.time;

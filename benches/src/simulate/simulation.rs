@@ -7,8 +7,8 @@
 //!                     work is done ─► PlacedJob::end ─► result is kept ─► read, and released
 //! ```
 //!
-//! Jobs that share a device work at an equal part of its speed, as the scheduler assumes. Jobs whose
-//! bytes together are more than a link or the memory of a socket moves are slower in proportion.
+//! Jobs on one device share its copies and its kernels (`sharing.rs`). Jobs whose bytes together are
+//! more than a link between devices, or the memory of a socket, moves are slower in proportion.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -30,6 +30,7 @@ use dovetail::{Error, Result};
 use super::clients::{Next, loops};
 use super::faults::{Fate, Faults, Losses};
 use super::machine::{Load, Machine};
+use super::sharing::{self, Use};
 use super::tables::{devices_of, options_of, spec_of};
 
 /// Inputs of a run.
@@ -186,6 +187,7 @@ struct Work {
     /// Seconds that are left at full speed.
     left: f64,
     loads: Vec<Load>,
+    of_device: Use,
     speed: f64,
     result_bytes: u64,
     fails: bool,
@@ -502,6 +504,7 @@ impl Simulation {
         let seconds = (plan.seconds * record.fate.time).max(1e-6);
         Ok(Work {
             loads: self.machine.loads(&plan, &devices, seconds),
+            of_device: Use::of(&plan, seconds),
             left: if fails { seconds / 2.0 } else { seconds },
             speed: 1.0,
             // Something tells the client how many rows there are.
@@ -538,14 +541,16 @@ impl Simulation {
 
     /// Sets the speed of all work from the devices and links that it shares.
     fn set_speeds(&mut self) {
-        let mut jobs = vec![0usize; self.busy.len()];
-        for work in &self.working {
-            work.devices.iter().for_each(|&device| jobs[device] += 1);
+        self.working.iter_mut().for_each(|work| work.speed = 1.0);
+        for device in 0..self.busy.len() {
+            let mut here: Vec<&mut Work> =
+                self.working.iter_mut().filter(|work| work.devices.contains(&device)).collect();
+            let uses: Vec<Use> = here.iter().map(|work| work.of_device).collect();
+            // The slowest device of a gang bounds it.
+            here.iter_mut().zip(sharing::speeds(&uses)).for_each(|(work, speed)| work.speed = work.speed.min(speed));
         }
         let mut wanted = vec![0.0; self.machine.pipes.len()];
-        for work in &mut self.working {
-            let most = work.devices.iter().map(|&device| jobs[device]).max().unwrap_or(1);
-            work.speed = 1.0 / most as f64;
+        for work in &self.working {
             work.loads.iter().for_each(|&(pipe, load)| wanted[pipe] += load * work.speed);
         }
         for work in &mut self.working {

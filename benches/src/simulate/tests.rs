@@ -114,6 +114,7 @@ fn each_job_tells_of_the_distribution_that_it_asked_for() {
         let [predicted, ran] = ["predicted_seconds", "seconds"].map(|name| job[name].as_f64().unwrap());
         assert!(predicted > 0.0 && (ran / predicted - 1.0).abs() < 1e-6, "{job}");
         assert_eq!((&job["is_complete"], &job["refused"]), (&json!(true), &Value::Null));
+        assert_eq!(job["waited_seconds"], 0.0, "{job}");
     }
     let refused = &each[2];
     assert!(refused["refused"].as_str().unwrap().contains("ask for more devices"), "{refused}");
@@ -320,7 +321,8 @@ fn a_tenant_with_jobs_waiting_gets_most_of_its_share() {
 #[test]
 fn small_joins_do_not_starve_a_gang() {
     let setup = setup("h200-x4");
-    let mut trace = draw(&setup, 1500, 1.1, &[1.0], "small=1");
+    // Small joins at once are done about 1.6 times as fast as one after the other.
+    let mut trace = draw(&setup, 2500, 2.0, &[1.0], "small=1");
     let last = trace.last().unwrap().at;
     let gangs = 5;
     let all = TracedDevices::Word(DevicesWord::All);
@@ -357,6 +359,34 @@ fn a_device_is_shared_by_short_jobs_and_its_time_is_counted_once() {
     let given: f64 = two.records.iter().map(|job| job.device_seconds).sum();
     assert!((given - two.seconds).abs() < 1e-9 && two.records[1].started == Some(0.0), "{two:?}");
     assert_eq!(two.devices.iter().map(|(_, busy)| *busy).collect::<Vec<_>>(), [1.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn joins_at_once_share_what_their_copies_take_and_wait_together_for_the_host() {
+    let setup = Setup { spread: 0.0, ..setup("h200-x4") };
+    let seconds = |rows: u64, joins: usize| {
+        let outcome = simulate(&setup, vec![join(0.0, rows, on("host:0")); joins]).unwrap();
+        assert!(outcome.records.iter().all(|job| job.started == Some(0.0)), "all run at once");
+        outcome.seconds
+    };
+    let times = |rows: u64, joins: usize| seconds(rows, joins) / seconds(rows, 1);
+    let (small, large) = (times(1 << 12, 4), times(1 << 25, 4));
+    assert!(small < 1.01, "four small joins take {small:.2} times as long as one");
+    assert!((3.0..4.0).contains(&large), "four large joins take {large:.2} times as long as one");
+}
+
+#[test]
+fn a_small_join_waits_for_the_copies_of_large_ones() {
+    let setup = Setup { spread: 0.0, ..setup("h200-x4") };
+    let ran = |beside: usize| {
+        let mut trace = vec![join(0.0, 1 << 25, on("host:0")); beside];
+        trace.push(join(1e-6, 1 << 16, on("host:0")));
+        let outcome = simulate(&setup, trace).unwrap();
+        outcome.records.last().map(|job| job.ended.unwrap() - job.started.unwrap()).unwrap()
+    };
+    let (alone, beside) = (ran(0), ran(3));
+    // An equal share of the device would make it four times as long.
+    assert!((6.0..30.0).contains(&(beside / alone)), "{beside} s beside large joins, {alone} s alone");
 }
 
 #[test]
