@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 from ._command import encode
 from ._connection import Connections
 from ._source import Source, arriving
-from .errors import Cancelled, InvalidRequest
+from .errors import Cancelled
 
 _QUESTION_BYTES = 8 << 20
 """Rows that are sent before their answer is read. The server takes this many before it joins any of them."""
@@ -41,28 +41,25 @@ class JoinStream:
         """Sends rows, and returns the rows that they join with.
 
         Args:
-            rows: Rows in the forms of :meth:`Client.put`, with the columns of :attr:`sent_schema`.
+            rows: Rows in the forms of :meth:`Client.stream_join`. They have the columns of :attr:`sent_schema`, in any
+                order, and are converted to their types.
 
         Raises:
-            InvalidRequest: For rows with other columns.
+            InvalidRequest: For rows with other columns, and for values that do not fit the types.
             Cancelled: If the stream is closed.
         """
         call = self._open_call()
-        found = arriving(rows, self._message_limit)
-        if found.schema != self.sent_schema:
-            raise InvalidRequest(
-                f"the rows have other columns than the stream: {found.schema} instead of {self.sent_schema}"
-            )
+        found = arriving(rows, self._message_limit, self.sent_schema)
         answer: list[pa.RecordBatch] = []
-        try:
-            for batches in _questions(found.batches):
-                self._questions += 1
+        for batches in _questions(found.batches):
+            self._questions += 1
+            try:
                 answer += call.answer(batches, str(self._questions).encode())
-            return pa.Table.from_batches(answer, self.schema)
-        except BaseException:
-            # The rest of this answer would be read as the next.
-            self._end(failed=True)
-            raise
+            except BaseException:
+                # The rest of this answer would be read as the next.
+                self._end(failed=True)
+                raise
+        return pa.Table.from_batches(answer, self.schema)
 
     def close(self) -> None:
         """Ends the join. Does nothing the second time."""
@@ -133,7 +130,8 @@ class _Call:
                 # The status of the call says why, and closing the writer tells it.
                 self._end()
                 raise
-            self._rowless = pa.RecordBatch.from_pylist([], schema)
+            arrays = [pa.nulls(0, field.type) for field in schema]
+            self._rowless = pa.RecordBatch.from_arrays(arrays, schema=schema)
             self._stack = stack.pop_all()
 
     def answer(self, batches: Iterable[pa.RecordBatch], note: bytes) -> Iterator[pa.RecordBatch]:

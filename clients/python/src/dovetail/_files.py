@@ -90,7 +90,7 @@ def _matching(given: Path) -> list[str]:
         except OSError as error:
             why = _arguments.file_failure(path, error)
             raise FileNotFoundError(
-                f"there is no file {path!r} to upload" + ("" if why == "there is no such file" else f": {why}")
+                f"there is no file {path!r}" + ("" if why == "there is no such file" else f": {why}")
             ) from None
         return [path]
     found = sorted(glob.glob(path, recursive=True))

@@ -21,7 +21,7 @@ from ._exchange import JoinStream, exchange
 from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
 from ._result import Explanation, Job, Result, fetch_table, metadata, read_table
-from ._source import arriving, source
+from ._source import arriving, columns_of, source
 from ._tables import ServerInfo, TableInfo, Tables, Topology
 from ._upload import UploadProgress, upload
 from .errors import Error, InternalError
@@ -143,8 +143,9 @@ class Client:
         Args:
             name: Name of the table.
             data: A pyarrow Table, RecordBatch, RecordBatchReader, Dataset or Scanner; a pandas or Polars DataFrame, or
-                another object with the Arrow stream interface; a sequence of record batches; a dictionary of columns;
-                or a list of rows as dictionaries, where a missing value is null. 128-bit integers of Polars become
+                another object with the Arrow stream interface; a sequence of record batches, tables or data frames,
+                also one that ``pandas.read_csv(..., chunksize=...)`` gives; a dictionary of columns; or a list of
+                rows as dictionaries, where a missing value is null. 128-bit integers of Polars become
                 ``decimal128(38, 0)``. Or the path of a file (Parquet, Arrow IPC file
                 or stream, ORC, CSV, CSV compressed by gzip) or of a folder of such files, in the order of their names;
                 a pattern such as ``"parts/*.parquet"``; or a list of paths. Several files must have the same columns,
@@ -418,6 +419,7 @@ class Client:
         batch_rows: int | None = None,
         keep_seconds: int | None = None,
         then: Sequence[Then] | None = None,
+        schema: pa.Schema | Mapping[str, str | pa.DataType] | None = None,
     ) -> pa.RecordBatchReader:
         """Joins a table with rows while they are sent, without keeping them on the server.
 
@@ -430,10 +432,12 @@ class Client:
         Args:
             table: Name of the table; or its rows, in the forms of :meth:`put`, paths as ``pathlib.Path``. They may
                 take half of the memory of a device, and sending them takes the right to upload.
-            rows: Rows to join with it, in the forms of :meth:`put`: a RecordBatchReader or a generator of record
-                batches gives rows that are made meanwhile.
+            rows: Rows to join with it, in the forms of :meth:`put`: a RecordBatchReader, or a generator of record
+                batches, tables, pandas or Polars data frames or paths of files, gives rows that are made meanwhile.
             on: Columns that must be equal, as in :meth:`join`.
-            how: Kind of the join. Kinds that keep rows of the table without a match send them at the end.
+            how: Kind of the join. The rows are the right side, so ``"right"`` keeps all of them, also those without a
+                match; with ``stream="left"`` it is ``"left"``. Kinds that keep rows of the table without a match send
+                them at the end.
             stream: Side of the join that has the rows: ``"right"`` if the table is left, or ``"left"``.
             columns: Columns of the result, as in :meth:`join`.
             left_on: Columns of the left side, instead of ``on``.
@@ -448,6 +452,9 @@ class Client:
             then: Further tables that the same rows are joined with, in one pass. The server chooses the order of the
                 joins. ``columns`` then names a column of several inputs as ``"parts.name"``. By default, the result has
                 the columns of the rows, then those columns of each table that are no keys.
+            schema: Columns of the rows, as a schema, or as types by name such as ``{"id": "int64"}``. The rows are
+                converted to it. It is needed for a generator that may give no rows. Default: the columns of the first
+                rows.
 
         Returns:
             A reader of the result. Closing or dropping it ends the join.
@@ -487,7 +494,9 @@ class Client:
                 keep_seconds=keep_seconds,
                 then=then,
             )
-            return exchange(self._connections, command, arriving(rows, self._connections.message_limit))
+            columns_sent = None if schema is None else columns_of("schema", schema)
+            found = arriving(rows, self._connections.message_limit, columns_sent)
+            return exchange(self._connections, command, found)
 
     @contextmanager
     def _build_side(self, table: Any, keep_seconds: int | None) -> Iterator[str]:
@@ -513,7 +522,7 @@ class Client:
     def open_stream(
         self,
         table: Any,
-        schema: pa.Schema,
+        schema: pa.Schema | Mapping[str, str | pa.DataType],
         on: OnArgument | None = None,
         how: How = "inner",
         *,
@@ -522,11 +531,14 @@ class Client:
     ) -> JoinStream:
         """Opens a join that answers questions: rows are sent, and the rows that they join with come back.
 
-        The table stays on a device, once for all streams that join it in the same way.
+        The table stays on a device, once for all streams that join it in the same way. The stream joins with the table
+        as it was when the stream was opened: rows that are appended later, and a replacement of the table, show in
+        streams that are opened afterwards.
 
         Args:
             table: Name of the table, or its rows, as in :meth:`stream_join`.
-            schema: Columns of the rows that will be sent.
+            schema: Columns of the rows that will be sent, as a schema, or as types by name such as
+                ``{"id": "int64"}``.
             on: Columns that must be equal, as in :meth:`join`.
             how: Kind of the join. It may not keep rows of the table without a match.
             stream: Side of the join that has the rows: ``"right"`` if the table is left, or ``"left"``.
@@ -547,13 +559,14 @@ class Client:
             2
         """
         _arguments.known("open_stream", options, STREAM_OPTIONS)
+        sent = columns_of("schema", schema)
         with self._build_side(table, options.get("keep_seconds")) as name:
-            return JoinStream(self._connections, _streamed(name, stream, on, how, **options), schema)
+            return JoinStream(self._connections, _streamed(name, stream, on, how, **options), sent)
 
     def prepare(
         self,
         table: str,
-        schema: pa.Schema,
+        schema: pa.Schema | Mapping[str, str | pa.DataType],
         on: OnArgument | None = None,
         how: How = "inner",
         *,
@@ -568,7 +581,7 @@ class Client:
 
         Args:
             table: Name of the table.
-            schema: Columns of the rows that these streams will send.
+            schema: Columns of the rows that these streams will send, as in :meth:`open_stream`.
             on: Columns that must be equal, as in :meth:`join`.
             how: Kind of the join. It may not keep rows of the table without a match.
             keep_seconds: Time for which the table is kept, at most a day.
@@ -591,7 +604,7 @@ class Client:
             2
         """
         _arguments.known("prepare", options, ("stream", *STREAM_OPTIONS))
-        rows = schema.empty_table()
+        rows = columns_of("schema", schema).empty_table()
         self.stream_join(table, rows, on, how, keep_seconds=keep_seconds, **options).read_all()
 
     def prepared(self) -> list[dict[str, Any]]:
