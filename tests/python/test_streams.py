@@ -169,6 +169,7 @@ def test_a_reader_that_stops_early_ends_the_join(server: Server, client: dovetai
         assert joined.read_next_batch().num_rows > 0
     assert [job.state for job in client.jobs() if job.state == "running"] == ["running"]
     joined.close()
+    server.wait_for(lambda: not [job for job in client.jobs() if job.state == "running"], "the join to end")
     client.drop("kept")
     clean(server, client)
 

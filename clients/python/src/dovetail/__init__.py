@@ -15,6 +15,7 @@ Example:
 """
 
 from ._command import On, Then
+from ._exchange import JoinReader, JoinStream
 from ._jobs import Jobs, JobStatus
 from ._result import Explanation, FetchProgress, Job, Result
 from .client import (
@@ -67,6 +68,7 @@ __all__ = [
     "Job",
     "JobStatus",
     "Jobs",
+    "JoinReader",
     "JoinStream",
     "Mode",
     "NotFound",

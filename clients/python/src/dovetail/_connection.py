@@ -10,9 +10,10 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import pyarrow.flight as flight
@@ -170,6 +171,37 @@ def _named(pem: Pem) -> str:
     return "" if _arguments.is_pem(pem) else f" ({os.fspath(cast('str', pem))})"
 
 
+class _Headers(flight.ClientMiddleware):  # type: ignore[misc]
+    """Headers that the server answers a call with, by their names in small letters."""
+
+    def __init__(self) -> None:
+        self.received: dict[str, str] = {}
+
+    def received_headers(self, headers: Mapping[str, Sequence[str | bytes]]) -> None:
+        texts = {name.lower(): values[0] for name, values in headers.items() if values}
+        self.received.update({name: text for name, text in texts.items() if isinstance(text, str)})
+
+
+class _HeadersOfExchanges(flight.ClientMiddlewareFactory):  # type: ignore[misc]
+    """Keeps the headers of the last DoExchange of each thread. pyarrow hands them to middleware only."""
+
+    def __init__(self) -> None:
+        self.of_thread = threading.local()
+
+    def start_call(self, info: flight.CallInfo) -> _Headers | None:
+        if info.method != flight.FlightMethod.DO_EXCHANGE:
+            return None
+        headers = self.of_thread.last = _Headers()
+        return headers
+
+
+class OpenStream(Protocol):
+    """Stream that ends with its client."""
+
+    def cancel(self) -> None:
+        """Ends it."""
+
+
 class Connections:
     """Connections to one server, all with the same credentials.
 
@@ -191,8 +223,10 @@ class Connections:
         if token and not (token.isascii() and token.isprintable()):
             raise ValueError("the token has characters that are not allowed in a header; a token is printable ASCII")
         self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        self._headers_received = _HeadersOfExchanges()
         # Its own pool makes a connection its own; large frames cost less CPU per byte; no limit on what we receive.
         self._options: dict[str, Any] = {
+            "middleware": [self._headers_received],
             "generic_options": [
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.http2.max_frame_size", 1 << 20),
@@ -203,7 +237,7 @@ class Connections:
                 ("grpc.http2.ping_timeout_ms", 1000 * KEEPALIVE_TIMEOUT_SECONDS),
                 # By default a call that waits sends two, and then no more.
                 ("grpc.http2.max_pings_without_data", 0),
-            ]
+            ],
         }
         if tls_root_certs is not None:
             self._options["tls_root_certs"] = _arguments.certificates("tls_root_certs", tls_root_certs)
@@ -218,6 +252,7 @@ class Connections:
         """Largest message that the server accepts, in bytes, once known."""
         self._lock = threading.Lock()
         self._idle: dict[str, list[flight.FlightClient]] = {}
+        self._streams: weakref.WeakSet[OpenStream] = weakref.WeakSet()
         self._closed = False
         self._main = self._open(self.location)
 
@@ -244,6 +279,23 @@ class Connections:
         return flight.FlightCallOptions(
             timeout=self.call_timeout if timeout is None else timeout, headers=[*self._headers, *headers]
         )
+
+    def stream_options(self) -> flight.FlightCallOptions:
+        """Returns the options of a stream, which may last longer than a call."""
+        return flight.FlightCallOptions(headers=self._headers)
+
+    def headers_of_exchange(self) -> Mapping[str, str]:
+        """Returns the headers of the DoExchange that this thread has begun. They arrive before its first message."""
+        last: _Headers = self._headers_received.of_thread.last
+        return last.received
+
+    def opened(self, stream: OpenStream) -> None:
+        """Ends a stream when the connections are closed."""
+        with self._lock:
+            if not self._closed:
+                self._streams.add(stream)
+                return
+        stream.cancel()
 
     def calling(self, call: str) -> AbstractContextManager[None]:
         """Converts exceptions of a call to :class:`Error`, which names the call if it took too long."""
@@ -316,11 +368,14 @@ class Connections:
         return [answer if isinstance(body, bytes) else json.loads(answer) for answer in answers]
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections, and ends the open streams."""
         with self._lock:
             self._closed = True
+            streams = list(self._streams)
             clients = [self._main, *(client for idle in self._idle.values() for client in idle)]
             self._idle.clear()
+        for stream in streams:
+            stream.cancel()
         for client in clients:
             client.close()
 

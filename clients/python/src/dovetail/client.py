@@ -17,7 +17,7 @@ from . import _arguments
 from ._command import OPTIONS, IntoMode, OnArgument, Then, encode, further_joins, join_command
 from ._connection import Connections, Pem
 from ._csv import CsvOptions
-from ._exchange import JoinStream, exchange
+from ._exchange import JoinReader, JoinStream, exchange
 from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
 from ._result import Explanation, Job, Result, fetch_table, metadata, read_table
@@ -71,8 +71,9 @@ def connect(
         cert: Certificate chain of the client, for mutual TLS (PEM, or the path of a file).
         key: Private key of the client (PEM, or the path of a file).
         timeout: Seconds for the server to accept a connection and answer. ``None``: no limit.
-        call_timeout: Maximum seconds of each later call, including transfers. Default: no limit, because a join may
-            take long. The client still notices a lost server.
+        call_timeout: Maximum seconds of each later call, including transfers. For a stream of rows, it bounds the
+            opening and each question, and not the stream. Default: no limit, because a join may take long. The client
+            still notices a lost server.
 
     Raises:
         Unavailable: If no server answers there in time.
@@ -420,7 +421,7 @@ class Client:
         keep_seconds: int | None = None,
         then: Sequence[Then] | None = None,
         schema: pa.Schema | Mapping[str, str | pa.DataType] | None = None,
-    ) -> pa.RecordBatchReader:
+    ) -> JoinReader:
         """Joins a table with rows while they are sent, without keeping them on the server.
 
         The table stays on a device. It may be the result of a join: ``join(..., into="x", temporary_seconds=60)``
@@ -457,7 +458,7 @@ class Client:
                 rows.
 
         Returns:
-            A reader of the result. Closing or dropping it ends the join.
+            A reader of the result. Closing it, leaving its ``with`` block or dropping it ends the join.
 
         Raises:
             NotFound: If there is no such table.
@@ -534,6 +535,8 @@ class Client:
         The table stays on a device, once for all streams that join it in the same way. The stream joins with the table
         as it was when the stream was opened: rows that are appended later, and a replacement of the table, show in
         streams that are opened afterwards.
+
+        Several threads may share a stream, and then wait for one another. A stream for each of them is faster.
 
         Args:
             table: Name of the table, or its rows, as in :meth:`stream_join`.
@@ -733,7 +736,10 @@ class Client:
         return ServerInfo(self._answer("server_info"))
 
     def close(self) -> None:
-        """Closes all connections. Results that were not closed stay on the server for their lease."""
+        """Closes all connections and ends all open streams.
+
+        Results that were not closed stay on the server for their lease.
+        """
         self._connections.close()
 
     def __enter__(self) -> Client:
