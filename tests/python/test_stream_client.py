@@ -185,5 +185,22 @@ def test_the_limit_of_a_call_is_none_of_a_stream(start: Callable[..., Server]) -
                 stream.ask({"k": [2]})
 
 
+def test_a_reader_is_the_rows_of_another_stream(server: Server, client: dovetail.Client) -> None:
+    def rows(error: Exception | None) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"k": [1, 2]})
+        if error is not None:
+            raise error
+
+    def chained(error: Exception | None) -> dovetail.JoinReader:
+        return client.stream_join("kept", client.stream_join("kept", rows(error), on="k"), on="k")
+
+    assert chained(None).read_all().num_rows == 2
+    with pytest.raises(RuntimeError, match="no more rows"):
+        chained(RuntimeError("no more rows")).read_all()
+    with chained(None) as reader:
+        assert reader.read_next_batch().num_rows > 0
+    server.wait_for(lambda: not running(client), "both joins to end")
+
+
 def test_all_names_of_the_package_exist() -> None:
     assert [name for name in dovetail.__all__ if not hasattr(dovetail, name)] == []

@@ -137,6 +137,10 @@ def _find(data: Any) -> Source:
         # A Scanner, which may be of batches that can be read once only. So its rows are not counted.
         reader = data.to_reader()
         return Source(reader.schema, iter(reader), None)
+    schema = getattr(data, "schema", None)
+    if isinstance(data, Iterator) and isinstance(schema, pa.Schema):
+        # The reader of another stream. The C interface would make text of its exceptions.
+        return Source(schema, data, None)
     if hasattr(data, "__arrow_c_stream__"):
         rows = len(data) if hasattr(data, "__len__") else None
         try:
