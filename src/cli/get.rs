@@ -2,11 +2,14 @@
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use arrow::array::RecordBatch;
 use arrow::datatypes::Schema;
 use arrow_flight::FlightInfo;
 use futures::StreamExt;
+use parking_lot::Mutex;
 use serde_json::json;
 
 use super::client::{BatchStream, Client, ConnectArgs, batch_bytes, table_descriptor};
@@ -62,6 +65,9 @@ pub struct OutputArgs {
     pub limit: Option<usize>,
 }
 
+/// Time for which rows that have arrived wait for others, to be printed together.
+const PRINTED_AFTER: Duration = Duration::from_millis(100);
+
 /// Default number of rows to print.
 const ROWS_PRINTED: usize = 20;
 
@@ -70,8 +76,9 @@ const ROWS_PRINTED: usize = 20;
 pub enum Destination {
     /// Open file.
     File(Target),
-    /// Standard output, with at most `limit` rows printed.
-    Terminal { limit: usize },
+    /// Standard output, with at most `limit` rows printed: all together, or those that have arrived
+    /// whenever no others follow at once.
+    Terminal { limit: usize, as_they_come: bool },
 }
 
 impl OutputArgs {
@@ -108,6 +115,7 @@ impl OutputArgs {
                     Some(0) => usize::MAX,
                     Some(limit) => limit,
                 },
+                as_they_come: false,
             },
         })
     }
@@ -218,7 +226,7 @@ pub async fn deliver(
             }
             Ok(received)
         }
-        Destination::Terminal { limit } => print(batches, limit, start, progress).await,
+        Destination::Terminal { limit, as_they_come } => print(batches, limit, as_they_come, start, progress).await,
     }
 }
 
@@ -308,12 +316,30 @@ fn first(rows: u64) -> String {
 }
 
 /// Prints the first rows: as a table, or with `--json` as one JSON object per line.
-async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress: &Progress) -> Result<Received> {
-    let schema = batches.schema();
+async fn print(
+    mut batches: BatchStream,
+    limit: usize,
+    as_they_come: bool,
+    start: Instant,
+    progress: &Progress,
+) -> Result<Received> {
+    let table = Arc::new(Mutex::new(rows::Pieces::new(batches.schema())));
     let (mut kept, mut received) = (Vec::new(), Received { streams: batches.streams(), ..Received::default() });
     let mut more = false;
-    while let Some(batch) = batches.next().await {
-        let mut batch = batch?;
+    loop {
+        let next = match as_they_come && !kept.is_empty() {
+            true => tokio::time::timeout(PRINTED_AFTER, batches.next()).await,
+            false => Ok(batches.next().await),
+        };
+        let mut batch = match next {
+            Ok(Some(batch)) => batch?,
+            Ok(None) => break,
+            Err(_) => {
+                progress.finish();
+                print_piece(&table, std::mem::take(&mut kept), false).await?;
+                continue;
+            }
+        };
         let room = limit.saturating_sub(received.rows as usize);
         if batch.num_rows() > room {
             more = true;
@@ -334,7 +360,7 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress:
     received.seconds = start.elapsed().as_secs_f64();
     received.whole = !more;
     if !output::is_json() {
-        output::on_a_thread(move || output::write_line(rows::render(&schema, &kept))).await?;
+        print_piece(&table, kept, true).await?;
         if more {
             output::remark(format!(
                 "{}; --limit 0 prints all rows, and -o FILE writes them to a file",
@@ -343,4 +369,15 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress:
         }
     }
     Ok(received)
+}
+
+/// Prints rows of a table, and after the last of them the columns that have no room.
+async fn print_piece(table: &Arc<Mutex<rows::Pieces>>, batches: Vec<RecordBatch>, is_last: bool) -> Result<()> {
+    let table = table.clone();
+    output::on_a_thread(move || {
+        let mut table = table.lock();
+        let (rows, rest) = (table.next(&batches), table.rest().filter(|_| is_last));
+        rows.into_iter().chain(rest).try_for_each(output::write_line)
+    })
+    .await
 }

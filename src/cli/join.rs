@@ -322,8 +322,11 @@ pub async fn run(args: JoinArgs) -> Result<()> {
 }
 
 /// Joins a table with the rows of a file while they are read.
-async fn join_file(args: &JoinArgs, file: &Path, to: Destination) -> Result<()> {
+async fn join_file(args: &JoinArgs, file: &Path, mut to: Destination) -> Result<()> {
     let source = Source::open(file, None, &CsvArgs::default())?;
+    if let Destination::Terminal { as_they_come, .. } = &mut to {
+        *as_they_come = true;
+    }
     let start = Instant::now();
     let client = Client::connect(&args.connect).await?;
     let mut command = args.command();

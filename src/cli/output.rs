@@ -173,25 +173,38 @@ pub enum Align {
 
 /// Renders rows under a heading. Columns are as wide as their text, two spaces apart.
 pub fn table(columns: &[(&str, Align)], rows: &[Vec<String>]) -> String {
-    let width = |text: &str| text.chars().count();
     let widths: Vec<usize> = (0..columns.len())
         .map(|at| rows.iter().map(|row| width(&row[at])).chain([width(columns[at].0)]).max().unwrap_or(0))
         .collect();
-    let render = |cells: &[String]| {
-        let mut text = String::new();
-        for (at, cell) in cells.iter().enumerate() {
-            let padding = " ".repeat(widths[at] - width(cell));
-            let gap = if at == 0 { "" } else { "  " };
-            match columns[at].1 {
-                Align::Left => text.extend([gap, cell, &padding]),
-                Align::Right => text.extend([gap, &padding, cell]),
-            }
+    [heading(columns, &widths)].into_iter().chain(lines(columns, &widths, rows)).collect::<Vec<_>>().join("\n")
+}
+
+/// Renders the heading of columns of these widths.
+pub fn heading(columns: &[(&str, Align)], widths: &[usize]) -> String {
+    let names: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+    styled(&aligned(columns, widths, &names), Style::Dim)
+}
+
+/// Renders rows, a line each. Wider text moves the rest of its line.
+pub fn lines(columns: &[(&str, Align)], widths: &[usize], rows: &[Vec<String>]) -> Vec<String> {
+    rows.iter().map(|row| aligned(columns, widths, row)).collect()
+}
+
+fn aligned(columns: &[(&str, Align)], widths: &[usize], cells: &[String]) -> String {
+    let mut text = String::new();
+    for (at, cell) in cells.iter().enumerate() {
+        let padding = " ".repeat(widths[at].saturating_sub(width(cell)));
+        let gap = if at == 0 { "" } else { "  " };
+        match columns[at].1 {
+            Align::Left => text.extend([gap, cell, &padding]),
+            Align::Right => text.extend([gap, &padding, cell]),
         }
-        text.trim_end().to_owned()
-    };
-    let heading = render(&columns.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
-    let lines = std::iter::once(styled(&heading, Style::Dim)).chain(rows.iter().map(|row| render(row)));
-    lines.collect::<Vec<_>>().join("\n")
+    }
+    text.trim_end().to_owned()
+}
+
+fn width(text: &str) -> usize {
+    text.chars().count()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Renders rows of a table: for people as a table, for machines as one JSON object per row.
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::{DataType, Schema};
+use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::util::display::FormatOptions;
 
 use super::files::{Format, Writer};
@@ -21,40 +21,81 @@ const NO_TEXT: &str = "(no text)";
 
 /// Renders the rows under their column names. Columns that do not fit the terminal are named below
 /// instead.
-pub fn render(schema: &Schema, batches: &[RecordBatch]) -> String {
+pub fn render(schema: &SchemaRef, batches: &[RecordBatch]) -> String {
     render_in(schema, batches, width())
 }
 
-fn render_in(schema: &Schema, batches: &[RecordBatch], width: usize) -> String {
-    let columns: Vec<_> = (0..schema.fields().len()).map(|at| cells(batches, at)).collect();
-    let column_width = |at: usize| {
-        let name = schema.field(at).name().chars().count();
-        columns[at].iter().map(|cell| cell.chars().count()).chain([name]).max().unwrap_or(0)
-    };
-    let mut used = 0;
-    let mut shown = 0;
-    while shown < columns.len() {
-        let gap = if shown == 0 { 0 } else { 2 };
-        if shown > 0 && used + gap + column_width(shown) > width {
+fn render_in(schema: &SchemaRef, batches: &[RecordBatch], width: usize) -> String {
+    let mut table = Pieces::in_width(schema.clone(), width);
+    let rows = table.next(batches);
+    rows.into_iter().chain(table.rest()).collect::<Vec<_>>().join("\n")
+}
+
+/// Table that is rendered piece by piece, as its rows arrive. The first piece decides which columns
+/// have room, and how wide they are.
+#[derive(Debug)]
+pub struct Pieces {
+    schema: SchemaRef,
+    width: usize,
+    /// Widths of the columns that have room, once there is a piece.
+    widths: Option<Vec<usize>>,
+}
+
+impl Pieces {
+    /// Begins a table with these columns.
+    pub fn new(schema: SchemaRef) -> Self {
+        Self::in_width(schema, width())
+    }
+
+    fn in_width(schema: SchemaRef, width: usize) -> Self {
+        Self { schema, width, widths: None }
+    }
+
+    /// Renders the next rows, below the names of the columns if they are the first; `None` if there
+    /// is nothing to add.
+    pub fn next(&mut self, batches: &[RecordBatch]) -> Option<String> {
+        let is_first = self.widths.is_none();
+        let columns: Vec<_> = (0..self.schema.fields().len()).map(|at| cells(batches, at)).collect();
+        let widths = self.widths.get_or_insert_with(|| fitting(&self.schema, &columns, self.width));
+        let headed: Vec<(&str, Align)> = self.schema.fields()[..widths.len()]
+            .iter()
+            .map(|field| (field.name().as_str(), align(field.data_type())))
+            .collect();
+        let count = columns.first().map_or(0, Vec::len);
+        let rows: Vec<Vec<String>> =
+            (0..count).map(|row| columns[..widths.len()].iter().map(|column| column[row].clone()).collect()).collect();
+        let heading = is_first.then(|| output::heading(&headed, widths));
+        let lines: Vec<String> = heading.into_iter().chain(output::lines(&headed, widths, &rows)).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
+    /// Names the columns that have no room.
+    pub fn rest(&self) -> Option<String> {
+        let fields = self.schema.fields();
+        let shown = self.widths.as_ref().map_or(0, Vec::len);
+        let rest: Vec<String> = fields[shown..].iter().map(|field| quoted(field.name())).collect();
+        if rest.is_empty() {
+            return None;
+        }
+        let words = format!("and {}: {}", output::counted(rest.len() as u64, "more column"), rest.join(", "));
+        Some(output::styled(&wrap(&words, self.width), output::Style::Dim))
+    }
+}
+
+/// Returns the widths of the first columns that fit the line, at least of one.
+fn fitting(schema: &Schema, columns: &[Vec<String>], width: usize) -> Vec<usize> {
+    let (mut widths, mut used) = (Vec::new(), 0);
+    for (field, cells) in schema.fields().iter().zip(columns) {
+        let name = field.name().chars().count();
+        let needed = cells.iter().map(|cell| cell.chars().count()).chain([name]).max().unwrap_or(0);
+        let gap = if widths.is_empty() { 0 } else { 2 };
+        if !widths.is_empty() && used + gap + needed > width {
             break;
         }
-        used += gap + column_width(shown);
-        shown += 1;
+        used += gap + needed;
+        widths.push(needed);
     }
-    let heading: Vec<(&str, Align)> =
-        (0..shown).map(|at| (schema.field(at).name().as_str(), align(schema.field(at).data_type()))).collect();
-    let rows = columns.first().map_or(0, Vec::len);
-    let rows: Vec<Vec<String>> =
-        (0..rows).map(|row| columns[..shown].iter().map(|column| column[row].clone()).collect()).collect();
-    let mut text = output::table(&heading, &rows);
-    if shown < columns.len() {
-        let rest: Vec<String> = schema.fields()[shown..].iter().map(|field| quoted(field.name())).collect();
-        let rest =
-            wrap(&format!("and {}: {}", output::counted(rest.len() as u64, "more column"), rest.join(", ")), width);
-        text.push('\n');
-        text.push_str(&output::styled(&rest, output::Style::Dim));
-    }
-    text
+    widths
 }
 
 /// Prints rows: one JSON object per row and line, with all columns.
@@ -180,7 +221,12 @@ mod tests {
         .unwrap();
         let wide = render_in(&batch.schema(), std::slice::from_ref(&batch), 100);
         assert_eq!(wide, format!("key  text  long\n  1  a b   {}…\n 20  null  y", "x".repeat(31)));
-        let narrow = render_in(&batch.schema(), &[batch], 20);
+        let narrow = render_in(&batch.schema(), std::slice::from_ref(&batch), 20);
         assert_eq!(narrow, "key  text\n  1  a b\n 20  null\nand 1 more column:\nlong");
+        // Later rows keep the columns of the first ones.
+        let mut table = Pieces::in_width(batch.schema(), 20);
+        assert_eq!(table.next(&[batch.slice(1, 1)]).unwrap(), "key  text  long\n 20  null  y");
+        assert_eq!(table.next(&[batch.slice(0, 1)]).unwrap(), format!("  1  a b   {}…", "x".repeat(31)));
+        assert_eq!((table.next(&[]), table.rest()), (None, None));
     }
 }

@@ -1,5 +1,6 @@
 //! The command line as people and scripts use it: the built binary, its output and its exit status.
 
+mod arriving;
 mod client;
 mod ending;
 mod harness;

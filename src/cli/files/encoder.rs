@@ -62,6 +62,17 @@ impl<W: Write + Send> Encoder<W> {
         })
     }
 
+    /// Hands on what has been written, as far as the format can be read before its end.
+    pub(super) fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            // A Parquet file is read from its end, and the encoder of CSV flushes each batch.
+            Self::Parquet(_) | Self::Csv(_) => Ok(()),
+            Self::Arrow(writer) => writer.get_mut().flush(),
+            Self::ArrowStream(writer) => writer.get_mut().flush(),
+            Self::Json(writer) => writer.get_mut().flush(),
+        }
+    }
+
     /// Writes the end, and returns the output.
     pub(super) fn finish(self) -> Result<W, String> {
         words(|| match self {

@@ -170,6 +170,8 @@ impl Target {
         let mut sink = self.begin(schema)?;
         let (batches, mut queued) = mpsc::channel::<Option<RecordBatch>>(BATCHES_AHEAD);
         let writer = tokio::task::spawn_blocking(move || {
+            // The reader of a pipe has the columns then.
+            sink.flush()?;
             while let Some(Some(batch)) = queued.blocking_recv() {
                 // The caller keeps its sender while it waits for the file. A dropped sender means
                 // that the file will be removed, so stop early.
@@ -177,6 +179,10 @@ impl Target {
                     break;
                 }
                 sink.write(&batch)?;
+                // Rows that arrive slowly do not wait for others to fill the buffer.
+                if queued.is_empty() {
+                    sink.flush()?;
+                }
             }
             Ok(sink)
         });
@@ -296,6 +302,14 @@ impl Sink {
     /// full.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         self.writer.write(batch).map_err(|error| self.target.failed(error))
+    }
+
+    /// Hands on what has been written so far.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if the disk is full.
+    fn flush(&mut self) -> Result<()> {
+        self.writer.flush().map_err(|error| self.target.failed(error))
     }
 
     /// Completes the file and gives it its name.

@@ -50,6 +50,14 @@ impl<W: Write + Send> Writer<W> {
         Ok(())
     }
 
+    /// Hands on what has been written so far.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn flush(&mut self) -> Result<()> {
+        self.encoder.flush().map_err(Error::from)
+    }
+
     /// Writes the end of the table, and returns the output.
     ///
     /// # Errors
