@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Output, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 
-use super::harness::{Server, command};
+use super::harness::{Server, command, stderr};
 
 const JOIN: &[&str] = &["join", "orders", "lines", "--on", "key=order", "--probe", "-"];
 
@@ -28,10 +28,25 @@ fn batch(orders: &[i64]) -> RecordBatch {
     RecordBatch::try_from_iter([("order", column)]).unwrap()
 }
 
+fn stream(orders: &[i64]) -> Vec<u8> {
+    let batch = batch(orders);
+    let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
 fn begin(server: &Server, arguments: &[&str]) -> Child {
     let mut line = command();
     line.env("DOVETAIL_SERVER", &server.flight).current_dir(server.path()).args(arguments);
     line.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Runs a command that reads `input`.
+fn run(server: &Server, arguments: &[&str], input: &[u8]) -> Output {
+    let mut child = begin(server, arguments);
+    // The command may end before it has read all.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
 }
 
 /// Sends what `read` returns, once for each call, so that the test can wait for it with a limit.
@@ -100,4 +115,21 @@ fn joined_rows_leave_as_text_before_further_rows_come() {
         });
         assert!(child.wait().unwrap().success());
     }
+}
+
+#[test]
+fn a_second_stream_on_standard_input_is_an_error_and_not_left_out() {
+    let server = server();
+    let two = [stream(&[1]), stream(&[2])].concat();
+    for arguments in [&[JOIN, &["-o", "j.csv"]].concat()[..], &["put", "-", "--table", "t"]] {
+        let refused = run(&server, arguments, &two);
+        let said = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("reading standard input: there is data after the end of the Arrow IPC stream"), "{said}");
+        assert!(run(&server, arguments, &stream(&[1])).status.success(), "{arguments:?}");
+    }
+    // A file, too.
+    fs::write(server.path().join("two.arrows"), &two).unwrap();
+    let said = server.fails(&["put", "two.arrows"]);
+    assert!(said.contains("two.arrows: there is data after the end"), "{said}");
 }

@@ -403,13 +403,32 @@ const CONTINUATION: [u8; 4] = [0xff; 4];
 fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Begin)> {
     let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
     let begins_well = input.fill_buf()?.starts_with(&CONTINUATION);
-    let reader = StreamReader::try_new(input, None).map_err(|error| match &error {
+    let mut reader = StreamReader::try_new(input, None).map_err(|error| match &error {
         ArrowError::IoError(_, cause) if begins_well && cause.kind() == ErrorKind::UnexpectedEof => {
             cut_short("an Arrow IPC stream")
         }
         error => broken("an Arrow IPC stream", error),
     })?;
-    Ok((reader.schema(), batches(reader, "an Arrow IPC stream")))
+    let (schema, mut has_ended) = (reader.schema(), false);
+    let read = std::iter::from_fn(move || {
+        if has_ended {
+            return None;
+        }
+        if let Some(batch) = reader.next() {
+            return Some(batch.map_err(|error| failure(&error, "an Arrow IPC stream")));
+        }
+        has_ended = true;
+        match reader.get_mut().fill_buf() {
+            Ok([]) => None,
+            Ok(_) => Some(Err(Error::Invalid(
+                "there is data after the end of the Arrow IPC stream, such as a second stream; write the \
+                 rows as one stream, or give each stream on its own"
+                    .into(),
+            ))),
+            Err(error) => Some(Err(error.into())),
+        }
+    });
+    Ok((schema, Box::new(|_| Box::new(read))))
 }
 
 /// Returns the name of the file for messages.

@@ -124,9 +124,10 @@ def _open(path: str, options: _csv.CsvOptions) -> Source:
         raise _cut_short(path, kind)
     try:
         if kind == "stream":
-            reader = pa.ipc.open_stream(pa.memory_map(path))
+            file = pa.memory_map(path)
+            reader = pa.ipc.open_stream(file)
             _check_names(path, reader.schema.names)
-            return Source(reader.schema, _checked(iter(reader), path, kind), None)
+            return Source(reader.schema, _whole(_checked(iter(reader), path, kind), file, path), None)
         import pyarrow.dataset as dataset
 
         of_kind = dataset.ParquetFileFormat(coerce_int96_timestamp_unit=_INT96_UNIT) if kind == "parquet" else kind
@@ -144,6 +145,16 @@ def _open(path: str, options: _csv.CsvOptions) -> Source:
             source = _without_dataset(path, kind)
             return Source(source.schema, _checked(source.batches, path, kind), source.rows)
         raise ValueError(f"reading {path}: it is not {what}, or is damaged: {error}") from None
+
+
+def _whole(batches: Iterator[pa.RecordBatch], file: pa.NativeFile, path: str) -> Iterator[pa.RecordBatch]:
+    """Returns the batches of a stream, and refuses what follows it: pyarrow would leave a second stream out."""
+    yield from batches
+    if file.tell() < file.size():
+        raise ValueError(
+            f"reading {path}: there is data after the end of the Arrow IPC stream, such as a second stream; write the "
+            "rows as one stream, or give each stream on its own"
+        )
 
 
 def _without_dataset(path: str, kind: str) -> Source:
