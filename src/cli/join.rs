@@ -9,7 +9,7 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
 use super::client::{Client, ConnectArgs, command_descriptor};
-use super::files::{CsvArgs, Source};
+use super::files::{ADVICE_FOR_CSV, CsvArgs, Source};
 use super::get::{self, Destination, OutputArgs};
 use super::interrupt::{interrupted, unless_interrupted};
 use super::keys::KeyArgs;
@@ -323,7 +323,14 @@ pub async fn run(args: JoinArgs) -> Result<()> {
 
 /// Joins a table with the rows of a file while they are read.
 async fn join_file(args: &JoinArgs, file: &Path, mut to: Destination) -> Result<()> {
-    let source = Source::open(file, None, &CsvArgs::default())?;
+    let source = Source::open(file, None, &CsvArgs::default()).map_err(|error| match error {
+        // The option --format is about the output here.
+        Error::Invalid(text) => Error::Invalid(text.replace(
+            ADVICE_FOR_CSV,
+            "give CSV as a file, as in --probe rows.csv, or convert it to an Arrow IPC stream",
+        )),
+        error => error,
+    })?;
     if let Destination::Terminal { as_they_come, .. } = &mut to {
         *as_they_come = true;
     }
@@ -338,7 +345,7 @@ async fn join_file(args: &JoinArgs, file: &Path, mut to: Destination) -> Result<
     let (job, joined) = client.exchange(&command, schema, batches).await?;
     let progress = Progress::transfer(&format!("joining {what}"), None);
     let is_printed = args.to.output.is_none();
-    let received = get::deliver(&what, None, joined, to, start, &progress).await?;
+    let received = get::deliver(&what, job, joined, to, start, &progress).await?;
     if is_printed && !output::is_json() {
         let rows = output::counted(received.rows, "row");
         output::remark(format!("{what}: {rows} in {}", output::seconds(received.seconds)));

@@ -11,7 +11,7 @@ use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 
-use super::harness::{Server, command, stderr};
+use super::harness::{Server, command, json_lines, stderr, stdout};
 
 const JOIN: &[&str] = &["join", "orders", "lines", "--on", "key=order", "--probe", "-"];
 
@@ -132,4 +132,22 @@ fn a_second_stream_on_standard_input_is_an_error_and_not_left_out() {
     fs::write(server.path().join("two.arrows"), &two).unwrap();
     let said = server.fails(&["put", "two.arrows"]);
     assert!(said.contains("two.arrows: there is data after the end"), "{said}");
+}
+
+#[test]
+fn the_error_about_csv_on_standard_input_says_what_works() {
+    let server = server();
+    let refused = run(&server, JOIN, b"order\n1\n");
+    assert!(stderr(&refused).contains("give CSV as a file, as in --probe rows.csv"), "{}", stderr(&refused));
+    let refused = run(&server, &["put", "-", "--table", "t"], b"order\n1\n");
+    assert!(stderr(&refused).contains("if it is CSV, add --format csv"), "{}", stderr(&refused));
+}
+
+#[test]
+fn the_report_of_rows_that_were_joined_while_they_came_names_the_job() {
+    let server = server();
+    let joined = run(&server, &[JOIN, &["-o", "j.csv", "--json"]].concat(), &stream(&[1, 2, 3]));
+    let said = json_lines(&joined);
+    let job = said[0]["job"].as_u64().unwrap_or_else(|| panic!("{}", stdout(&joined)));
+    assert!(server.json(&["jobs"]).iter().any(|known| known["job"] == job), "{job}");
 }

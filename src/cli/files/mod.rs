@@ -19,7 +19,7 @@ use clap::ValueEnum;
 
 pub use csv::CsvArgs;
 pub use sink::{Complete, STDOUT, Target};
-pub use source::{Piece, STDIN, Source, folder};
+pub use source::{ADVICE_FOR_CSV, Piece, STDIN, Source, folder};
 pub use writer::Writer;
 
 use crate::{Error, Result};

@@ -35,6 +35,10 @@ pub(super) const BUFFER_BYTES: usize = 1 << 20;
 /// File name that stands for standard input.
 pub const STDIN: &str = "-";
 
+/// End of the error about standard input that may be CSV. A command without `--format` for its
+/// input replaces it.
+pub const ADVICE_FOR_CSV: &str = "if it is CSV, add --format csv";
+
 /// Iterator over the batches of a file, for the readers of all formats.
 pub(super) type Batches = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
@@ -299,9 +303,7 @@ fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
         format.check_said(&start)?;
     }
     let format = format.or_else(|| Format::of_magic(&start)).ok_or_else(|| {
-        Error::Invalid(
-            "the input is neither Arrow IPC nor Parquet by its first bytes; if it is CSV, add --format csv".into(),
-        )
+        Error::Invalid(format!("the input is neither Arrow IPC nor Parquet by its first bytes; {ADVICE_FOR_CSV}"))
     })?;
     check_args(format, args)?;
     let mut whole = || -> Result<Bytes> {
