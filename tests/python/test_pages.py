@@ -175,7 +175,7 @@ def test_the_python_of_the_readme_works(
     assert client.jobs()[-1].raw["released"]
 
 
-@pytest.mark.parametrize("heading", ["Python", "pandas", "Polars", "DuckDB"])
+@pytest.mark.parametrize("heading", ["Python", "pandas", "Polars", "DuckDB", "Rows that arrive, in Python"])
 def test_the_python_of_the_clients_page_works(
     files: Path, server: Server, monkeypatch: pytest.MonkeyPatch, heading: str
 ) -> None:
@@ -188,6 +188,9 @@ def test_the_python_of_the_clients_page_works(
     match heading:
         case "Python":
             assert names["rows"] == lines
+        case "Rows that arrive, in Python":
+            orders = set(pq.read_table("orders.parquet")["o_orderkey"].to_pylist())
+            assert (names["rows"], len(names["frame"])) == (lines, len(orders & {1, 2, 3}))
         case "DuckDB":
             assert sum(count for _, count in names["answer"]) == lines
         case _:
