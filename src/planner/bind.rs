@@ -182,7 +182,7 @@ fn bind_keys(spec: &JoinSpec, left_named: &Named<'_>, right_named: &Named<'_>) -
         if left_class != right_class {
             return Err(Error::Invalid(format!(
                 "key column {:?} of table {:?} is {}, and {:?} of table {:?} is {}; values of these types are never compared, so \
-                 cast one side to the other's type before uploading",
+                 cast one side to the other's type before sending it",
                 pair.left,
                 left.name,
                 type_name(left_type),
@@ -372,7 +372,7 @@ fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
     let suffixes_more: Vec<usize> = suffixes_more.collect();
     if let Some(column) = output.iter().find(|column| names.is_shared(&column.name)) {
         return Err(Error::Invalid(format!(
-            "two columns of the result would be named {:?}; leave one of them out of its columns, or rename one before uploading",
+            "two columns of the result would be named {:?}; leave one of them out of its columns, or rename one before sending it",
             column.name
         )));
     }
