@@ -234,7 +234,8 @@ impl Shared {
     /// Starts every job that can start. A job that fails for lack of memory adds leftovers, which
     /// the caller must drop without the lock. Never waits for a device.
     pub(super) fn dispatch(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
-        // A job that fails, or waits for its turn, may have kept others waiting.
+        state.queue.unpark();
+        // A job that fails, waits for its turn, or is parked, may have kept others waiting.
         while self.take_turns(state, Extent::MayStart, leftovers) {}
     }
 
@@ -248,6 +249,7 @@ impl Shared {
         if !state.forecasts.are_stale || begun < state.forecasts.due {
             return;
         }
+        state.queue.unpark();
         while self.take_turns(&mut state, Extent::All, &mut leftovers) {}
         let now = self.clock.now();
         state.forecasts.due = now + (now - begun) * PAUSE;
@@ -256,7 +258,8 @@ impl Shared {
     }
 
     /// Takes one round of turns, and sets the forecasts of the jobs that were placed and wait. True
-    /// if a waiting job has failed, has begun to wait for its turn, or has given its turn up.
+    /// if a waiting job has failed, has begun to wait for its turn, has given its turn up, or was
+    /// parked.
     fn take_turns(&self, state: &mut State, extent: Extent, leftovers: &mut Vec<Leftovers>) -> bool {
         self.queue_next_turns(state);
         let (now, wall_now) = (self.clock.now(), SystemTime::now());
@@ -272,6 +275,10 @@ impl Shared {
             scheduled.place.devices.iter().for_each(|device| is_wanted[device] |= waits_for_devices);
             let job = state.live[&scheduled.id].clone();
             if Self::leave_stale_place(state, &job, &scheduled) {
+                again = true;
+                continue;
+            }
+            if self.bound_marking(state, &job, &scheduled, leftovers) {
                 again = true;
                 continue;
             }
@@ -293,9 +300,15 @@ impl Shared {
                 Some(Wait::Turn) => "the turn of another join with the same build side".into(),
                 Some(Wait::DeviceMemory { needed_bytes, free_bytes }) => {
                     let missing_bytes = needed_bytes.saturating_sub(free_bytes);
-                    Self::evict_residents(state, &scheduled.place.devices, missing_bytes, leftovers);
+                    let waited = state.queue.waited(job.id, now);
+                    // Those that make room now are named as well.
+                    let held = Self::device_holders(state, &scheduled.place.devices);
+                    self.evict_residents(state, &scheduled.place.devices, missing_bytes, waited, leftovers);
+                    if Self::waits_for_marks(state, &scheduled.place.devices, missing_bytes, leftovers) {
+                        again |= state.queue.park(job.id, &scheduled.place.devices, missing_bytes);
+                    }
                     let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
-                    format!("{needed} of the memory of {device}, and {free} are free")
+                    format!("{needed} of the memory of {device}, and {free} are free{held}")
                 }
                 Some(Wait::HostMemory { needed_bytes, free_bytes, comes_back }) => {
                     let Some(short) = state.queue.note_starved(scheduled.id, now, comes_back) else { continue };

@@ -18,7 +18,8 @@
 //! only while the result has room, so it seldom waits for the reader. Another job may need the
 //! device memory of an open job. The open job then gives it up, and prepares its join again when
 //! rows arrive. A join that emits build rows at its end cannot: its device knows which build rows
-//! were matched. So such a join may take only a smaller part of a device's memory.
+//! were matched. So such a join may take only a smaller part of a device's memory, and is ended if
+//! it holds that without turns while others need it (`marking.rs`).
 //!
 //! # Loss of a device
 //! A join that could give up its memory goes on elsewhere, unless rows of its present turn have
@@ -526,6 +527,7 @@ impl Shared {
         state.open.insert(job.id, Open { job: job.clone(), entry: taken.entry.clone() });
         if let Some(feed) = &job.feed {
             feed.build.resident().end_turn(job.id);
+            feed.build.resident().note_used(self.clock.now());
         }
         self.queue_next_turns(&mut state);
         if self.may_take_a_turn(job) {

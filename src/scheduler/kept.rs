@@ -114,22 +114,20 @@ impl Shared {
         }
         // Joins may have thousands of columns, so they are compared without the lock.
         let wanted = [Side::Left, Side::Right].map(|streamed| Shape::new(join, &[], streamed, options));
-        candidates.into_iter().find(|found| {
-            let shape = found.resident.shape.as_ref();
-            shape.is_some_and(|shape| wanted.iter().any(|wanted| shape.serves(wanted)))
-        })
+        candidates.into_iter().find(|found| wanted.iter().any(|wanted| found.resident.shape.serves(wanted)))
     }
 
     /// Returns the residents of a tenant that are on a device in service, and that others may use.
     fn kept_of(&self, owner: &str) -> Vec<Found> {
         let state = self.state.lock();
         let found = |resident: &Arc<Resident>| {
-            let streamed = resident.shape.as_ref()?.streamed;
+            let streamed = resident.shape.streamed;
             let built = resident.built().filter(|built| state.devices[built.device].lost.is_none())?;
             let (resident, composition) = (resident.clone(), built.join.composition().clone());
             Some(Found { resident, device: built.device, since: built.since, streamed, composition })
         };
-        state.residents.iter().filter(|resident| resident.owner == owner).filter_map(found).collect()
+        let may_use = |resident: &&Arc<Resident>| resident.owner == owner && resident.is_evictable();
+        state.residents.iter().filter(may_use).filter_map(found).collect()
     }
 
     /// Plans the join on the device of a resident, as it was prepared there: without statistics of
@@ -206,8 +204,8 @@ impl Shared {
 
     /// Probes the build side of a resident with the other table of the join.
     pub(super) fn probe_kept(&self, kept: &ResidentUse, work: &Plan, job: &Job, monitor: &Monitor) -> Result<()> {
-        let streamed = kept.resident().shape.as_ref().map(|shape| shape.streamed);
-        let (Some(built), Some(streamed)) = (kept.resident().built(), streamed) else {
+        let streamed = kept.resident().shape.streamed;
+        let Some(built) = kept.resident().built() else {
             return Err(Error::Unavailable("the build side left its device before the join began; try again".into()));
         };
         let rows = TableRows::new(work.join.table(streamed).clone());

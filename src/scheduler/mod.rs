@@ -33,7 +33,9 @@
 //!   reserves all that will. If the prediction was right, such a job fails when memory is full.
 //!
 //! # Why no job waits forever
-//! Device memory is held by running jobs, and these end. Host memory is held by tables, by running
+//! Device memory is held by running jobs, and these end. It is also held by build sides of joins
+//! whose rows arrive: those leave the device for a job that waits, or their jobs are ended
+//! (`marking.rs`). Host memory is held by tables, by running
 //! jobs, and by results until they are read or their lease ends. A job that waits for host memory
 //! holds neither memory nor a device, only its tables and possibly a name. So no job waits for a
 //! job that waits for memory. With one exception, all that the job waits for ends on its own:
@@ -64,6 +66,7 @@ mod handle;
 mod job;
 mod job_options;
 mod kept;
+mod marking;
 mod options;
 mod placing;
 mod publishing;

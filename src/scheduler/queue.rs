@@ -24,6 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use super::JobId;
+use super::device_set::DeviceSet;
 use super::options::Policy;
 use super::placing::{HostMemory, Load, Place, ScheduledStart, Timeline, Waiting};
 
@@ -84,6 +85,35 @@ pub(super) struct Queue {
     waiting: BTreeMap<JobId, Waiting>,
     tenants: HashMap<String, Tenant>,
     weights: HashMap<String, f64>,
+    parked: Parked,
+}
+
+/// Jobs that lack memory and book no slot for the time being.
+#[derive(Debug, Default)]
+struct Parked {
+    jobs: HashSet<JobId>,
+    /// Least bytes that they lack of each device.
+    devices: HashMap<usize, u64>,
+}
+
+impl Parked {
+    /// True if the job is parked, or lacks as much memory wherever it may run.
+    fn has(&self, job: &Waiting, loads: &[Load]) -> bool {
+        let lacks = |place: &Place, device: usize, least_bytes: u64| match &loads[device] {
+            Load::InService { free_bytes, .. } => {
+                let needed_bytes = place.shared_bytes.unwrap_or(place.memory_bytes);
+                needed_bytes.saturating_sub(*free_bytes) >= least_bytes
+            }
+            Load::Lost => false,
+        };
+        let waits = |place: &Place| {
+            place
+                .devices
+                .iter()
+                .any(|device| self.devices.get(&device).is_some_and(|&least| lacks(place, device, least)))
+        };
+        self.jobs.contains(&job.id) || !self.devices.is_empty() && job.places.iter().all(waits)
+    }
 }
 
 impl Queue {
@@ -186,6 +216,38 @@ impl Queue {
         }
     }
 
+    /// Takes the places on a device away from a job that waits. Returns `false`, and takes none, if
+    /// the job has no other place.
+    pub(super) fn leave_device(&mut self, id: JobId, device: usize) -> bool {
+        let is_elsewhere = |place: &Place| place.devices.iter().all(|member| member != device);
+        let Some(job) = self.waiting.get_mut(&id).filter(|job| job.places.iter().any(is_elsewhere)) else {
+            return false;
+        };
+        job.places.retain(is_elsewhere);
+        true
+    }
+
+    /// Lets a waiting job book no slot until [`unpark`](Self::unpark), and no other job that lacks
+    /// as much memory. Returns `false` if that is done for enough jobs.
+    pub(super) fn park(&mut self, id: JobId, devices: &DeviceSet, missing_bytes: u64) -> bool {
+        // Each takes another schedule.
+        const PARKED_MAX: usize = 16;
+        for device in devices.iter() {
+            let least_bytes = self.parked.devices.entry(device).or_insert(missing_bytes);
+            *least_bytes = missing_bytes.min(*least_bytes);
+        }
+        self.parked.jobs.len() < PARKED_MAX && self.parked.jobs.insert(id)
+    }
+
+    pub(super) fn unpark(&mut self) {
+        self.parked = Parked::default();
+    }
+
+    /// Returns the time for which a job has waited; zero if it does not wait.
+    pub(super) fn waited(&self, id: JobId, now: Duration) -> Duration {
+        self.waiting.get(&id).map_or(Duration::ZERO, |job| now.saturating_sub(job.submitted))
+    }
+
     /// Notes that a job waits for the turns of `ahead` other jobs at its prepared place. `None`: it
     /// waits for no turn. Joins with one build side are alike, so each is expected to take as long
     /// as this job.
@@ -254,6 +316,9 @@ impl Queue {
                 };
             let place = |job: &Waiting| {
                 placed.insert(job.id);
+                if self.parked.has(job, loads) {
+                    return 0.0;
+                }
                 let scheduled = timeline.place(job);
                 let seconds = scheduled.as_ref().map_or(0.0, ScheduledStart::seconds);
                 starts.extend(scheduled);

@@ -48,8 +48,9 @@ pub(super) struct Resident {
     pub(super) number: u64,
     /// Tenant whose job made it.
     pub(super) owner: String,
-    /// `None`: no other job may use it.
-    pub(super) shape: Option<Shape>,
+    pub(super) shape: Shape,
+    /// False if its rows are marked as they are matched. No other job may use it then.
+    is_shared: bool,
     held: Mutex<Held>,
 }
 
@@ -209,7 +210,7 @@ impl Resident {
     /// True if the device memory can be given up between turns: nothing about the rows so far is
     /// kept on the device.
     pub(super) fn is_evictable(&self) -> bool {
-        self.shape.is_some()
+        self.is_shared
     }
 
     pub(super) fn built(&self) -> Option<Built> {
@@ -285,6 +286,16 @@ impl Resident {
             Some(_) => {}
         }
         held.turn == Some(job)
+    }
+
+    pub(super) fn note_used(&self, now: Duration) {
+        self.held.lock().last_used = now;
+    }
+
+    /// Returns the time since the last turn; `None` while a job has a turn.
+    pub(super) fn idle_for(&self, now: Duration) -> Option<Duration> {
+        let held = self.held.lock();
+        held.turn.is_none().then(|| now.saturating_sub(held.last_used))
     }
 
     /// Ends the turn of a job, if it has one, and its wait for another.
@@ -374,12 +385,11 @@ impl Shared {
                     .into(),
             ));
         }
-        let shape = is_shared.then(|| Shape::new(&plan.join, &plan.then, streamed, options));
+        let shape = Shape::new(&plan.join, &plan.then, streamed, options);
         let mut state = self.state.lock();
         state.residents.retain(|resident| !resident.held.lock().is_gone);
-        let is_like = |resident: &&Arc<Resident>| match (&resident.shape, &shape) {
-            (Some(one), Some(other)) => resident.owner == owner && one.is_like(other),
-            _ => false,
+        let is_like = |resident: &&Arc<Resident>| {
+            is_shared && resident.is_shared && resident.owner == owner && resident.shape.is_like(&shape)
         };
         let like = state.residents.iter().find(is_like).cloned();
         if !keep.is_zero() && !like.as_ref().is_some_and(|resident| resident.is_kept()) {
@@ -389,7 +399,7 @@ impl Shared {
             state.last_resident += 1;
             let held = Mutex::new(Held { users: 1, keep, ..Held::default() });
             let (number, owner) = (state.last_resident, owner.to_owned());
-            let made = Arc::new(Resident { number, owner, shape, held });
+            let made = Arc::new(Resident { number, owner, shape, is_shared, held });
             state.residents.push(made.clone());
             made
         });
@@ -404,7 +414,7 @@ impl Shared {
                 let table = self.catalog.table(name);
                 table.is_ok_and(|table| std::ptr::eq(Arc::as_ptr(&table), known.as_ptr()))
             };
-            let must_go = !resident.shape.as_ref().is_some_and(|shape| shape.tables().all(is_table));
+            let must_go = !resident.shape.tables().all(is_table);
             leftovers.extend(resident.let_go(now, must_go).map(Leftovers::of_build));
         }
         state.residents.retain(|resident| !resident.held.lock().is_gone);
@@ -432,13 +442,16 @@ impl Shared {
         }
     }
 
-    /// Takes at least `missing_bytes` of device memory away from residents, for a job that waits
-    /// for the given devices. Those that have been idle for longest come first. The memory is free
-    /// after [`free_leftovers`](Self::free_leftovers).
+    /// Takes at least `missing_bytes` of device memory away from residents, for a job that has
+    /// `waited` for the given devices. Those that have been idle for longest come first. If they
+    /// have too little, jobs whose residents cannot leave are ended, where they may be. The memory
+    /// is free after [`free_leftovers`](Self::free_leftovers).
     pub(super) fn evict_residents(
+        &self,
         state: &mut State,
         devices: &DeviceSet,
         missing_bytes: u64,
+        waited: Duration,
         leftovers: &mut Vec<Leftovers>,
     ) {
         // One job at a time: what it gets may be enough for the next.
@@ -456,7 +469,8 @@ impl Shared {
             }
         }
         // Without enough for the job, they would be prepared again in vain with every turn.
-        if all_bytes < missing_bytes {
+        let endable = if all_bytes < missing_bytes { self.endable(state, devices, waited) } else { Vec::new() };
+        if all_bytes + endable.iter().map(|(bytes, _)| bytes).sum::<u64>() < missing_bytes {
             return;
         }
         victims.sort_by_key(|(last_used, _): &(Duration, _)| *last_used);
@@ -469,6 +483,13 @@ impl Shared {
             if freed_bytes >= missing_bytes {
                 return;
             }
+        }
+        for (bytes, job) in endable {
+            if freed_bytes >= missing_bytes {
+                return;
+            }
+            self.end_marking(state, &job, bytes, waited, leftovers);
+            freed_bytes += bytes;
         }
     }
 
@@ -511,7 +532,7 @@ impl Scheduler {
         let (now, wall_now) = (shared.clock.now(), SystemTime::now());
         let state = shared.state.lock();
         let described = |resident: &Arc<Resident>| {
-            let (shape, held) = (resident.shape.as_ref()?, resident.held.lock());
+            let (shape, held) = (&resident.shape, resident.held.lock());
             let (device, bytes) = match &held.built {
                 Some(built) => (Some(shared.engines[built.device].id()), built.bytes),
                 None => (None, 0),

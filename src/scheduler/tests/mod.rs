@@ -5,6 +5,7 @@ mod classes;
 mod failing;
 mod giving_back;
 mod kept;
+mod marking;
 mod memory;
 mod real;
 mod results;

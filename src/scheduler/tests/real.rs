@@ -8,13 +8,22 @@ use crate::planner::{Explanation, Strategy};
 
 /// Creates a scheduler over devices of this process, and measures their rates.
 fn schedule_on(catalog: &Catalog, devices: Vec<Arc<dyn Device>>, options: SchedulerOptions) -> Scheduler {
+    schedule_by(catalog, devices, options, Arc::new(SystemClock::default()))
+}
+
+fn schedule_by(
+    catalog: &Catalog,
+    devices: Vec<Arc<dyn Device>>,
+    options: SchedulerOptions,
+    clock: Arc<dyn Clock>,
+) -> Scheduler {
     let measured = |device| {
         let mut engine = InProcess::new(device, catalog.arena().clone());
         let values = engine.measure_rates(&|_| ()).expect("the device has memory to measure its rates");
         engine.set_rates(DeviceRates::measured_now(values));
         Arc::new(engine) as Arc<dyn Engine>
     };
-    Scheduler::new(catalog.clone(), devices.into_iter().map(measured).collect(), options)
+    Scheduler::with_clock(catalog.clone(), devices.into_iter().map(measured).collect(), options, clock)
 }
 
 fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
@@ -22,6 +31,14 @@ fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
 }
 
 pub(super) fn start_with(devices: u16, options: SchedulerOptions) -> (Scheduler, Vec<Budget>, Catalog) {
+    start_by(devices, options, Arc::new(SystemClock::default()))
+}
+
+pub(super) fn start_by(
+    devices: u16,
+    options: SchedulerOptions,
+    clock: Arc<dyn Clock>,
+) -> (Scheduler, Vec<Budget>, Catalog) {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
     for name in ["r", "s"] {
         catalog.create(table(name)).unwrap();
@@ -32,7 +49,7 @@ pub(super) fn start_with(devices: u16, options: SchedulerOptions) -> (Scheduler,
         Arc::new(HostDevice::new(index as u16, 1, budget.clone(), None).unwrap())
     };
     let devices = budgets.iter().enumerate().map(device).collect();
-    (schedule_on(&catalog, devices, options), budgets, catalog)
+    (schedule_by(&catalog, devices, options, clock), budgets, catalog)
 }
 
 fn by(strategy: Strategy) -> JobOptions {
