@@ -170,6 +170,17 @@ impl Shared {
         }
     }
 
+    /// Says what a job with marks has lost with their device; `None` for a job that has none.
+    pub(super) fn lost_marks(&self, job: &Job) -> Option<String> {
+        let feed = job.feed.as_ref().filter(|feed| !feed.resident().is_evictable())?;
+        let built = feed.resident().built()?;
+        let (id, table) = (self.engines[built.device].id(), feed.resident().shape.names());
+        Some(format!(
+            "{id} has lost the marks of the rows of {table:?} that job {} had matched; start the stream again",
+            job.id
+        ))
+    }
+
     fn end_with(&self, state: &mut State, job: &Arc<Job>, error: Error, leftovers: &mut Vec<Leftovers>) {
         leftovers.push(self.close(job, Err(error.clone())).1);
         count_failure(&mut state.totals, &error);

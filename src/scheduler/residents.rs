@@ -194,7 +194,7 @@ impl Shape {
     }
 
     /// Returns the names of all tables.
-    fn names(&self) -> String {
+    pub(super) fn names(&self) -> String {
         self.tables().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
     }
 }

@@ -174,6 +174,11 @@ impl Shared {
                 drop(state);
                 return self.free_leftovers(leftovers);
             }
+            if let Some(lost) = self.lost_marks(job) {
+                let error = Error::Unavailable(format!("{}; {lost}", error.message()));
+                drop(state);
+                return self.conclude(job, Err(error), |state| self.release_devices(state, taken));
+            }
         }
         if outcome.is_ok() && job.becomes_table() {
             return self.hand_to_publishers(taken);
@@ -329,10 +334,12 @@ impl Shared {
         let loads = self.loads(state, self.clock.now());
         for entry in state.queue.remove_unplaceable(&loads) {
             let job = state.live[&entry.id].clone();
-            let error = Error::Unavailable(format!(
-                "every device that may run job {} is out of service; try again later, or on other devices",
-                job.id
-            ));
+            let error = Error::Unavailable(self.lost_marks(&job).unwrap_or_else(|| {
+                format!(
+                    "every device that may run job {} is out of service; try again later, or on other devices",
+                    job.id
+                )
+            }));
             leftovers.push(self.close(&job, Err(error.clone())).1);
             count_failure(&mut state.totals, &error);
         }

@@ -10,8 +10,9 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -296,13 +297,21 @@ def test_streams_go_on_when_their_device_is_lost(start: Callable[..., Server], r
         assert all(stream.ask({"k": [1, 2000]}).num_rows == 1 for stream in streams)
         (lost,) = {job.raw["device"] for job in client.jobs() if job.state == "running"}
         # This one marks the rows of the table on its device.
-        marking = client.open_stream("kept", schema, on="k", how="full", devices=[lost])
-        assert marking.ask({"k": [1, 2000]}).num_rows == 2
+        is_lost = threading.Event()
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"k": [1, 2000]})
+            assert is_lost.wait(60)
+            yield pa.record_batch({"k": [1]})
+
+        marking = client.stream_join("kept", rows(), on="k", how="full", devices=[lost])
+        assert marking.read_next_batch().num_rows == 2
         os.kill(children(server)[lost], signal.SIGKILL)
         for number in range(20):
             assert all(stream.ask({"k": [number, 2000]}).num_rows == 1 for stream in streams)
         for stream in streams:
             stream.close()
-        with pytest.raises(dovetail.Unavailable):
-            marking.ask({"k": [1]})
+        with pytest.raises(dovetail.Unavailable, match=f"{lost} has lost the marks .* start the stream again"):
+            is_lost.set()
+            marking.read_all()
         client.drop("kept")
