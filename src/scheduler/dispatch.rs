@@ -88,7 +88,7 @@ impl Shared {
         }
         self.fit_batches(&mut admitted, &options, &owner);
         let (resident, kept) = match options.streamed {
-            Some(side) => (Some((side, self.resident(admitted.plan(), side, &options, &owner)?)), None),
+            Some(side) => (Some((side, self.resident(&admitted, side, &options, &owner)?)), None),
             None => (None, self.place_on_kept(&mut admitted, &options, &owner, self.terms(&planning))?),
         };
         let places = std::mem::take(&mut admitted.places);

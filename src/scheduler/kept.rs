@@ -24,8 +24,9 @@ use super::job::Job;
 use super::job_options::JobOptions;
 use super::placing::{Place, ScheduledStart, Wait, Waiting};
 use super::queue::Queue;
-use super::residents::{Resident, ResidentUse, Shape};
+use super::residents::{Resident, ResidentUse};
 use super::state::{Leftovers, Shared, State};
+use crate::device::DeviceId;
 use crate::join::{Composition, Monitor, Side, TableRows};
 use crate::planner::{self, BoundJoin, KeptBuild, Plan, PlanOverrides};
 use crate::{Error, Result};
@@ -112,9 +113,14 @@ impl Shared {
         if candidates.is_empty() {
             return None;
         }
+        let ids: Vec<DeviceId> = self.engines.iter().map(|engine| engine.id()).collect();
+        let allowed = options.devices.sets(&ids).unwrap_or_default();
         // Joins may have thousands of columns, so they are compared without the lock.
-        let wanted = [Side::Left, Side::Right].map(|streamed| Shape::new(join, &[], streamed, options));
-        candidates.into_iter().find(|found| wanted.iter().any(|wanted| found.resident.shape.serves(wanted)))
+        candidates.into_iter().find(|found| {
+            allowed.contains(&DeviceSet::new([found.device]))
+                && options.strategy.is_none_or(|strategy| strategy == found.composition.strategy())
+                && found.resident.shape.serves(join)
+        })
     }
 
     /// Returns the residents of a tenant that are on a device in service, and that others may use.

@@ -72,6 +72,7 @@ mod placing;
 mod publishing;
 mod queue;
 mod residents;
+mod shapes;
 mod shared_turns;
 mod state;
 mod stats;

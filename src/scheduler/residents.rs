@@ -24,20 +24,21 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
 
+use super::admission::Admitted;
 use super::device_set::DeviceSet;
 use super::feeds::is_evictable;
 use super::handle::Scheduler;
 use super::job::JobId;
-use super::job_options::{DeviceRequest, JobOptions};
+use super::job_options::JobOptions;
+use super::shapes::Shape;
 use super::state::{Leftovers, Shared, State};
 use crate::catalog::Table;
 use crate::device::DeviceId;
 use crate::engine::Prepared;
 use crate::join::Side;
-use crate::planner::{BoundJoin, JoinKey, JoinKind, OutputColumn, Plan, Strategy};
+use crate::planner::JoinKind;
 use crate::{Error, Result};
 
 /// Maximum number of build sides that a tenant keeps.
@@ -64,7 +65,7 @@ struct Held {
     /// Jobs whose turns come next.
     next: VecDeque<JobId>,
     last_used: Duration,
-    /// Longest time for which a job wants it kept without jobs.
+    /// Time for which it is kept without jobs, as the last job that set it wants.
     keep: Duration,
     /// Time on the scheduler's clock until which it is kept, once it has no jobs.
     expires: Option<Duration>,
@@ -101,102 +102,6 @@ pub struct PreparedBuild {
     pub streams: usize,
     /// End of the time for which it is kept; `None` while it is used.
     pub expires: Option<SystemTime>,
-}
-
-/// All that two jobs must have in common to share a resident.
-pub(super) struct Shape {
-    table: Weak<Table>,
-    name: String,
-    pub(super) streamed: Side,
-    arriving: SchemaRef,
-    how: JoinKind,
-    keys: Vec<JoinKey>,
-    output: Vec<OutputColumn>,
-    /// Columns of the result.
-    schema: SchemaRef,
-    batch_rows: Option<usize>,
-    strategy: Option<Strategy>,
-    devices: DeviceRequest,
-    /// Further joins of a chain, with the same arriving rows.
-    then: Vec<FurtherJoin>,
-}
-
-/// Further join of a chain, as two jobs must have it in common.
-struct FurtherJoin {
-    table: Weak<Table>,
-    name: String,
-    how: JoinKind,
-    keys: Vec<JoinKey>,
-    output: Vec<OutputColumn>,
-}
-
-impl FurtherJoin {
-    fn is_like(&self, other: &Self) -> bool {
-        Weak::ptr_eq(&self.table, &other.table)
-            && (self.how, &self.keys, &self.output) == (other.how, &other.keys, &other.output)
-    }
-}
-
-impl Shape {
-    /// Describes a join with the rows of its tables. The rows of the `streamed` side are probed.
-    /// `then` has the plans of the further joins of a chain.
-    pub(super) fn new(join: &BoundJoin, then: &[Plan], streamed: Side, options: &JobOptions) -> Self {
-        let table = join.table(streamed.other());
-        let further = |plan: &Plan| {
-            let BoundJoin { how, keys, output, .. } = &plan.join;
-            let table = plan.join.table(streamed.other());
-            let (name, table) = (table.name.clone(), Arc::downgrade(table));
-            FurtherJoin { table, name, how: *how, keys: keys.clone(), output: output.clone() }
-        };
-        Self {
-            then: then.iter().map(further).collect(),
-            table: Arc::downgrade(table),
-            name: table.name.clone(),
-            streamed,
-            arriving: join.table(streamed).schema.clone(),
-            how: join.how,
-            keys: join.keys.clone(),
-            output: join.output.clone(),
-            schema: join.schema.clone(),
-            batch_rows: join.batch_rows,
-            strategy: options.strategy,
-            devices: options.devices.clone(),
-        }
-    }
-
-    fn is_like(&self, other: &Self) -> bool {
-        (self.strategy, &self.devices) == (other.strategy, &other.devices) && self.is_same_join(other)
-    }
-
-    /// True if a join of `other` may use a resident of this shape: the same join, with a strategy
-    /// and devices that the join allows.
-    pub(super) fn serves(&self, other: &Self) -> bool {
-        other.strategy.is_none_or(|strategy| self.strategy == Some(strategy))
-            && (other.devices == DeviceRequest::Any || self.devices == other.devices)
-            && self.is_same_join(other)
-    }
-
-    fn is_same_join(&self, other: &Self) -> bool {
-        Weak::ptr_eq(&self.table, &other.table)
-            && (self.streamed, self.how, self.batch_rows) == (other.streamed, other.how, other.batch_rows)
-            && self.keys == other.keys
-            && self.output == other.output
-            && self.schema.fields() == other.schema.fields()
-            && self.arriving.fields() == other.arriving.fields()
-            && self.then.len() == other.then.len()
-            && self.then.iter().zip(&other.then).all(|(one, other)| one.is_like(other))
-    }
-
-    /// Returns all tables, each with its name.
-    fn tables(&self) -> impl Iterator<Item = (&str, &Weak<Table>)> {
-        let further = self.then.iter().map(|join| (join.name.as_str(), &join.table));
-        std::iter::once((self.name.as_str(), &self.table)).chain(further)
-    }
-
-    /// Returns the names of all tables.
-    pub(super) fn names(&self) -> String {
-        self.tables().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
-    }
 }
 
 impl fmt::Debug for Resident {
@@ -242,7 +147,10 @@ impl Resident {
         let mut held = self.held.lock();
         if !held.is_gone {
             held.users += 1;
-            (held.keep, held.expires) = (held.keep.max(keep), None);
+            held.expires = None;
+            if !keep.is_zero() {
+                held.keep = keep;
+            }
         }
         !held.is_gone
     }
@@ -371,13 +279,13 @@ impl Shared {
     /// Returns the resident of a join whose rows arrive: that of earlier jobs, or a new one.
     pub(super) fn resident(
         &self,
-        plan: &Plan,
+        admitted: &Admitted,
         streamed: Side,
         options: &JobOptions,
         owner: &str,
     ) -> Result<ResidentUse> {
         let keep = Duration::from_secs(options.keep_seconds.into());
-        let is_shared = is_evictable(&plan.join, streamed);
+        let is_shared = is_evictable(&admitted.plan().join, streamed);
         if !is_shared && !keep.is_zero() {
             return Err(Error::Unsupported(
                 "\"keep_seconds\" keeps the build side for other streams, and this kind of join marks rows of its table; \
@@ -385,7 +293,7 @@ impl Shared {
                     .into(),
             ));
         }
-        let shape = Shape::new(&plan.join, &plan.then, streamed, options);
+        let shape = Shape::new(admitted, streamed, options);
         let mut state = self.state.lock();
         state.residents.retain(|resident| !resident.held.lock().is_gone);
         let is_like = |resident: &&Arc<Resident>| {

@@ -281,6 +281,7 @@ def test_a_prepared_table_is_kept_and_given_up(tmp_path: Path) -> None:
             with pytest.raises(dovetail.NotFound, match="no prepared build side"):
                 client.release_prepared(kept["prepared"])
             # What is over, and what is of a table that is gone.
+            client.prepare("kept", schema, on="k", keep_seconds=3600)
             client.prepare("kept", schema, on="k", keep_seconds=1)
             server.wait_for(lambda: client.prepared() == [], "its time to be over")
             client.prepare("kept", schema, on="k", keep_seconds=3600)
@@ -297,6 +298,30 @@ def test_a_prepared_table_is_kept_and_given_up(tmp_path: Path) -> None:
             with pytest.raises(dovetail.Exhausted, match="keeps 64 build sides"):
                 client.prepare("kept", schema, on="k", keep_seconds=3600)
             client.drop("kept")
+            clean(server, client)
+
+
+def test_streams_share_a_build_side_if_their_options_come_to_the_same(tmp_path: Path) -> None:
+    schema = pa.schema({"k": pa.int64()})
+    with Server(tmp_path, devices="host:1", device_memory="64MiB", host_memory="256MiB") as server:
+        with server.connect() as client:
+            client.put("kept", numbers(1000))
+            client.prepare("kept", schema, on="k", keep_seconds=3600)
+            (kept,) = client.prepared()
+            for options in ({"strategy": kept["strategy"]}, {"devices": ["host:0"]}, {"priority": 3}):
+                with client.open_stream("kept", schema, on="k", **options) as stream:
+                    assert stream.ask({"k": [1]}).num_rows == 1
+                    assert [build["prepared"] for build in client.prepared()] == [kept["prepared"]], options
+            client.put("facts", {"k": [1, 2000]})
+            with client.join("kept", "facts", on="k", strategy=kept["strategy"], devices=["host:0"]) as joined:
+                assert joined.table().num_rows == 1
+                assert joined.status().raw["prepared"] == kept["prepared"]
+            for options in ({"strategy": "sort-merge"}, {"batch_rows": 7}, {"columns": ["k"]}, {"nulls_equal": True}):
+                with client.open_stream("kept", schema, on="k", **options) as stream:
+                    assert stream.ask({"k": [1]}).num_rows == 1
+                    assert len(client.prepared()) == 2, options
+            client.drop("kept")
+            client.drop("facts")
             clean(server, client)
 
 
