@@ -88,7 +88,7 @@ pub use handle::{Scheduler, Submission, no_job};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use job_options::{DeviceRequest, JobOptions};
 pub use options::{Policy, SchedulerOptions};
-pub use residents::{PreparedBuild, no_prepared};
+pub use residents::{PreparedBuild, PreparedThen, no_prepared};
 pub use stats::{DeviceStats, SchedulerStats};
 pub use taking::{KeptResult, PlacedJob};
 pub use trace::{DevicesWord, JobTrace, TracedDevices, TracedJob, TracedTable, TracedTimes};

@@ -24,6 +24,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
+use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
 
 use super::admission::Admitted;
@@ -32,13 +33,13 @@ use super::feeds::is_evictable;
 use super::handle::Scheduler;
 use super::job::JobId;
 use super::job_options::JobOptions;
-use super::shapes::Shape;
+use super::shapes::{FurtherJoin, Shape};
 use super::state::{Leftovers, Shared, State};
 use crate::catalog::Table;
 use crate::device::DeviceId;
 use crate::engine::Prepared;
 use crate::join::Side;
-use crate::planner::JoinKind;
+use crate::planner::{JoinKind, KeyPair, Strategy};
 use crate::{Error, Result};
 
 /// Maximum number of build sides that a tenant keeps.
@@ -50,6 +51,7 @@ pub(super) struct Resident {
     /// Tenant whose job made it.
     pub(super) owner: String,
     pub(super) shape: Shape,
+    created: SystemTime,
     /// False if its rows are marked as they are matched. No other job may use it then.
     is_shared: bool,
     held: Mutex<Held>,
@@ -69,6 +71,8 @@ struct Held {
     keep: Duration,
     /// Time on the scheduler's clock until which it is kept, once it has no jobs.
     expires: Option<Duration>,
+    /// Number of jobs that have entered so far.
+    uses: u64,
     /// True if it was given up. No job may enter any more.
     is_gone: bool,
     /// True if questions that shared a pass had to be answered one by one (`shared_turns.rs`).
@@ -94,14 +98,44 @@ pub struct PreparedBuild {
     /// Name of the table, or the names of all tables of a chain.
     pub table: String,
     pub how: JoinKind,
+    /// Side whose rows arrive.
+    pub streamed: Side,
+    pub on: Vec<KeyPair>,
+    /// Further joins of a chain.
+    pub then: Vec<PreparedThen>,
+    /// Columns of the result.
+    pub columns: Vec<String>,
+    /// Columns of the rows that arrive.
+    pub arriving: SchemaRef,
+    /// Maximum rows per batch of the result, if a stream has set it.
+    pub batch_rows: Option<usize>,
+    /// Strategy with which it is prepared, or is going to be.
+    pub strategy: Strategy,
+    /// False if only the stream that made it can use it.
+    pub is_shared: bool,
+    pub created: SystemTime,
     /// `None` if another job took its memory.
     pub device: Option<DeviceId>,
+    /// Time at which it was prepared there.
+    pub since: Option<SystemTime>,
     /// Device memory, in bytes.
     pub bytes: u64,
+    /// Number of streams and of joins of tables that have used it so far.
+    pub uses: u64,
+    /// Seconds for which it is kept after its last use.
+    pub keep_seconds: u64,
     /// Number of streams, and of joins of tables, that use it.
     pub streams: usize,
     /// End of the time for which it is kept; `None` while it is used.
     pub expires: Option<SystemTime>,
+}
+
+/// Further join of a [`PreparedBuild`].
+#[derive(Clone, Debug)]
+pub struct PreparedThen {
+    pub table: String,
+    pub how: JoinKind,
+    pub on: Vec<KeyPair>,
 }
 
 impl fmt::Debug for Resident {
@@ -147,6 +181,7 @@ impl Resident {
         let mut held = self.held.lock();
         if !held.is_gone {
             held.users += 1;
+            held.uses += 1;
             held.expires = None;
             if !keep.is_zero() {
                 held.keep = keep;
@@ -305,9 +340,9 @@ impl Shared {
         }
         let resident = like.filter(|resident| resident.enter(keep)).unwrap_or_else(|| {
             state.last_resident += 1;
-            let held = Mutex::new(Held { users: 1, keep, ..Held::default() });
+            let held = Mutex::new(Held { users: 1, uses: 1, keep, ..Held::default() });
             let (number, owner) = (state.last_resident, owner.to_owned());
-            let made = Arc::new(Resident { number, owner, shape, is_shared, held });
+            let made = Arc::new(Resident { number, owner, shape, created: SystemTime::now(), is_shared, held });
             state.residents.push(made.clone());
             made
         });
@@ -441,17 +476,31 @@ impl Scheduler {
         let state = shared.state.lock();
         let described = |resident: &Arc<Resident>| {
             let (shape, held) = (&resident.shape, resident.held.lock());
-            let (device, bytes) = match &held.built {
-                Some(built) => (Some(shared.engines[built.device].id()), built.bytes),
-                None => (None, 0),
-            };
+            if held.is_gone {
+                return None;
+            }
+            let built = held.built.as_ref();
+            let then =
+                |join: &FurtherJoin| PreparedThen { table: join.name.clone(), how: join.how, on: join.on.clone() };
             Some(PreparedBuild {
                 number: resident.number,
                 owner: resident.owner.clone(),
                 table: shape.names(),
                 how: shape.how,
-                device,
-                bytes,
+                streamed: shape.streamed,
+                on: shape.on.clone(),
+                then: shape.then.iter().map(then).collect(),
+                columns: shape.schema.fields().iter().map(|field| field.name().clone()).collect(),
+                arriving: shape.arriving.clone(),
+                batch_rows: shape.batch_rows,
+                strategy: built.map_or(shape.planned.strategy(), |built| built.join.composition().strategy()),
+                is_shared: resident.is_shared,
+                created: resident.created,
+                device: built.map(|built| shared.engines[built.device].id()),
+                since: built.map(|built| built.since),
+                bytes: built.map_or(0, |built| built.bytes),
+                uses: held.uses,
+                keep_seconds: held.keep.as_secs(),
                 streams: held.users,
                 expires: held.expires.map(|expires| wall_now + expires.saturating_sub(now)),
             })

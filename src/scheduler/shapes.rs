@@ -9,37 +9,51 @@ use super::device_set::DeviceSet;
 use super::job_options::{DeviceRequest, JobOptions};
 use crate::catalog::Table;
 use crate::join::{Composition, Side};
-use crate::planner::{BoundJoin, JoinKey, JoinKind, OutputColumn, Plan, Strategy};
+use crate::planner::{BoundJoin, JoinKey, JoinKind, KeyPair, OutputColumn, Plan, Strategy};
 
 /// All that two jobs must have in common to share a resident.
 pub(super) struct Shape {
     table: Weak<Table>,
     name: String,
     pub(super) streamed: Side,
-    arriving: SchemaRef,
+    pub(super) arriving: SchemaRef,
     pub(super) how: JoinKind,
     keys: Vec<JoinKey>,
+    /// Names of the key columns.
+    pub(super) on: Vec<KeyPair>,
     output: Vec<OutputColumn>,
     /// Columns of the result.
-    schema: SchemaRef,
-    batch_rows: Option<usize>,
+    pub(super) schema: SchemaRef,
+    pub(super) batch_rows: Option<usize>,
     strategy: Option<Strategy>,
     /// Decisions of the plan, on the device with the shortest predicted time.
-    planned: Composition,
+    pub(super) planned: Composition,
     devices: DeviceRequest,
     /// Devices that may prepare it.
     places: Vec<DeviceSet>,
     /// Further joins of a chain, with the same arriving rows.
-    then: Vec<FurtherJoin>,
+    pub(super) then: Vec<FurtherJoin>,
 }
 
 /// Further join of a chain, as two jobs must have it in common.
-struct FurtherJoin {
+pub(super) struct FurtherJoin {
     table: Weak<Table>,
-    name: String,
-    how: JoinKind,
+    pub(super) name: String,
+    pub(super) how: JoinKind,
     keys: Vec<JoinKey>,
+    pub(super) on: Vec<KeyPair>,
     output: Vec<OutputColumn>,
+}
+
+/// Returns the names of the key columns of a join.
+fn named_keys(join: &BoundJoin) -> Vec<KeyPair> {
+    let name = |side: Side, key: &JoinKey| join.table(side).schema.field(key.column(side)).name().clone();
+    let named = |key: &JoinKey| KeyPair {
+        left: name(Side::Left, key),
+        right: name(Side::Right, key),
+        nulls_equal: Some(key.nulls_equal),
+    };
+    join.keys.iter().map(named).collect()
 }
 
 impl FurtherJoin {
@@ -58,7 +72,14 @@ impl Shape {
             let BoundJoin { how, keys, output, .. } = &plan.join;
             let table = plan.join.table(streamed.other());
             let (name, table) = (table.name.clone(), Arc::downgrade(table));
-            FurtherJoin { table, name, how: *how, keys: keys.clone(), output: output.clone() }
+            FurtherJoin {
+                table,
+                name,
+                how: *how,
+                keys: keys.clone(),
+                on: named_keys(&plan.join),
+                output: output.clone(),
+            }
         };
         Self {
             then: then.iter().map(further).collect(),
@@ -68,6 +89,7 @@ impl Shape {
             arriving: join.table(streamed).schema.clone(),
             how: join.how,
             keys: join.keys.clone(),
+            on: named_keys(join),
             output: join.output.clone(),
             schema: join.schema.clone(),
             batch_rows: join.batch_rows,

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use arrow::datatypes::FieldRef;
 use serde_json::{Value, json};
 
 use super::metrics::{code_name, state_name};
@@ -17,10 +18,11 @@ use crate::Result;
 use crate::catalog::Table;
 use crate::device::DeviceKind;
 use crate::engine::{Engine, PeerAccess, peer_access};
+use crate::human::type_name;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
-use crate::planner::{self, Explanation, KeptBuild};
-use crate::scheduler::{Job, JobState, JobStatus, PreparedBuild};
+use crate::planner::{self, Explanation, KeptBuild, KeyPair};
+use crate::scheduler::{Job, JobState, JobStatus, PreparedBuild, PreparedThen};
 use crate::topology::{DeviceNode, Topology};
 
 /// Describes a table.
@@ -40,6 +42,20 @@ pub fn table(table: &Table) -> Value {
     })
 }
 
+fn key_pair(pair: &KeyPair) -> Value {
+    json!({"left": pair.left, "right": pair.right, "nulls_equal": pair.nulls_equal})
+}
+
+fn then(join: &PreparedThen) -> Value {
+    let on: Vec<Value> = join.on.iter().map(key_pair).collect();
+    json!({"table": join.table, "how": join.how.name(), "on": on})
+}
+
+/// Describes a column by its name and its type: `id: int64`.
+fn column(field: &FieldRef) -> String {
+    format!("{}: {}", field.name(), type_name(field.data_type()))
+}
+
 /// Describes a build side that is prepared.
 pub fn prepared(build: &PreparedBuild) -> Value {
     json!({
@@ -47,9 +63,21 @@ pub fn prepared(build: &PreparedBuild) -> Value {
         "owner": build.owner,
         "table": build.table,
         "how": build.how.name(),
+        "stream": build.streamed.to_string(),
+        "on": build.on.iter().map(key_pair).collect::<Vec<_>>(),
+        "then": build.then.iter().map(then).collect::<Vec<_>>(),
+        "columns": build.columns,
+        "arriving": build.arriving.fields().iter().map(column).collect::<Vec<_>>(),
+        "batch_rows": build.batch_rows,
+        "strategy": build.strategy.name(),
+        "shared": build.is_shared,
+        "created": time(build.created),
         "device": build.device.map(|device| device.to_string()),
+        "prepared_since": build.since.map(time),
         "bytes": build.bytes,
         "streams": build.streams,
+        "uses": build.uses,
+        "keep_seconds": build.keep_seconds,
         "expires": build.expires.map(time),
     })
 }

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -269,15 +269,31 @@ def test_a_prepared_table_is_kept_and_given_up(tmp_path: Path) -> None:
             (kept,) = client.prepared()
             assert (kept["table"], kept["how"], kept["streams"], kept["device"]) == ("kept", "inner", 0, "host:0")
             assert kept["bytes"] > 0 and kept["expires"]
+            assert (kept["stream"], kept["columns"], kept["arriving"]) == ("right", ["k", "v"], ["k: int64"])
+            assert kept["on"] == [{"left": "k", "right": "k", "nulls_equal": False}]
+            assert kept["created"] <= kept["prepared_since"] < kept["expires"]
+            assert (kept["shared"], kept["uses"], kept["keep_seconds"]) == (True, 1, 3600)
             with client.open_stream("kept", schema, on="k") as stream:
                 assert stream.ask({"k": [1, 1000]}).num_rows == 1
                 (used,) = client.prepared()
                 assert (used["prepared"], used["streams"], used["expires"]) == (kept["prepared"], 1, None)
+                # A build side on another column, and one of a stream that marks its rows.
+                client.prepare("kept", schema, on={"v": "k"}, keep_seconds=3600)
+                with marking_stream(client) as marking:
+                    one, by_value, marked = client.prepared()
+                    assert by_value["on"] == [{"left": "v", "right": "k", "nulls_equal": False}]
+                    assert (one["how"], marked["how"], marked["shared"]) == ("inner", "full", False)
+                    assert (marked["streams"], marked["device"], marked["table"]) == (1, "host:0", "kept")
+                    marking.close()
+                client.release_prepared(by_value["prepared"])
             server.wait_for(lambda: client.prepared()[0]["streams"] == 0, "the end of the stream")
             assert server.device_used() > 0
             client.release_prepared(kept["prepared"])
             assert client.prepared() == []
             assert server.device_used() == 0
+            # A stream that is over leaves no entry.
+            client.stream_join("kept", {"k": [1]}, on="k").read_all()
+            assert client.prepared() == []
             with pytest.raises(dovetail.NotFound, match="no prepared build side"):
                 client.release_prepared(kept["prepared"])
             # What is over, and what is of a table that is gone.
@@ -299,6 +315,23 @@ def test_a_prepared_table_is_kept_and_given_up(tmp_path: Path) -> None:
                 client.prepare("kept", schema, on="k", keep_seconds=3600)
             client.drop("kept")
             clean(server, client)
+
+
+@contextmanager
+def marking_stream(client: dovetail.Client) -> Iterator[pa.RecordBatchReader]:
+    """A stream that keeps rows of the table for its end, after its first batch."""
+    may_end = threading.Event()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"k": [1]})
+        assert may_end.wait(60)
+
+    joined = client.stream_join("kept", rows(), on="k", how="full")
+    try:
+        assert joined.read_next_batch().num_rows == 1
+        yield joined
+    finally:
+        may_end.set()
 
 
 def test_streams_share_a_build_side_if_their_options_come_to_the_same(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ async fn answers_match_the_messages_of_the_proto() {
         assert_eq!(last["prepared"], explained["prepared"]);
     }
     let chain = ask(&mut client, "list_prepared", "").await;
+    messages.compare::<proto::PreparedBuild>("PreparedBuild", &chain);
     ask(&mut client, "release_prepared", &format!(r#"{{"prepared": {}}}"#, chain["prepared"])).await;
     let sent = exchange::messages(&streamed, &[batch_of(&[("k", &|row| row)])]).await;
     assert_eq!(rows(&exchange::exchange(&mut client, sent).await.unwrap()), 30_000);
