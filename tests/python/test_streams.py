@@ -300,6 +300,8 @@ def test_a_prepared_table_is_kept_and_given_up(tmp_path: Path) -> None:
             client.prepare("kept", schema, on="k", keep_seconds=3600)
             client.prepare("kept", schema, on="k", keep_seconds=1)
             server.wait_for(lambda: client.prepared() == [], "its time to be over")
+            with pytest.raises(ValueError, match="keep_seconds is 0"):
+                client.prepare("kept", schema, on="k", keep_seconds=0)
             client.prepare("kept", schema, on="k", keep_seconds=3600)
             client.put("kept", numbers(10), mode="replace")
             server.wait_for(lambda: client.prepared() == [], "the old table to be given up")
@@ -356,6 +358,16 @@ def test_streams_share_a_build_side_if_their_options_come_to_the_same(tmp_path: 
             client.drop("kept")
             client.drop("facts")
             clean(server, client)
+
+
+@pytest.mark.parametrize("stream", ["left", "right"])
+def test_a_question_keeps_no_rows_of_the_table(client: dovetail.Client, stream: Literal["left", "right"]) -> None:
+    client.put("kept", numbers(10))
+    table = {"left": "right", "right": "left"}[stream]
+    for how in ("full", table, f"{table}_semi", f"{table}_anti"):
+        with pytest.raises(ValueError, match=f"how is '{how}'"):
+            client.open_stream("kept", pa.schema({"k": pa.int64()}), on="k", how=how, stream=stream)  # type: ignore[arg-type]
+    client.drop("kept")
 
 
 def phases(result: dovetail.Result) -> set[str]:

@@ -448,8 +448,8 @@ class Client:
             devices: Name of the device.
             priority: Priority among the jobs of the tenant.
             batch_rows: Maximum rows per batch of the result.
-            keep_seconds: Time for which the table stays on its device after the last such stream. Only for the name of
-                a table.
+            keep_seconds: Time for which the table stays on its device after the last stream that shares it, as the
+                last stream that sets it wants. Only for the name of a table.
             then: Further tables that the same rows are joined with, in one pass. The server chooses the order of the
                 joins. ``columns`` then names a column of several inputs as ``"parts.name"``. By default, the result has
                 the columns of the rows, then those columns of each table that are no keys.
@@ -532,7 +532,8 @@ class Client:
     ) -> JoinStream:
         """Opens a join that answers questions: rows are sent, and the rows that they join with come back.
 
-        The table stays on a device, once for all streams that join it in the same way. The stream joins with the table
+        The table stays on a device, once for all streams that agree in their tenant, table and options, except
+        ``priority`` and ``keep_seconds``, and in the names and types of their columns. The stream joins with the table
         as it was when the stream was opened: rows that are appended later, and a replacement of the table, show in
         streams that are opened afterwards.
 
@@ -543,13 +544,15 @@ class Client:
             schema: Columns of the rows that will be sent, as a schema, or as types by name such as
                 ``{"id": "int64"}``.
             on: Columns that must be equal, as in :meth:`join`.
-            how: Kind of the join. It may not keep rows of the table without a match.
+            how: Kind of the join: ``"inner"``, or one that keeps rows of the side ``stream`` only. Others keep rows
+                of the table for the end, which no question asks for; :meth:`stream_join` takes them.
             stream: Side of the join that has the rows: ``"right"`` if the table is left, or ``"left"``.
             **options: The other options of :meth:`stream_join`.
 
         Raises:
             NotFound: If there is no such table.
             InvalidRequest: For columns that do not exist or types that cannot be joined.
+            ValueError: For a kind of join that keeps rows of the table.
 
         Example:
             >>> import pyarrow as pa
@@ -562,6 +565,7 @@ class Client:
             2
         """
         _arguments.known("open_stream", options, STREAM_OPTIONS)
+        _arguments.one_of("how", how, ("inner", stream, f"{stream}_semi", f"{stream}_anti"))
         sent = columns_of("schema", schema)
         with self._build_side(table, options.get("keep_seconds")) as name:
             return JoinStream(self._connections, _streamed(name, stream, on, how, **options), sent)
@@ -576,18 +580,20 @@ class Client:
         keep_seconds: int,
         **options: Any,
     ) -> None:
-        """Prepares a table on a device, for streams that join it in the same way.
+        """Prepares a table on a device, for streams with this schema and these options.
 
-        It stays there for `keep_seconds` after the last of them. Other joins may take its memory meanwhile; the next
-        stream then prepares it again. A join of the table with another one of this schema probes it, too, if its other
-        options are the same. See :meth:`prepared`.
+        It stays there for `keep_seconds` after the last of them. The last call, or stream, that sets the time decides.
+        Other joins may take its memory meanwhile; the next stream then prepares it again. Streams use it that agree in
+        their tenant, table and options, except ``priority``, and in the names and types of their columns. A join of the
+        table with another one of this schema probes it, too, with the same kind, keys, result and ``batch_rows``. See
+        :meth:`prepared`.
 
         Args:
             table: Name of the table.
             schema: Columns of the rows that these streams will send, as in :meth:`open_stream`.
             on: Columns that must be equal, as in :meth:`join`.
-            how: Kind of the join. It may not keep rows of the table without a match.
-            keep_seconds: Time for which the table is kept, at most a day.
+            how: Kind of the join: ``"inner"``, or one that keeps rows of the side ``stream`` only.
+            keep_seconds: Time for which the table is kept, from a second to a day.
             **options: The other options of :meth:`stream_join`.
 
         Raises:
@@ -607,11 +613,19 @@ class Client:
             2
         """
         _arguments.known("prepare", options, ("stream", *STREAM_OPTIONS))
+        takes = "a number of seconds, at most a day; release_prepared gives a table up"
+        _arguments.whole("keep_seconds", keep_seconds, least=1, takes=takes)
         rows = columns_of("schema", schema).empty_table()
         self.stream_join(table, rows, on, how, keep_seconds=keep_seconds, **options).read_all()
 
     def prepared(self) -> list[dict[str, Any]]:
-        """The tables that are prepared for streams, as the message ``PreparedBuild`` describes them."""
+        """The tables that are prepared for streams, as the message ``PreparedBuild`` describes them.
+
+        Each has its number (``prepared``), and what streams must have in common to share it: ``table``, ``how``,
+        ``stream``, ``on``, ``then``, ``columns``, ``arriving``, ``batch_rows`` and ``strategy``. ``device``,
+        ``prepared_since`` and ``bytes`` say where it is, and ``streams`` how many streams and joins use it. One that is
+        not ``shared`` is of an open stream that keeps rows of the table for the end.
+        """
         return self._connections.action("list_prepared")
 
     def release_prepared(self, prepared: int) -> None:
