@@ -90,6 +90,9 @@ pub struct Table {
     pub created: SystemTime,
     /// Time at which the catalog drops it; `None` for a table that stays.
     pub expires: Option<SystemTime>,
+    /// True if it stands for rows that arrive while they are joined. Its number of rows is an
+    /// assumption.
+    pub arrives: bool,
     pub(super) collectors: Vec<StatisticsCollector>,
     /// One entry per column, computed on request.
     pub(super) lazy: Vec<LazyFacts>,
@@ -163,6 +166,7 @@ impl Table {
             unique: Vec::new(),
             created: SystemTime::now(),
             expires: None,
+            arrives: false,
             lazy: no_lazy_facts(collectors.len()),
             combinations: Combinations::default(),
             collectors,
@@ -177,7 +181,7 @@ impl Table {
             schema.fields().iter().map(|field| StatisticsCollector::new(field.data_type())).collect();
         let statistics = vec![ColumnStatistics::default(); collectors.len()];
         let table = Self::of(name, schema, Vec::new(), rows.saturating_mul(row_bytes), collectors, statistics);
-        Self { rows, ..table }
+        Self { rows, arrives: true, ..table }
     }
 
     /// Makes a table without statistics, for a component that joins the table but does not plan.
@@ -194,6 +198,7 @@ impl Table {
             unique: Vec::new(),
             created: SystemTime::now(),
             expires: None,
+            arrives: false,
             lazy: Vec::new(),
             combinations: Combinations::default(),
             collectors: Vec::new(),

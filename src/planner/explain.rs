@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::cost::{MemoryNeed, PredictedPhase, Resource};
 use super::deviation::{Measured, PhaseTimes, deviation};
 use super::explain_chain::{
-    ExplainedChainJoin, chain_tree, explained_chain, phases_of_all, predicted_share, write_chain,
+    ExplainedChainJoin, chain_tree, explained_chain, phases_of_all, predicted_share, rows_that_arrive, write_chain,
 };
 use super::inputs::{Inputs, TextWork};
 use super::{Distribution, KeptBuild, MovedPayload, Plan, Rates, Side, Strategy, Target};
@@ -493,12 +493,15 @@ fn tree(plan: &Plan, moved: &MovedNames<'_>) -> Vec<String> {
         };
         lines.push(format!("   {branch} {role}: {filtered}{transformed}{later}{divided}{kept}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
-        lines.push(format!(
-            "   {stem} └─ table {:?}, {}, {}",
-            table.name,
-            human::counted(table.rows, "row"),
-            human_bytes(table.bytes)
-        ));
+        lines.push(match table.arrives {
+            true => format!("   {stem} └─ {}", rows_that_arrive(table)),
+            false => format!(
+                "   {stem} └─ table {:?}, {}, {}",
+                table.name,
+                human::counted(table.rows, "row"),
+                human_bytes(table.bytes)
+            ),
+        });
         let heavy = heavy_keys(plan, side);
         if !heavy.is_empty() {
             let share = |heavy: &ExplainedHeavyKey| {

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Plan;
 use super::cost::PredictedPhase;
+use crate::catalog::Table;
 use crate::columns::Role;
 use crate::human;
 use crate::join::{ChainReport, kept_share, order_of};
@@ -133,9 +134,13 @@ pub(super) fn chain_tree(plan: &Plan, labels: &[String]) -> Vec<String> {
     }
     lines.push("   └─ probe: as stored".into());
     let rows = plan.join.table(plan.side(Role::Probe));
-    let count = human::count(rows.rows);
-    lines.push(format!("      └─ rows {:?}, as they arrive; times are predicted for {count} of them", rows.name));
+    lines.push(format!("      └─ {}", rows_that_arrive(rows)));
     lines
+}
+
+/// Describes the side of a join whose rows arrive.
+pub(super) fn rows_that_arrive(rows: &Table) -> String {
+    format!("rows {:?}, as they arrive; times are predicted for {} of them", rows.name, human::count(rows.rows))
 }
 
 fn plans_of(plan: &Plan) -> impl Iterator<Item = &Plan> {

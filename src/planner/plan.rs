@@ -224,6 +224,16 @@ pub(super) fn propose_estimated(
 ) -> Result<(Plan, Option<Error>)> {
     let question = Question { join: &join, overrides, estimates: &estimates, target, interrupt };
     let mut candidates = candidates(&question)?;
+    // The side whose rows arrive cannot be the build side, whatever the caller asks for.
+    let of_stream = PlanOverrides {
+        build_side: overrides.build_side,
+        defer_build_payload: overrides.defer_build_payload,
+        ..PlanOverrides::default()
+    };
+    let arrives = join.left.arrives || join.right.arrives;
+    if arrives {
+        candidates.retain(|candidate| of_stream.allows(&candidate.costed.composition));
+    }
     // Plans that fit are sorted by time. The others follow by memory, because a refusal names the
     // one nearest to fitting.
     candidates.sort_by(|a, b| by_fit_and_time(&a.costed, &b.costed, target));
@@ -245,7 +255,11 @@ pub(super) fn propose_estimated(
         let is_overridden = !wanted(&candidate);
         alternatives.push(candidate.into_alternative(&chosen.costed, is_overridden, target));
     }
-    let is_overridden = overrides.is_more_than_distribution();
+    let asked = match arrives {
+        true => PlanOverrides { build_side: None, defer_build_payload: None, ..*overrides },
+        false => *overrides,
+    };
+    let is_overridden = asked.is_more_than_distribution();
     let reason = match (&refusal, is_overridden) {
         (Some(_), false) => "no plan fits in device memory; this one needs the least".into(),
         _ => why(&chosen.costed, is_overridden, &alternatives),

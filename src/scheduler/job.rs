@@ -350,7 +350,12 @@ impl Job {
         let forecast = life.forecast.as_ref().filter(|_| life.state == JobState::Queued);
         JobStatus {
             state: life.state.clone(),
-            progress: if life.state == JobState::Complete { 1.0 } else { life.progress_max },
+            progress: match life.state {
+                JobState::Complete => 1.0,
+                // The number of rows that will arrive is not known.
+                _ if self.feed.is_some() => 0.0,
+                _ => life.progress_max,
+            },
             queue_position: forecast.map(|forecast| forecast.position),
             waiting_for: forecast.map(|forecast| forecast.waiting_for.clone()),
             predicted_start: forecast.map(|forecast| forecast.start),
@@ -469,5 +474,6 @@ fn without_rows(table: &Table) -> Arc<Table> {
     described.sorted_by.clone_from(&table.sorted_by);
     described.unique.clone_from(&table.unique);
     described.created = table.created;
+    described.arrives = table.arrives;
     Arc::new(described)
 }

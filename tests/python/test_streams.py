@@ -360,6 +360,23 @@ def test_streams_share_a_build_side_if_their_options_come_to_the_same(tmp_path: 
             clean(server, client)
 
 
+def test_a_stream_is_explained_as_rows_that_arrive(client: dovetail.Client) -> None:
+    client.put("kept", numbers(1000))
+    with client.open_stream("kept", pa.schema({"k": pa.int64()}), on="k") as stream:
+        stream.ask({"k": [1]})
+        (job,) = [job for job in client.jobs() if job.state == "running"]
+        assert "asked for" not in job.raw["reason"], job.raw["reason"]
+        assert job.raw["progress"] == 0
+        text = client.job(job.id).explain()["text"]
+        assert 'rows "stream", as they arrive; times are predicted for 1,048,576 of them' in text, text
+        assert "asked for" not in text, text
+    with client.open_stream("kept", pa.schema({"k": pa.int64()}), on="k", strategy="sort-merge") as stream:
+        stream.ask({"k": [1]})
+        (job,) = [job for job in client.jobs() if job.state == "running"]
+        assert "asked for" in job.raw["reason"], job.raw["reason"]
+    client.drop("kept")
+
+
 @pytest.mark.parametrize("stream", ["left", "right"])
 def test_a_question_keeps_no_rows_of_the_table(client: dovetail.Client, stream: Literal["left", "right"]) -> None:
     client.put("kept", numbers(10))
