@@ -38,8 +38,8 @@ pub use editor::{Editor, IntoMode};
 pub use names::{Catalog, NameReservation, check_name};
 pub use quota::{Charge, ChargeHold, TenantLimits, TenantUsage};
 pub use result::{
-    BackpressureLimits, EvictableResults, EvictionPermit, NotedBatch, ResultReader, ResultSpool, SpoolOptions,
-    SpoolState,
+    ArrivingRows, BackpressureLimits, EvictableResults, EvictionPermit, NotedBatch, ResultReader, ResultSpool,
+    SpoolOptions, SpoolState,
 };
 pub use statistics::{ColumnStatistics, Combination, HeavyValue, Overlap, Sketch, StatisticsCollector, Value};
 pub use table::Table;

@@ -287,6 +287,17 @@ impl Catalog {
         rooms.into_iter().flatten().min()
     }
 
+    /// Same as [`Catalog::room_of`], with the bytes that results give back when they are needed.
+    pub fn room_with_evictable(&self, owner: &str) -> Option<u64> {
+        let rooms = [&self.ledger, &self.results].map(|ledger| ledger.room_with_evictable(owner));
+        rooms.into_iter().flatten().min()
+    }
+
+    /// Releases results of a tenant that holds more than its limits, as far as they can be evicted.
+    pub fn relieve(&self, owner: &str) {
+        [&self.ledger, &self.results].into_iter().for_each(|ledger| ledger.relieve(owner));
+    }
+
     /// Returns the bytes of all tables.
     pub fn table_bytes(&self) -> u64 {
         self.names.read().tables.values().map(|table| table.bytes).sum()

@@ -87,6 +87,21 @@ impl Ledger {
         Some(self.bytes_limit?.saturating_sub(self.bytes(owner)))
     }
 
+    /// Returns the bytes that a tenant may still add, if evictable results give back theirs.
+    pub(super) fn room_with_evictable(&self, owner: &str) -> Option<u64> {
+        let kept = self.bytes(owner).saturating_sub(self.evictable.bytes_of(owner));
+        Some(self.bytes_limit?.saturating_sub(kept))
+    }
+
+    /// Releases evictable results of a tenant that holds more than its limit. Streams may add bytes
+    /// beyond it ([`Charge::grow`]).
+    pub(super) fn relieve(&self, owner: &str) {
+        let over = self.bytes_limit.map_or(0, |limit| self.bytes(owner).saturating_sub(limit));
+        if over > 0 {
+            self.evictable.give_back_of(owner, over);
+        }
+    }
+
     pub(super) fn owners(&self) -> Vec<String> {
         self.bytes.lock().keys().cloned().collect()
     }
@@ -208,6 +223,19 @@ impl Charge {
         }
         let grown = self.as_result.as_mut().map_or(Ok(()), |as_result| as_result.try_grow(bytes));
         grown.inspect_err(|_| self.shrink_own(bytes))
+    }
+
+    /// Adds `bytes` to the charge, whatever the limits: the memory is taken already, or must be for
+    /// a stream to go on. Releases no result. So callers may hold locks.
+    pub fn grow(&mut self, bytes: u64) {
+        if let Some(as_result) = &mut self.as_result {
+            as_result.grow(bytes);
+        }
+        if bytes > 0 {
+            let payer = &self.payer.get_mut().name;
+            *self.ledger.bytes.lock().entry(payer.clone()).or_default() += bytes;
+            self.bytes += bytes;
+        }
     }
 
     fn try_add(&mut self, bytes: u64) -> std::result::Result<(), Full> {

@@ -35,6 +35,7 @@
 mod eviction;
 mod parts;
 mod reading;
+mod streams;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +52,7 @@ use eviction::Reading;
 pub use eviction::{EvictableResults, EvictionPermit};
 use parts::Parts;
 pub use reading::ResultReader;
+pub use streams::ArrivingRows;
 
 use super::adopt::{Adopter, Meter};
 use super::statistics::Collection;
@@ -119,9 +121,11 @@ pub struct SpoolOptions {
     /// The tables from which the result is made. Its batches may share memory with them.
     pub tables: Vec<Weak<Table>>,
     pub interrupt: Interrupt,
-    /// Permits the release of the result's memory once it was read; `None`: not before its lease
-    /// ends.
+    /// Permits the release of the result's memory once it was read, or of a stream's while it is
+    /// left unread. `None`: not before its lease ends.
     pub eviction: Option<EvictionPermit>,
+    /// Rows from which the result is made while they arrive, for the result of a stream.
+    pub arriving: Option<Arc<dyn ArrivingRows>>,
     /// Catalog in which the result will become a table; `None` if it will not. Statistics of the
     /// table are taken while batches arrive.
     pub becomes_table_in: Option<Catalog>,
@@ -140,6 +144,7 @@ impl Default for SpoolOptions {
             tables: Vec::new(),
             interrupt: Interrupt::default(),
             eviction: None,
+            arriving: None,
             becomes_table_in: None,
         }
     }
@@ -163,6 +168,7 @@ struct Inner {
     tables: Vec<Weak<Table>>,
     budget: Option<Budget>,
     eviction: Option<EvictionPermit>,
+    arriving: Option<Arc<dyn ArrivingRows>>,
     held: Mutex<SpoolContents>,
     /// Notified when batches were taken, and when the result ends or is released.
     room: Condvar,
@@ -180,6 +186,7 @@ struct HeldBatch {
     batch: RecordBatch,
     bytes: u64,
     note: Option<Bytes>,
+    turn: u64,
 }
 
 /// Batches of the result, with their accounting.
@@ -206,6 +213,15 @@ struct SpoolContents {
     /// Charges of the tables whose memory is shared, each once.
     shared: Vec<SharedRows>,
     last_taken: Option<Instant>,
+    /// Time from which batches wait and none was taken. `None`: none waits.
+    unread_since: Option<Instant>,
+    /// Number of the turn of a stream that pushes.
+    turn: u64,
+    /// Bytes of batches of a stream that were taken and still count, and their turn. Batches of a
+    /// turn share memory, which is free after the last of them was sent.
+    sending: (u64, u64),
+    /// True if the result of a stream is in the list of results that can be evicted.
+    is_listed_unread: bool,
     waited: Duration,
     /// Part of `waited` during which other joins waited for the device.
     waited_wanted: Duration,
@@ -263,6 +279,8 @@ impl SpoolContents {
         let batches = std::mem::take(&mut self.batches);
         self.taken += batches.len();
         self.bytes = 0;
+        self.sending = (0, 0);
+        self.unread_since = None;
         self.charge = None;
         self.shared.clear();
         self.given_to = None;
@@ -313,6 +331,7 @@ impl ResultSpool {
             tables,
             interrupt,
             eviction,
+            arriving,
             becomes_table_in,
         } = options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
@@ -331,6 +350,7 @@ impl ResultSpool {
             tables,
             budget,
             eviction,
+            arriving,
             held,
             room,
             progress,
@@ -389,7 +409,9 @@ impl ResultSpool {
         for (index, column) in batch.columns().iter().enumerate() {
             let of_column = held.meter.referenced_bytes_of(column);
             all_bytes += of_column;
-            bytes += if shared.get(index) == Some(&true) { 0 } else { of_column };
+            // Rows that arrive are in no table. The result of a stream keeps their memory.
+            let is_in_table = shared.get(index) == Some(&true) && self.inner.arriving.is_none();
+            bytes += if is_in_table { 0 } else { of_column };
         }
         if self.is_consumed_by_reading() {
             self.wait_for_room(&mut held, bytes)?;
@@ -419,7 +441,8 @@ impl ResultSpool {
         if let Some(statistics) = &held.statistics {
             statistics.add(&batch);
         }
-        self.add(&mut held, HeldBatch { batch, bytes, note: None }, all_bytes);
+        let turn = held.turn;
+        self.add(&mut held, HeldBatch { batch, bytes, note: None, turn }, all_bytes);
         Ok(())
     }
 
@@ -439,12 +462,14 @@ impl ResultSpool {
         self.wait_for_room(&mut held, bytes)?;
         self.check_not_released()?;
         held.bytes += bytes;
-        self.add(&mut held, HeldBatch { batch, bytes, note: Some(note) }, 0);
+        let turn = held.turn;
+        self.add(&mut held, HeldBatch { batch, bytes, note: Some(note), turn }, 0);
         Ok(())
     }
 
     fn add(&self, held: &mut SpoolContents, batch: HeldBatch, all_bytes: u64) {
         held.batches.push_back(Some(batch));
+        held.note_unread(false);
         let count = held.taken + held.batches.len();
         held.parts.push(count, all_bytes);
         self.inner.progress.send_modify(|progress| progress.0 = count);
@@ -505,10 +530,10 @@ impl ResultSpool {
     }
 
     /// Bytes that come free when the result is released. They include the bytes of dropped or
-    /// replaced tables whose memory the result shares.
+    /// replaced tables whose memory the result shares, and of rows that arrive for it.
     pub fn returning_bytes(&self) -> u64 {
         let held = self.inner.held.lock();
-        held.bytes.saturating_add(held.bytes_of_gone_tables())
+        held.bytes.saturating_add(held.bytes_of_gone_tables()).saturating_add(self.inner.arriving_bytes())
     }
 
     /// Same as [`ResultSpool::returning_bytes`], for a result whose batches wait for readers. Such
@@ -521,7 +546,7 @@ impl ResultSpool {
         let Some(held) = self.inner.held.try_lock() else { return 0 };
         match self.inner.is_evictable(&held) {
             true => 0,
-            false => held.bytes.saturating_add(held.bytes_of_gone_tables()),
+            false => held.bytes.saturating_add(held.bytes_of_gone_tables()).saturating_add(self.inner.arriving_bytes()),
         }
     }
 
@@ -661,6 +686,12 @@ impl ResultSpool {
             self.check_not_released()?;
             if self.has_room(held, bytes) {
                 let Some(charge) = &mut held.charge else { return Ok(()) };
+                if self.inner.arriving.is_some() {
+                    // A stream has to end its turn, and others may wait for it. The scheduler keeps
+                    // turns small while the tenant has little room.
+                    charge.grow(bytes);
+                    return Ok(());
+                }
                 match charge.try_grow(bytes) {
                     // The result holds no bytes, so readers cannot make room.
                     Err(error) if held.bytes == 0 => return Err(error.context("streaming the result of the join")),
@@ -689,9 +720,13 @@ impl ResultSpool {
                 }
             };
             let others = if wanted.is_some() { ", and other joins waited for its device" } else { "" };
+            let advice = match &self.inner.arriving {
+                Some(_) => "read the joined rows while sending",
+                None => "read faster, let the server keep the result with retain_seconds (--retain-seconds)",
+            };
             return Err(Error::Exhausted(format!(
-                "the result was dropped: its reader {slow}, {} waited to be read, and memory was full{others}; read \
-                 faster, let the server keep the result with retain_seconds (--retain-seconds), or raise the server's --host-memory",
+                "the result was dropped: its reader {slow}, {} waited to be read, and memory was full{others}; {advice}, or \
+                 raise the server's --host-memory",
                 human_bytes(held.bytes),
             )));
         }

@@ -350,7 +350,7 @@ fn place(
 /// size never refuses a join, because its prediction errs.
 pub(super) fn host_need(plan: &Plan, options: &JobOptions, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
-    let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });
+    let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes, takes_less: false });
     let is_kept = !options.is_read_as_made();
     let result_bytes = if is_kept { plan.result_bytes } else { plan.result_bytes.min(terms.window_bytes) };
     let bytes = result_bytes.saturating_add(plan.host_scratch_bytes);
@@ -365,7 +365,7 @@ pub(super) fn host_need(plan: &Plan, options: &JobOptions, catalog: &Catalog, te
     }
     let least_bytes = plan.host_scratch_bytes;
     if least_bytes <= there_will_be {
-        return Ok(HostNeed { bytes: there_will_be, least_bytes });
+        return Ok(HostNeed { bytes: there_will_be, least_bytes, takes_less: false });
     }
     Err(Error::Exhausted(format!(
         "the keys that the host makes for this join take {}; host memory is {}, and tables take {} of it; drop tables, or raise \

@@ -17,7 +17,7 @@ use super::queue::Extent;
 use super::residents::ResidentUse;
 use super::state::{DeviceState, Leftovers, Publishing, Running, Shared, State};
 use super::trace::TracedJob;
-use crate::catalog::{BackpressureLimits, Editor, EvictionPermit, ResultSpool, SpoolOptions};
+use crate::catalog::{ArrivingRows, BackpressureLimits, Editor, EvictionPermit, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::engine::Engine;
 use crate::human;
@@ -94,7 +94,10 @@ impl Shared {
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
-        let feed = resident.map(|(side, resident)| Feed::new(side, plan, places.clone(), resident));
+        let feed = resident.map(|(side, resident)| {
+            let charge = self.catalog.count_as_result(self.catalog.charge(&owner));
+            Feed::new(side, plan, places.clone(), resident, charge)
+        });
         let charge = match schema_bytes(&plan.join.schema) {
             small if small <= SMALL_SCHEMA_BYTES => self.catalog.charge(&owner),
             _ => self.catalog.charge_schema(&owner, &plan.join.schema)?,
@@ -118,8 +121,8 @@ impl Shared {
             None => self.options.retain,
         };
         // Evicting frees nothing if a table holds the memory. A client that sets the lease of its
-        // result was promised that time.
-        let is_evictable = name.is_none() && options.retain_seconds.is_none();
+        // result was promised that time. A stream ends if it is left unread.
+        let is_evictable = name.is_none() && options.retain_seconds.is_none() || feed.is_some();
         let (interrupt, is_device_wanted) = (cancel.interrupt(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
         let spool = SpoolOptions {
@@ -132,6 +135,7 @@ impl Shared {
             when_wanted: Some(BackpressureLimits::when(is_device_wanted.clone())),
             eviction: is_evictable
                 .then(|| EvictionPermit { results: self.catalog.evictable_results().clone(), owner: owner.clone() }),
+            arriving: feed.as_ref().map(|feed| feed.rows().clone() as Arc<dyn ArrivingRows>),
             becomes_table_in: name.is_some().then(|| self.catalog.clone()),
             ..SpoolOptions::default()
         };
@@ -440,7 +444,12 @@ impl Shared {
         }
         // This thread holds the scheduler's lock. The budget's own list of holders would wait for
         // it.
-        let reserved = self.host_budget().try_reserve(scheduled.host_bytes).map_err(|used| {
+        let reserved = self.host_budget().try_reserve(scheduled.host_bytes);
+        let reserved = match reserved {
+            Err(_) if scheduled.place.host.takes_less => self.host_budget().try_reserve(0),
+            reserved => reserved,
+        };
+        let reserved = reserved.map_err(|used| {
             let (needed, limit) = (human_bytes(scheduled.host_bytes), self.host_budget().limit_bytes());
             let free = human_bytes(limit.saturating_sub(used));
             let held = held_behind(&self.holders(state));
@@ -503,20 +512,31 @@ impl Shared {
     /// of their leases. Empty if nothing does.
     fn holders(&self, state: &State) -> String {
         const NAMED_MAX: usize = 5;
-        let held = state.live.values().map(|job| (job.result.waiting_bytes(), job.id));
-        let mut held: Vec<(u64, JobId)> = held.filter(|(bytes, _)| *bytes > 0).collect();
+        let held = state.live.values().map(|job| (job.result.waiting_bytes(), job.id, job.feed.is_some()));
+        let mut held: Vec<(u64, JobId, bool)> = held.filter(|(bytes, ..)| *bytes > 0).collect();
         held.sort_unstable_by(|one, other| other.cmp(one));
+        let (streams, results): (Vec<_>, Vec<_>) = held.into_iter().partition(|(.., is_stream)| *is_stream);
         let mut holders = Vec::new();
-        if !held.is_empty() {
-            let bytes = human_bytes(held.iter().map(|(bytes, _)| bytes).sum());
-            let named: Vec<String> = held.iter().take(NAMED_MAX).map(|(_, id)| id.to_string()).collect();
+        for (held, one, several) in [
+            (
+                results,
+                ["the result of job", "holds", "until its client cancels it or its lease ends"],
+                ["the results of jobs", "hold", "until their clients cancel them or their leases end"],
+            ),
+            (
+                streams,
+                ["the stream of job", "holds", "until its client reads the joined rows"],
+                ["the streams of jobs", "hold", "until their clients read the joined rows"],
+            ),
+        ] {
+            if held.is_empty() {
+                continue;
+            }
+            let bytes = human_bytes(held.iter().map(|(bytes, ..)| bytes).sum());
+            let named: Vec<String> = held.iter().take(NAMED_MAX).map(|(_, id, _)| id.to_string()).collect();
             let (named, more) = (named.join(", "), if held.len() > NAMED_MAX { ", ..." } else { "" });
-            holders.push(match held.len() {
-                1 => format!("the result of job {named} holds {bytes} until its client cancels it or its lease ends"),
-                _ => format!(
-                    "the results of jobs {named}{more} hold {bytes} until their clients cancel them or their leases end"
-                ),
-            });
+            let [what, hold, until] = if held.len() == 1 { one } else { several };
+            holders.push(format!("{what} {named}{more} {hold} {bytes} {until}"));
         }
         match self.catalog.table_bytes() {
             0 => {}

@@ -1,8 +1,10 @@
 //! Ends of jobs: complete, failed, or stopped by a client, the timer or the server.
 
+use super::feeds::Feed;
 use super::job::{Job, JobState};
 use super::state::{Leftovers, Shared, State};
 use super::stats::SchedulerStats;
+use crate::catalog::SpoolState;
 use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -117,7 +119,11 @@ impl Shared {
     pub(super) fn tick(&self, now: SystemTime) {
         let jobs: Vec<Arc<Job>> = self.state.lock().live.values().cloned().collect();
         for job in jobs {
+            let result = job.result.progress().1;
             let is_final = job.life.lock().state.is_final();
+            if let Some(feed) = &job.feed {
+                self.watch_reader(&job, feed, result, is_final);
+            }
             if is_final && job.result.is_expired(now) {
                 job.result.release();
                 self.retire(&mut self.state.lock(), &job);
@@ -137,6 +143,18 @@ impl Shared {
         drop(leftovers);
         unmapped.into_iter().for_each(|device| self.unmap(device));
         self.dispatch_now();
+    }
+
+    /// Lets the memory of a stream that is left unread be taken for others, and ends its job once
+    /// that has happened.
+    fn watch_reader(&self, job: &Arc<Job>, feed: &Feed, result: SpoolState, is_final: bool) {
+        job.result.list_if_unread();
+        // The tenant may hold more than its limit.
+        self.catalog.relieve(&job.owner);
+        match result {
+            SpoolState::Failed(error) if !is_final => self.stop(job, error),
+            _ => feed.rows().may_have_room.notify_waiters(),
+        }
     }
 
     /// Returns the lost devices whose windows the other devices have yet to unmap. A device of a

@@ -14,8 +14,15 @@
 //! and small batches share the cost of a turn, also those of several jobs (`shared_turns.rs`).
 //!
 //! # Memory
-//! Rows that wait for a turn are bounded in bytes, and their sender waits for room. A turn begins
-//! only while the result has room, so it seldom waits for the reader. Another job may need the
+//! A stream holds rows that wait for a turn, and joined rows that wait for its reader. Both are
+//! charged to its tenant, and together they are at most a part of the host memory that is free. A
+//! batch of any size is taken while the stream holds nothing, so every stream goes on. The sender
+//! waits otherwise. A turn begins only while the result has room, and takes rows whose result is
+//! predicted to fit, so it seldom waits for the reader. It waits for no host memory, because
+//! other jobs with the same build side wait for it. A stream whose client reads
+//! nothing for long is ended when others need its memory (`catalog/result/streams.rs`).
+//!
+//! Another job may need the
 //! device memory of an open job. The open job then gives it up, and prepares its join again when
 //! rows arrive. A join that emits build rows at its end cannot: its device knows which build rows
 //! were matched. So such a join may take only a smaller part of a device's memory, and is ended if
@@ -25,18 +32,17 @@
 //! A join that could give up its memory goes on elsewhere, unless rows of its present turn have
 //! left already. Until a turn ends, the job keeps the rows that it joins.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use super::admission::Admitted;
+use super::arriving::{Arrived, Rows};
 use super::device_set::DeviceSet;
 use super::handle::Scheduler;
 use super::job::{Job, JobId, JobState, QueueForecast};
@@ -44,6 +50,7 @@ use super::job_options::JobOptions;
 use super::placing::{HostNeed, Place, Waiting};
 use super::residents::{Built, Resident, ResidentUse};
 use super::state::{Leftovers, Shared, State, Taken};
+use crate::catalog::{ArrivingRows, Charge};
 use crate::columns::Role;
 use crate::engine::{Engine, Grant, Prepared};
 use crate::join::{Monitor, Side, TableRows};
@@ -55,8 +62,15 @@ use crate::{Error, Result};
 /// takes to launch work on them.
 pub(crate) const TURN_ROWS: u64 = 1 << 20;
 
-/// Bytes of rows that may wait for a turn. A batch of any size is taken while none waits.
-const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Bytes of rows that may wait for a turn.
+const WAITING_BYTES_MAX: u64 = 64 << 20;
+
+/// Part of the free host memory that a stream may hold: an eighth.
+const FREE_PART: u64 = 8;
+
+/// Longest time for which a stream that holds nothing waits for host memory before it takes the
+/// next batch. It is as long as a reader may take, and then fails if there is none.
+const SCARCE_WAIT: Duration = Duration::from_secs(30);
 
 /// Part of a device's memory that one join may take: a half, or a quarter if it cannot give it up
 /// to others.
@@ -71,9 +85,7 @@ pub(super) struct Feed {
     side: Side,
     schema: SchemaRef,
     name: String,
-    arriving: Mutex<Arriving>,
-    /// Wakes the sender of rows.
-    has_room: Notify,
+    rows: Arc<Rows>,
     build: ResidentUse,
     /// Places at admission, for a turn that must prepare the build side.
     places: Vec<Place>,
@@ -85,42 +97,6 @@ pub(super) struct Feed {
     /// Predicted seconds and result bytes of a row.
     row_seconds: f64,
     row_bytes: f64,
-}
-
-/// Rows that have arrived. A note is the last part of their answer.
-#[derive(Clone, Debug)]
-pub(super) struct Arrived {
-    pub(super) batch: RecordBatch,
-    pub(super) note: Option<Bytes>,
-}
-
-impl Arrived {
-    pub(super) fn bytes(&self) -> usize {
-        self.batch.get_array_memory_size() + self.note.as_ref().map_or(0, Bytes::len)
-    }
-}
-
-#[derive(Debug, Default)]
-struct Arriving {
-    batches: VecDeque<Arrived>,
-    bytes: usize,
-    rows: u64,
-    has_ended: bool,
-    /// True if the job has ended. Further rows are dropped.
-    is_closed: bool,
-}
-
-impl Arriving {
-    /// Counts rows that are added.
-    fn count(&mut self, arrived: &Arrived) {
-        self.bytes += arrived.bytes();
-        self.rows += arrived.batch.num_rows() as u64;
-    }
-
-    fn take_all(&mut self) -> Vec<Arrived> {
-        (self.bytes, self.rows) = (0, 0);
-        std::mem::take(&mut self.batches).into()
-    }
 }
 
 /// Job between two turns.
@@ -140,12 +116,13 @@ pub(super) enum Turn {
 
 impl fmt::Debug for Feed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Feed").field("side", &self.side).field("arriving", &self.arriving).finish_non_exhaustive()
+        f.debug_struct("Feed").field("side", &self.side).field("rows", &self.rows).finish_non_exhaustive()
     }
 }
 
 impl Feed {
-    pub(super) fn new(side: Side, plan: &Plan, places: Vec<Place>, build: ResidentUse) -> Self {
+    /// Creates the feed of a join. The bytes of rows that arrive are added to `charge`.
+    pub(super) fn new(side: Side, plan: &Plan, places: Vec<Place>, build: ResidentUse, charge: Charge) -> Self {
         let table = plan.join.table(side);
         let rows = TURN_ROWS as f64;
         // A turn gives no rows that are kept for the end.
@@ -157,8 +134,7 @@ impl Feed {
             side,
             schema: table.schema.clone(),
             name: table.name.clone(),
-            arriving: Mutex::default(),
-            has_room: Notify::new(),
+            rows: Arc::new(Rows::new(charge)),
             build,
             places,
             in_turn: Mutex::default(),
@@ -168,39 +144,6 @@ impl Feed {
         }
     }
 
-    fn push(&self, arrived: Arrived) {
-        let mut arriving = self.arriving.lock();
-        if arriving.is_closed {
-            return;
-        }
-        arriving.count(&arrived);
-        arriving.batches.push_back(arrived);
-    }
-
-    /// Waits until there is room for another batch.
-    async fn wait_for_room(&self) {
-        loop {
-            let room = self.has_room.notified();
-            if self.arriving.lock().bytes < WAITING_BYTES_MAX {
-                return;
-            }
-            room.await;
-        }
-    }
-
-    /// True if a turn has work to do.
-    fn has_work(&self) -> bool {
-        let arriving = self.arriving.lock();
-        arriving.has_ended || !arriving.batches.is_empty()
-    }
-
-    /// Takes the rows that have arrived, and returns true with them if no more will.
-    fn take(&self) -> (Vec<Arrived>, bool) {
-        let mut arriving = self.arriving.lock();
-        self.has_room.notify_waiters();
-        (arriving.take_all(), arriving.has_ended)
-    }
-
     /// Puts the rows of a turn that failed back, before those that have arrived since. Returns
     /// `false` if rows of their result have left, or if the build side knows of them.
     pub(super) fn put_rows_back(&self, result_batches: usize) -> bool {
@@ -208,38 +151,14 @@ impl Feed {
         if !self.build.resident().is_evictable() || batches_before != result_batches {
             return false;
         }
-        self.put_back(rows);
+        self.rows.put_back(rows);
         true
-    }
-
-    /// Puts rows that were taken back, before those that have arrived since.
-    pub(super) fn put_back(&self, rows: Vec<Arrived>) {
-        let mut arriving = self.arriving.lock();
-        if arriving.is_closed {
-            return;
-        }
-        for arrived in rows.into_iter().rev() {
-            arriving.count(&arrived);
-            arriving.batches.push_front(arrived);
-        }
-    }
-
-    /// Takes all rows that have arrived, if there are some, and at most as many rows and bytes as
-    /// there is `room` for.
-    pub(super) fn take_at_most(&self, room: (u64, u64)) -> Option<Vec<Arrived>> {
-        let mut arriving = self.arriving.lock();
-        if arriving.batches.is_empty() || arriving.rows > room.0 || arriving.bytes as u64 > room.1 {
-            return None;
-        }
-        self.has_room.notify_waiters();
-        Some(arriving.take_all())
     }
 
     /// Drops the rows that wait, and ends the use of the build side. Returns the prepared join that
     /// no other job uses. The caller must drop it without the scheduler's lock.
     pub(super) fn close(&self, job: JobId, now: Duration) -> Option<Arc<dyn Prepared>> {
-        self.arriving.lock().is_closed = true;
-        self.take();
+        self.rows.drop_all();
         std::mem::take(&mut *self.in_turn.lock());
         self.build.end(job, now).map(|built| built.join)
     }
@@ -268,6 +187,16 @@ impl Feed {
 
     pub(super) fn schema(&self) -> &SchemaRef {
         &self.schema
+    }
+
+    /// Returns the rows that have arrived.
+    pub(super) fn rows(&self) -> &Arc<Rows> {
+        &self.rows
+    }
+
+    /// Returns the number of rows whose result is predicted to take as many bytes.
+    fn rows_giving(&self, bytes: u64) -> u64 {
+        (bytes as f64 / self.row_bytes.max(1.0)) as u64
     }
 
     /// Returns the predicted bytes of the result of some rows.
@@ -334,6 +263,7 @@ pub(super) fn place_feed(
         // A turn with more rows takes several chunks.
         let enough = (memory.resident_bytes + limit / CHUNK_PART).max(2 * memory.minimum_bytes);
         place.shared_bytes = Some(memory.whole_bytes.min(enough).min(limit / part));
+        place.host.takes_less = true;
         true
     });
     match nearest {
@@ -374,10 +304,12 @@ impl Scheduler {
         if batch.num_rows() == 0 && note.is_none() {
             return Ok(());
         }
-        feed.push(Arrived { batch, note });
+        let arrived = Arrived { batch, note };
+        let last_bytes = arrived.bytes() as u64;
+        feed.rows.push(arrived);
         self.resume(job);
         tokio::select! {
-            () = feed.wait_for_room() => {}
+            () = self.handle.shared.wait_for_room(job, feed, last_bytes) => {}
             () = job.ended() => {}
         }
         Ok(())
@@ -388,7 +320,7 @@ impl Scheduler {
     /// # Errors
     /// [`Error::Internal`] for another job.
     pub fn end_rows(&self, job: &Arc<Job>) -> Result<()> {
-        feed_of(job)?.arriving.lock().has_ended = true;
+        feed_of(job)?.rows.end();
         self.resume(job);
         Ok(())
     }
@@ -397,6 +329,9 @@ impl Scheduler {
     /// reader of the result calls this when it has taken rows.
     pub fn resume(&self, job: &Arc<Job>) {
         let shared = &self.handle.shared;
+        if let Some(feed) = &job.feed {
+            feed.rows.may_have_room.notify_waiters();
+        }
         if !shared.may_take_a_turn(job) {
             return;
         }
@@ -419,9 +354,67 @@ fn feed_of(job: &Job) -> Result<&Feed> {
 }
 
 impl Shared {
+    /// Returns the most bytes that a stream of the tenant should hold now, of rows that wait to be
+    /// joined and of joined rows that wait to be read: an eighth of what is free of host memory,
+    /// and of what the tenant may still add. So streams that are not read always leave room for
+    /// others, however many they are (dynamic thresholds, Choudhury and Hahne 1998). Streams that
+    /// are left unread for long count as free, because they can be ended.
+    fn stream_window_bytes(&self, owner: &str) -> u64 {
+        self.window_of(self.host_budget().free_bytes(), self.catalog.room_with_evictable(owner))
+    }
+
+    fn window_of(&self, free: u64, room: Option<u64>) -> u64 {
+        self.options.window_bytes.min(free.min(room.unwrap_or(u64::MAX)) / FREE_PART)
+    }
+
+    /// True if a stream of the tenant may hold that number of bytes now.
+    fn may_hold(&self, owner: &str, bytes: u64) -> bool {
+        // Mostly there is room without what others would give back, which takes longer to find.
+        bytes <= self.window_of(self.host_budget().unused_bytes(), self.catalog.room_of(owner))
+            || bytes <= self.stream_window_bytes(owner)
+    }
+
+    /// Waits until a stream may hold another batch, which is expected to have as many bytes as the
+    /// last one. A stream that holds nothing waits only for host memory, and for a limited time.
+    async fn wait_for_room(&self, job: &Job, feed: &Feed, last_bytes: u64) {
+        let began = Instant::now();
+        loop {
+            // The next tick wakes it, if nothing else does.
+            let may_have_room = feed.rows.may_have_room.notified();
+            let (waiting, held) = (feed.rows.waiting_bytes(), feed.rows.bytes() + job.result.held_bytes());
+            let has_room = match held {
+                0 => {
+                    let budget = self.host_budget();
+                    let is_enough = |free: u64| free >= last_bytes;
+                    is_enough(budget.unused_bytes()) || is_enough(budget.free_bytes()) || began.elapsed() >= SCARCE_WAIT
+                }
+                _ => waiting < WAITING_BYTES_MAX && self.may_hold(&job.owner, held + last_bytes),
+            };
+            if has_room {
+                return;
+            }
+            may_have_room.await;
+        }
+    }
+
+    /// True if a stream has work for a turn, and its result has room. Without room it waits for its
+    /// reader, and for nothing that others wait for.
     pub(super) fn may_take_a_turn(&self, job: &Job) -> bool {
-        let has_room = || job.result.held_bytes() < self.window_bytes() / 2;
-        job.feed.as_ref().is_some_and(Feed::has_work) && has_room()
+        let has_room = || match job.result.held_bytes() {
+            0 => true,
+            unread => self.may_hold(&job.owner, 2 * unread),
+        };
+        job.feed.as_ref().is_some_and(|feed| feed.rows.has_work()) && has_room()
+    }
+
+    /// Returns the most rows that the next turn of a stream should take: those whose result fits
+    /// into half of what the stream may hold.
+    fn turn_rows_max(&self, job: &Job, feed: &Feed) -> u64 {
+        let all = feed.rows.next_rows(u64::MAX);
+        if self.may_hold(&job.owner, 2 * feed.result_bytes(all)) {
+            return all;
+        }
+        feed.rows_giving(self.stream_window_bytes(&job.owner) / 2)
     }
 
     /// True if a turn of an open job has work to do. The first turn prepares the build side.
@@ -447,16 +440,16 @@ impl Shared {
             return false;
         }
         let Some(Open { entry, .. }) = state.open.remove(&job.id) else { return false };
-        let rows = feed.arriving.lock().rows as f64;
-        let bytes = feed.result_bytes(rows as u64).min(self.window_bytes());
-        let host = HostNeed { bytes, least_bytes: bytes };
+        let rows = feed.rows.next_rows(self.turn_rows_max(job, feed));
+        let bytes = feed.result_bytes(rows).min(self.window_bytes());
+        let host = HostNeed { bytes, least_bytes: 0, takes_less: true };
         // The prepared join has its memory.
         let places = match feed.build.resident().built() {
             None => feed.places().iter().map(|place| Place { host, ..place.clone() }).collect(),
             Some(built) => vec![Place {
                 devices: DeviceSet::new([built.device]),
                 plan: job.life.lock().plan_number(),
-                seconds: rows * feed.row_seconds,
+                seconds: rows as f64 * feed.row_seconds,
                 memory_bytes: 0,
                 shared_bytes: Some(0),
                 is_prepared: true,
@@ -478,6 +471,7 @@ impl Shared {
         job: &Job,
         monitor: &Monitor,
     ) -> Result<Turn> {
+        job.result.begin_turn();
         *feed.in_turn.lock() = (Vec::new(), job.result.progress().0);
         let built = feed.build.resident().built();
         feed.on_kept.get_or_init(|| {
@@ -501,11 +495,12 @@ impl Shared {
                 join
             }
         };
-        let (arrived, has_ended) = feed.take();
+        let (arrived, has_ended) = feed.rows.take(self.turn_rows_max(job, feed));
         feed.in_turn.lock().0.clone_from(&arrived);
         if !self.answer_together(feed, job, &arrived, &*prepared, monitor)? {
             Self::answer_one_by_one(feed, job, &arrived, &*prepared, monitor)?;
         }
+        feed.rows.joined(&arrived);
         *feed.in_turn.lock() = (Vec::new(), job.result.progress().0);
         if !has_ended {
             return Ok(Turn::Open);

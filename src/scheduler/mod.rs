@@ -56,6 +56,7 @@
 //! This room knows the planner, the topology, engines and joins. It knows nothing of the wire.
 
 mod admission;
+mod arriving;
 mod clock;
 mod device_class;
 mod device_set;

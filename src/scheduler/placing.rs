@@ -45,6 +45,9 @@ pub(super) struct HostNeed {
     /// prediction exceeds what tables leave. Such a job would wait for more in vain, and its
     /// prediction may be wrong.
     pub(super) least_bytes: u64,
+    /// True for a turn of a stream. If these bytes are not free, it starts with none, and takes
+    /// them as it goes. So it never waits for host memory, and none is kept for it.
+    pub(super) takes_less: bool,
 }
 
 /// A job that waits.
@@ -254,6 +257,7 @@ impl<'a> Timeline<'a> {
         let device_free_bytes = self.device_free_bytes(place);
         let needed_bytes = match place.host.bytes {
             bytes if bytes <= self.host.free_bytes => bytes,
+            _ if place.host.takes_less => 0,
             bytes => bytes.min(self.host_bytes_ever().max(place.host.least_bytes)),
         };
         let scheduled = |start, wait| {

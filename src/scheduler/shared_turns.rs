@@ -26,7 +26,8 @@ use arrow::compute::take;
 use arrow::datatypes::{DataType, SchemaRef, UInt32Type};
 use parking_lot::Mutex;
 
-use super::feeds::{Arrived, Feed};
+use super::arriving::{Arrived, size};
+use super::feeds::Feed;
 use super::job::{Job, JobState};
 use super::state::Shared;
 use crate::catalog::Adopter;
@@ -76,8 +77,11 @@ struct Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        if let Some(feed) = self.job.feed.as_ref().filter(|_| !self.is_answered.get()) {
-            feed.put_back(std::mem::take(&mut self.arrived));
+        let Some(feed) = &self.job.feed else { return };
+        let arrived = std::mem::take(&mut self.arrived);
+        match self.is_answered.get() {
+            true => feed.rows().joined(&arrived),
+            false => feed.rows().put_back(arrived),
         }
     }
 }
@@ -159,7 +163,7 @@ impl Shared {
             if !has_begun || job.check_stop().is_err() || !self.may_take_a_turn(&job) {
                 continue;
             }
-            let Some(arrived) = job.feed.as_ref().and_then(|feed| feed.take_at_most(room)) else { continue };
+            let Some(arrived) = job.feed.as_ref().and_then(|feed| feed.rows().take_all_within(room)) else { continue };
             let (rows, bytes) = size(&arrived);
             room = (room.0 - rows, room.1 - bytes);
             guests.push(Guest { job, arrived, is_answered: Cell::new(false) });
@@ -212,7 +216,10 @@ impl Shared {
 
     /// Pushes the answers to the results of their jobs, each followed by the note of its question.
     fn deliver(&self, job: &Job, guests: &[Guest], all: &[Question<'_>], answers: Vec<Vec<RecordBatch>>) -> Result<()> {
-        guests.iter().for_each(|guest| guest.is_answered.set(true));
+        for guest in guests {
+            guest.is_answered.set(true);
+            guest.job.result.begin_turn();
+        }
         let mut failed: BTreeMap<_, Error> = BTreeMap::new();
         for (question, batches) in all.iter().zip(answers) {
             if failed.contains_key(&question.job.id) {
@@ -231,12 +238,6 @@ impl Shared {
         }
         failed.remove(&job.id).map_or(Ok(()), Err)
     }
-}
-
-/// Returns the rows and the bytes of rows that have arrived.
-fn size(arrived: &[Arrived]) -> (u64, u64) {
-    let rows = arrived.iter().map(|arrived| arrived.batch.num_rows() as u64).sum();
-    (rows, arrived.iter().map(|arrived| arrived.bytes() as u64).sum())
 }
 
 /// Answers of a pass, by number.

@@ -150,9 +150,10 @@ impl Source {
                 Ok((index < *end).then(|| (table.batches[index].clone(), None)))
             }
             Self::Result { rows, leaving, delivery, .. } => {
-                let batch = rows.next_noted().await;
                 // A join whose rows arrive may have waited for this room.
+                rows.was_sent();
                 delivery.shared.scheduler.resume(&delivery.job);
+                let batch = rows.next_noted().await;
                 if matches!(batch, Ok(None) | Err(_)) {
                     delivery.has_ended = true;
                     leaving.has_finished = true;

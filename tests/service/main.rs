@@ -17,4 +17,5 @@ mod sessions;
 mod tables;
 mod tenants;
 mod tickets;
+mod unread;
 mod uploads;

@@ -16,7 +16,7 @@ use tonic::{Code, Request, Status, Streaming};
 use crate::harness::*;
 
 /// A server that knows the writers `ann` and `bob` by their names as tokens.
-async fn server(flags: &[&str]) -> (TestServer, Client) {
+pub async fn server(flags: &[&str]) -> (TestServer, Client) {
     let tokens = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(tokens.path(), "ann ann writer\nbob bob writer\n").unwrap();
     let token_file = format!("--token-file={}", tokens.path().display());
@@ -25,13 +25,13 @@ async fn server(flags: &[&str]) -> (TestServer, Client) {
     (server, client)
 }
 
-fn by<T>(tenant: &str, message: T) -> Request<T> {
+pub fn by<T>(tenant: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("authorization", format!("Bearer {tenant}").parse::<MetadataValue<_>>().unwrap());
     request
 }
 
-async fn put_by(client: &mut Client, tenant: &str, name: &str, batches: Vec<RecordBatch>) -> Result<(), Status> {
+pub async fn put_by(client: &mut Client, tenant: &str, name: &str, batches: Vec<RecordBatch>) -> Result<(), Status> {
     let mode = r#"{"mode": "replace"}"#;
     let messages = FlightDataEncoderBuilder::new()
         .with_flight_descriptor(Some(path(name)))

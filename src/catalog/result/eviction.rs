@@ -6,12 +6,16 @@
 //! The result that was read longest ago is released first. A result stays if its client set the
 //! time for which it is kept, or renewed the lease.
 //!
+//! A stream whose client sends and does not read gives up its memory, too (`streams.rs`), after all
+//! results that were read. The one that was left unread first ends first.
+//!
 //! The release also frees the memory of a dropped or replaced table, if the result is the last
 //! holder of that memory. A result that only shares memory with current tables frees nothing, and
 //! stays.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -34,6 +38,8 @@ struct Entry {
 /// Memory that comes free when a result is released.
 struct Holding {
     inner: Arc<Inner>,
+    /// For a stream, the time from which it was left unread.
+    unread_since: Option<Instant>,
     own_bytes: u64,
     shared: Vec<Share>,
 }
@@ -75,33 +81,40 @@ impl EvictableResults {
         self.0.give_back(bytes, |entry| entry.owner == owner)
     }
 
-    fn add(&self, spool: &Arc<Inner>, owner: &str) {
+    /// Returns the bytes that results of `owner` would give back.
+    pub(in crate::catalog) fn bytes_of(&self, owner: &str) -> u64 {
+        self.0.holdings(|entry| entry.owner == owner).iter().map(|holding| holding.own_bytes).sum()
+    }
+
+    pub(super) fn add(&self, spool: &Arc<Inner>, owner: &str) {
         let mut entries = self.0.0.lock();
         entries.retain(|entry| entry.spool.strong_count() > 0 && !Weak::ptr_eq(&entry.spool, &Arc::downgrade(spool)));
         entries.push_back(Entry { spool: Arc::downgrade(spool), owner: owner.into() });
     }
 
-    fn remove(&self, spool: &Arc<Inner>) {
+    pub(super) fn remove(&self, spool: &Arc<Inner>) {
         self.0.0.lock().retain(|entry| !Weak::ptr_eq(&entry.spool, &Arc::downgrade(spool)));
     }
 }
 
 impl List {
     /// Returns the holdings of the results that can be evicted, ordered from the one read longest
-    /// ago.
+    /// ago, and then those of streams.
     fn holdings(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Holding> {
         let spools: Vec<_> = {
             let entries = self.0.lock();
             entries.iter().filter(|entry| is_wanted(entry)).filter_map(|entry| entry.spool.upgrade()).collect()
         };
-        spools.into_iter().filter_map(Holding::of).collect()
+        let mut holdings: Vec<Holding> = spools.into_iter().filter_map(Holding::of).collect();
+        holdings.sort_by_key(|holding| holding.unread_since);
+        holdings
     }
 
     fn give_back(&self, bytes: u64, is_wanted: impl Fn(&Entry) -> bool) -> u64 {
         let holdings = self.holdings(is_wanted);
         let shared = held_by_nobody_else(&holdings);
         let mut given = 0;
-        for Holding { inner, own_bytes, shared: shares } in holdings {
+        for Holding { inner, own_bytes, shared: shares, .. } in holdings {
             if given >= bytes {
                 break;
             }
@@ -114,18 +127,24 @@ impl List {
 }
 
 impl Holding {
-    /// Returns `None` for a result that is locked: a reader or a release is at work on it.
+    /// Returns `None` for a result that is locked: a reader, a writer or a release is at work on
+    /// it. Also for a stream that is being read.
     fn of(inner: Arc<Inner>) -> Option<Self> {
         // Waiting for the lock could deadlock: the thread that holds it may be asking for memory.
         let held = inner.held.try_lock()?;
+        let unread_since = held.unread_since.filter(|_| inner.arriving.is_some());
+        if inner.arriving.is_some() && !inner.is_left_unread(&held) {
+            return None;
+        }
         let share = |rows: &SharedRows| Share {
             charge: Arc::as_ptr(rows.charge()).addr(),
             bytes: rows.charge().bytes(),
             holders: Arc::strong_count(rows.charge()),
         };
-        let (own_bytes, shared) = (held.bytes, held.shared.iter().map(share).collect());
+        let own_bytes = held.bytes + inner.arriving_bytes();
+        let shared = held.shared.iter().map(share).collect();
         drop(held);
-        Some(Self { inner, own_bytes, shared })
+        Some(Self { inner, unread_since, own_bytes, shared })
     }
 }
 
@@ -195,6 +214,10 @@ impl ResultSpool {
         };
         drop(unread);
         let Some(EvictionPermit { results, owner }) = &self.inner.eviction else { return };
+        // See `list_if_unread`.
+        if self.inner.arriving.is_some() {
+            return;
+        }
         if is_evictable {
             results.add(&self.inner, owner);
         } else {
@@ -205,9 +228,10 @@ impl ResultSpool {
     /// Releases all batches, unless the result is no longer evictable, for example because a reader
     /// has opened it. Returns the bytes that came free.
     fn evict(&self) -> u64 {
-        let held = self.inner.held.lock();
-        if !self.inner.is_evictable(&held) {
-            return 0;
+        // The writer of a stream may hold the lock, and wait for memory.
+        let Some(held) = self.inner.held.try_lock().filter(|held| self.inner.is_evictable(held)) else { return 0 };
+        if self.inner.arriving.is_some() {
+            return self.end_unread(held);
         }
         let last = held.shared.iter().filter(|rows| Arc::strong_count(rows.charge()) == 1);
         let bytes = held.bytes + last.map(|rows| rows.charge().bytes()).sum::<u64>();
@@ -222,6 +246,9 @@ impl ResultSpool {
 
 impl Inner {
     pub(super) fn is_evictable(&self, held: &SpoolContents) -> bool {
+        if self.arriving.is_some() {
+            return self.is_left_unread(held);
+        }
         let Reading { readers, is_whole, is_renewed } = held.reading;
         self.eviction.is_some()
             && is_whole

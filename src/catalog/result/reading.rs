@@ -37,6 +37,12 @@ impl ResultReader {
         Ok(self.next_noted().await?.map(|(batch, _)| batch))
     }
 
+    /// Ends the counting of rows of a stream that this reader has taken, if it has taken the last
+    /// of their turn. Their messages are made.
+    pub fn was_sent(&self) {
+        self.spool.was_sent();
+    }
+
     /// Returns the next batch as [`next`](Self::next) does, with its note. A batch with a note has
     /// no rows.
     ///
@@ -49,6 +55,7 @@ impl ResultReader {
                 return Err(consumed());
             }
             self.begun = true;
+            self.was_sent();
             return self.spool.next_of_all().await;
         }
         if self.next >= self.end {
@@ -136,28 +143,29 @@ impl ResultSpool {
             return batch.ok_or_else(|| Error::Internal(format!("batch {index} of a result is missing")));
         }
         let slot = index.checked_sub(held.taken).and_then(|place| held.batches.get_mut(place)).and_then(Option::take);
-        let HeldBatch { batch, bytes, .. } = slot.ok_or_else(consumed)?;
-        self.taken(&mut held, bytes);
+        let HeldBatch { batch, bytes, turn, .. } = slot.ok_or_else(consumed)?;
+        self.taken(&mut held, bytes, turn);
         Ok(batch)
     }
 
     /// Returns the first batch that no reader has taken.
     fn take_next(&self) -> Option<NotedBatch> {
         let mut held = self.inner.held.lock();
-        let HeldBatch { batch, bytes, note } = held.batches.iter_mut().find_map(Option::take)?;
-        self.taken(&mut held, bytes);
+        let HeldBatch { batch, bytes, note, turn } = held.batches.iter_mut().find_map(Option::take)?;
+        self.taken(&mut held, bytes, turn);
         Some((batch, note))
     }
 
-    fn taken(&self, held: &mut SpoolContents, bytes: u64) {
+    fn taken(&self, held: &mut SpoolContents, bytes: u64, turn: u64) {
         while held.batches.front().is_some_and(Option::is_none) {
             held.batches.pop_front();
             held.taken += 1;
         }
-        held.bytes -= bytes;
+        held.note_unread(true);
         held.last_taken = Some(Instant::now());
-        if let Some(charge) = &mut held.charge {
-            charge.shrink(bytes);
+        match self.inner.arriving.is_some() {
+            true => held.sending = (held.sending.0 + bytes, turn),
+            false => held.count_out(bytes),
         }
         if let Some(expires) = held.expires {
             held.expires = Some(expires.max(SystemTime::now()));

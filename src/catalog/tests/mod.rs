@@ -5,6 +5,7 @@ mod giving_back;
 mod naming;
 mod result_tables;
 mod results;
+mod unread;
 mod uploading;
 
 use std::sync::Arc;

@@ -56,7 +56,7 @@ fn place(device: usize, seconds: f64, shared_bytes: Option<u64>) -> Place {
 }
 
 fn need(bytes: u64) -> HostNeed {
-    HostNeed { bytes, least_bytes: bytes }
+    HostNeed { bytes, least_bytes: bytes, takes_less: false }
 }
 
 /// Job that takes the given host memory, and one second on the first device.
@@ -484,6 +484,21 @@ fn a_job_that_waits_for_host_memory_delays_other_jobs_only_after_a_while() {
     let host = HostMemory { free_bytes: 50, returns: &|| vec![(seconds(60.0), 29)] };
     let schedule = schedule_all(&queue, Duration::ZERO, &[IDLE], host);
     assert!(matches!(schedule[0].wait, Some(Wait::HostMemory { comes_back: false, .. })), "{schedule:?}");
+}
+
+#[test]
+fn a_turn_of_a_stream_waits_for_no_host_memory_and_keeps_none() {
+    let mut queue = Queue::default();
+    let turn = |id, bytes| {
+        let host = HostNeed { bytes, least_bytes: 0, takes_less: true };
+        Waiting { places: vec![Place { host, ..place(0, 1.0, Some(1)) }], ..job(id, "a", 0, 1.0, 1) }
+    };
+    queue.push(Waiting { starved_since: Some(Duration::ZERO), ..turn(1, 1000) });
+    queue.push(turn(2, 60));
+    let loads = [Load::InService { slots: 2, free_bytes: 1 << 30, running: Vec::new() }];
+    let schedule = schedule_all(&queue, CLAIM_AFTER, &loads, host_memory(100));
+    let found: Vec<_> = schedule.iter().map(|start| (start.id.0, start.host_bytes, start.wait)).collect();
+    assert_eq!(found, [(1, 0, None), (2, 60, None)]);
 }
 
 #[test]

@@ -15,7 +15,6 @@ use crate::testing::wait_until;
 /// Streams that join a table with rows that arrive.
 struct Streams {
     scheduler: Scheduler,
-    catalog: Catalog,
     jobs: Vec<Arc<Job>>,
     readers: Vec<ResultReader>,
 }
@@ -42,7 +41,7 @@ impl Streams {
         };
         let jobs: Vec<Arc<Job>> = (0..count).map(open).collect();
         let readers = jobs.iter().map(|job| job.result.reader(0, 1)).collect();
-        let streams = Self { scheduler, catalog, jobs, readers };
+        let streams = Self { scheduler, jobs, readers };
         streams.settle();
         streams
     }
@@ -57,16 +56,26 @@ impl Streams {
         });
     }
 
+    /// Keeps the turn from all streams. Returns the end of that.
+    fn keep_turn(&self) -> impl FnOnce() + use<> {
+        const OTHER: JobId = JobId(u64::MAX);
+        let scheduler = self.scheduler.clone();
+        let resident = scheduler.handle.shared.state.lock().residents[0].clone();
+        assert!(resident.begin_turn(OTHER, Duration::ZERO));
+        move || {
+            resident.end_turn(OTHER);
+            scheduler.tick(SystemTime::now());
+        }
+    }
+
     /// Asks questions, each of a stream, while no turn can begin. So the first stream has the turn,
     /// and the others wait for it.
     fn ask_at_once(&self, questions: &[(usize, RecordBatch)]) {
-        let budget = self.catalog.arena().budget();
-        let all = budget.reserve(budget.free_bytes(), "a test").unwrap();
+        let end = self.keep_turn();
         for (at, (stream, rows)) in questions.iter().enumerate() {
             block_on(self.scheduler.feed(&self.jobs[*stream], rows.clone(), Some(note(at)))).unwrap();
         }
-        drop(all);
-        self.scheduler.tick(SystemTime::now());
+        end();
         self.settle();
     }
 
@@ -154,16 +163,14 @@ fn questions_whose_answers_are_too_large_together_are_answered_one_by_one() {
 #[test]
 fn a_stream_that_is_cancelled_gets_nothing_and_disturbs_no_other() {
     let mut streams = Streams::open(rows_of("t", 1000), Strategy::Hash, 3);
-    let budget = streams.catalog.arena().budget().clone();
     for cancelled in [0, 1] {
-        let all = budget.reserve(budget.free_bytes(), "a test").unwrap();
+        let end = streams.keep_turn();
         for stream in cancelled..3 {
             let asked = streams.scheduler.feed(&streams.jobs[stream], rows(0..10), Some(note(stream)));
             block_on(asked).unwrap();
         }
         streams.scheduler.cancel(streams.jobs[cancelled].id).unwrap();
-        drop(all);
-        streams.scheduler.tick(SystemTime::now());
+        end();
         for stream in cancelled + 1..3 {
             assert_eq!(streams.answer(stream), ((0..10).collect(), note(stream)));
         }
