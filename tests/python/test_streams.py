@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -232,21 +233,27 @@ def test_metadata_comes_back_after_the_rows_of_its_batch(server: Server, client:
 
 
 def test_streams_of_one_join_share_its_build_side(tmp_path: Path) -> None:
-    """Twelve of these build sides would need more memory than the device has."""
+    """Twelve of these build sides would need more memory than the device has, and there are 64 streams."""
     with Server(tmp_path, processors=2, devices="host:1", device_memory="48MiB", host_memory="1GiB") as server:
         with server.connect() as client, ExitStack() as stack:
-            client.put("kept", numbers(100_000))
+            kept = numbers(100_000)
+            client.put("kept", kept)
             schema = pa.schema({"k": pa.int64()})
-            streams = [stack.enter_context(client.open_stream("kept", schema, on="k")) for _ in range(12)]
+            streams = [stack.enter_context(client.open_stream("kept", schema, on="k")) for _ in range(64)]
             for stream in streams:
                 assert stream.ask({"k": [7, 99_999, 100_000]}).num_rows == 2
             held = server.device_used()
             assert 0 < held < 24 << 20, held
             # All at once, and again in turn.
-            keys = pa.table({"k": np.arange(0, 200_000, 2)})
+            keys = [pa.table({"k": np.arange(at, 200_000, 64)}) for at in range(len(streams))]
             with ThreadPoolExecutor(len(streams)) as pool:
-                answers = list(pool.map(lambda stream: stream.ask(keys), streams))
-            assert [answer.num_rows for answer in answers] == [50_000] * len(streams)
+                answers = list(pool.map(lambda stream, of_stream: stream.ask(of_stream), streams, keys))
+            for of_stream, answer in zip(keys, answers, strict=True):
+                connection = duckdb.connect()
+                connection.register("kept", kept)
+                connection.register("rows", of_stream)
+                expected = connection.sql("select kept.* from kept join rows using (k) order by k").to_arrow_table()
+                assert answer.sort_by("k").equals(expected.cast(answer.schema)), answer
             # A join that needs the memory gets it, and the streams go on.
             sparse = np.arange(2_300_000) * 7_919_000_000_033 % (1 << 60)
             client.put("large", {"k": sparse, "v": np.arange(len(sparse))})
