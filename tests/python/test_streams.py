@@ -384,6 +384,19 @@ def test_a_stream_is_explained_as_rows_that_arrive(client: dovetail.Client) -> N
     client.drop("kept")
 
 
+def test_a_question_may_be_larger_than_the_memory_of_a_stream(tmp_path: Path) -> None:
+    """The server takes a part of the rows before the joined ones are read."""
+    rows = 2_000_000
+    with Server(tmp_path, devices="host:1", device_memory="64MiB", host_memory="48MiB") as server:
+        with server.connect(call_timeout=120) as client:
+            client.put("kept", numbers(1000))
+            with client.open_stream("kept", pa.schema({"k": pa.int64()}), on="k") as stream:
+                answer = stream.ask({"k": np.arange(rows) % 1000})
+                assert answer.num_rows == rows
+                assert pc.sum(answer["v"]).as_py() == 2 * sum(range(1000)) * (rows // 1000)
+            clean(server, client)
+
+
 @pytest.mark.parametrize("stream", ["left", "right"])
 def test_a_question_keeps_no_rows_of_the_table(client: dovetail.Client, stream: Literal["left", "right"]) -> None:
     client.put("kept", numbers(10))

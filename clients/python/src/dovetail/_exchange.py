@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
 _QUESTION_BYTES = 8 << 20
-"""Rows that are sent before their answer is read. The server takes this many before it joins any of them."""
+"""Rows of a question. More are asked in several, so that an answer does not grow without bound before the next."""
 
 _FAILURES = (pa.ArrowException, flight.FlightError, OSError)
 
@@ -284,22 +284,57 @@ class _Call:
     def job(self) -> Job:
         return _known(self.job_or_none)
 
-    def answer(self, batches: Iterable[pa.RecordBatch], note: bytes) -> list[pa.RecordBatch]:
+    def answer(self, batches: Sequence[pa.RecordBatch], note: bytes) -> list[pa.RecordBatch]:
         """Sends batches and a note, and returns their joined rows. The note comes back after them."""
-        rows: list[pa.RecordBatch] = []
         with self._reading, self._writing, self._limited("the answer to a question"), self._translated():
-            for batch in batches:
-                self._writer.write_batch(batch)
-            self._writer.write_with_metadata(self._rowless, pa.py_buffer(note))
-            while True:
-                try:
-                    chunk = self._waiting(self._reader.read_chunk)
-                except StopIteration:
-                    raise Unavailable("the server has ended the stream; open another") from None
-                if chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == note:
-                    return rows
-                if _has_rows(chunk):
-                    rows.append(chunk.data)
+            if len(batches) <= 1:
+                self._write_question(batches, note)
+                return self._read_answer(note)
+            # The server may take no further message before its joined rows are read.
+            with self._meanwhile(lambda: self._write_question(batches, note)):
+                return self._read_answer(note)
+
+    def _write_question(self, batches: Sequence[pa.RecordBatch], note: bytes) -> None:
+        for batch in batches:
+            self._writer.write_batch(batch)
+        self._writer.write_with_metadata(self._rowless, pa.py_buffer(note))
+
+    def _read_answer(self, note: bytes) -> list[pa.RecordBatch]:
+        rows: list[pa.RecordBatch] = []
+        while True:
+            try:
+                chunk = self._waiting(self._reader.read_chunk)
+            except StopIteration:
+                raise Unavailable("the server has ended the stream; open another") from None
+            if chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == note:
+                return rows
+            if _has_rows(chunk):
+                rows.append(chunk.data)
+
+    @contextmanager
+    def _meanwhile(self, write: Callable[[], None]) -> Iterator[None]:
+        """Writes in another thread. Cancels the call if that fails."""
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                write()
+            except BaseException as error:
+                failures.append(error)
+                self._reader.cancel()
+
+        thread = threading.Thread(target=run, name="dovetail-question", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            self._reader.cancel()
+            thread.join()
+            # Reading tells why the call failed, unless the rows could not be written.
+            if failures and not isinstance(failures[0], flight.FlightError):
+                raise failures[0] from None
+            raise
+        thread.join()
 
     def next_batch(self, rows: Callable[[], Source | None]) -> pa.RecordBatch | None:
         """Returns the next joined rows; ``None`` after the last. The first call begins to send `rows`."""
