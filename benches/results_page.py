@@ -381,10 +381,15 @@ def abuses() -> str:
 
 
 def streams() -> str:
-    run = newest_head(lines_of("streams"))
-    if not run:
-        return nothing("python benches/streams.py")
-    asked = [line for line in run if line["case"] == "questions"]
+    """On a GPU, and on the CPU."""
+    runs = [
+        newest_head(line for line in lines_of("streams") if line["device"].startswith(kind))
+        for kind in ("cuda", "host")
+    ]
+    return "\n\n".join(map(stream_run, filter(None, runs))) or nothing("python benches/streams.py")
+
+
+def stream_run(run: list[Line]) -> str:
     rows = [
         [
             f"{line['rows']:,}",
@@ -392,7 +397,8 @@ def streams() -> str:
             time(line["median_seconds"]),
             time(line["p99_seconds"]),
         ]
-        for line in asked
+        for line in run
+        if line["case"] == "questions"
     ]
     flowing = [
         [
@@ -406,11 +412,13 @@ def streams() -> str:
         for line in run
         if line["case"] == "rate"
     ]
+    device = "a GPU" if run[0]["device"].startswith("cuda") else "the CPU"
     questions = table(["rows of a question", "clients", "median", "99th percentile"], rows)
     rates = table(
         ["streams", "rows", "million rows/s", "uploaded by DoPut", "read by DoGet", "more memory than before"], flowing
     )
-    return questions + "\n\n" + rates + recorded(run[0])
+    about = f"On {device}, with a table of {power(run[0]['build_rows'])} rows:"
+    return f"{about}\n\n{questions}\n\n{rates}{recorded(run[0])}"
 
 
 SECTIONS: list[tuple[str, str, Callable[[], str]]] = [
