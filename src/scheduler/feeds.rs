@@ -18,15 +18,15 @@
 //! charged to its tenant, and together they are at most a part of the host memory that is free. A
 //! batch of any size is taken while the stream holds nothing, so every stream goes on. The sender
 //! waits otherwise. A turn begins only while the result has room, and takes rows whose result is
-//! predicted to fit, so it seldom waits for the reader. It waits for no host memory, because
-//! other jobs with the same build side wait for it. A stream whose client reads
-//! nothing for long is ended when others need its memory (`catalog/result/streams.rs`).
+//! predicted to fit, so it seldom waits for the reader. It waits for no host memory, because other
+//! jobs with the same build side wait for it. A stream whose client reads nothing for long is ended
+//! when others need its memory (`catalog/result/streams.rs`).
 //!
-//! Another job may need the
-//! device memory of an open job. The open job then gives it up, and prepares its join again when
-//! rows arrive. A join that emits build rows at its end cannot: its device knows which build rows
-//! were matched. So such a join may take only a smaller part of a device's memory, and is ended if
-//! it holds that without turns while others need it (`marking.rs`).
+//! Another job may need the device memory of an open job. The open job then gives it up, and
+//! prepares its join again when rows arrive. A join that emits build rows at its end cannot: its
+//! device knows which build rows were matched. So such a join may take only a smaller part of a
+//! device's memory, and is ended if it holds that without turns while others need it
+//! (`marking.rs`).
 //!
 //! # Loss of a device
 //! A join that could give up its memory goes on elsewhere, unless rows of its present turn have
